@@ -9,7 +9,9 @@ import sys
 from flyspec.cli.program import run, single
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.starting import shown
 from flyspec.errors import FlyspecError
+from flyspec.progress import error_console
 from flyspec.word_problems import problems
 
 PYTHON_PROMPT = '''import os
@@ -36,9 +38,7 @@ async def show() -> None:
     (problem,) = problems(PROBLEM_SEED, 1)
     say("starting draft service, verify service and orchestrator on the bundled models")
     options = StackOptions(log_level="warning")
-    async with Stack(
-        options, on_event=lambda event: print(f"   {event}", file=sys.stderr)
-    ) as stack:
+    async with shown(Stack(options), error_console()) as stack:
         color = ["--color", "always"]
         say("solving a word problem, up to 15 drafts per round; colors show where tokens came from")
         await flyspec(

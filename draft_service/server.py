@@ -20,7 +20,7 @@ from flyspec.config import DraftSettings
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.serving import OnePort
-from flyspec.startup import large_imports
+from flyspec.startup import large_imports, stage
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 
@@ -53,6 +53,7 @@ async def build(
         raise ConfigError(f"--drafter {default} needs a draft model; set --model")
     drafters.insert(0, drafters.pop(names.index(default)))
     if engine is not None:
+        stage("warming up")
         await asyncio.wrap_future(engine.start())
     return Sessions(drafters, engine, settings, tokenizers), engine
 

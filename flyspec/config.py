@@ -124,7 +124,9 @@ class ServerSettings(BaseSettings):
         10.0, ge=0, description="seconds that running calls get to finish on SIGTERM"
     )
     ready_fd: int | None = Field(
-        None, description="file descriptor to write one JSON line to when listening and warmed up"
+        None,
+        description="file descriptor to write JSON lines to: stages of the start, then the ports "
+        "once listening and warmed up",
     )
 
     @property

@@ -9,9 +9,19 @@ from pathlib import Path
 
 from flyspec.values.admin import ProcessInfo
 
-_INSTANCE_ID = secrets.token_hex(8)
-_STARTED_NS = time.monotonic_ns()
+_instance_id = ""
+_started_ns = 0
 _model_loads = 0
+
+
+def _begin() -> None:
+    """Note a new process: this one, or a fork of it."""
+    global _instance_id, _started_ns
+    _instance_id, _started_ns = secrets.token_hex(8), time.monotonic_ns()
+
+
+_begin()
+os.register_at_fork(after_in_child=_begin)
 
 
 def count_model_load() -> None:
@@ -33,5 +43,5 @@ def available_cores() -> int:
 
 def describe(step_running_ns: int = 0) -> ProcessInfo:
     """Describe this process now; a model step has been running for `step_running_ns`."""
-    uptime_ns = time.monotonic_ns() - _STARTED_NS
-    return ProcessInfo(_INSTANCE_ID, os.getpid(), _model_loads, uptime_ns, step_running_ns)
+    uptime_ns = time.monotonic_ns() - _started_ns
+    return ProcessInfo(_instance_id, os.getpid(), _model_loads, uptime_ns, step_running_ns)

@@ -1,19 +1,25 @@
-"""Progress bars on standard error, shown only on a terminal."""
+"""Progress on standard error: bars and seconds on a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+LINE_EVERY_S = 10.0
+"""Seconds between lines that are not on a terminal."""
 
 
 def error_console() -> Console:
@@ -21,20 +27,49 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def progress_bar(console: Console) -> Progress:
-    """Return a bar that disappears when done and leaves standard output alone."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        redirect_stdout=False,
-        redirect_stderr=False,
-        transient=True,
-    )
+def left(elapsed_s: float, left_s: float | None) -> str:
+    """Render the time so far and, if known, the time left."""
+    text = f"{elapsed_s:.1f} s"
+    if left_s is None:
+        return text
+    return f"{text}, about {left_s:.0f} s left" if left_s >= 0.5 else f"{text}, nearly done"
+
+
+class Bar(Progress):
+    """A bar that disappears when done and leaves standard output alone; lines if it is disabled."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            transient=True,
+        )
+        self._began = self._told = perf_counter()
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        now = perf_counter()
+        if not self.disable or now - self._told < LINE_EVERY_S:
+            return
+        self._told = now
+        task, elapsed_s = self._tasks[task_id], now - self._began
+        if task.total:
+            rest_s = elapsed_s * (task.total - task.completed) / task.completed
+            self.console.print(
+                f"{task.description}: {task.completed:.0f} of {task.total:.0f}, "
+                f"{left(elapsed_s, rest_s)}", markup=False,
+            )  # fmt: skip
+
+
+def progress_bar(console: Console) -> Bar:
+    return Bar(console)
 
 
 @contextmanager
@@ -43,3 +78,17 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     with progress_bar(error_console()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """Show what is being done while the context is open, with its seconds; elsewhere a line."""
+    console = error_console()
+    if not console.is_terminal:
+        console.print(what, markup=False)
+        yield
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as shown:
+        shown.add_task(what, total=None)
+        yield

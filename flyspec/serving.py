@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import logging
@@ -21,6 +22,7 @@ import uvloop
 from flyspec import rpc
 from flyspec.errors import FlyspecError, ModelLostError
 from flyspec.spelling import respell
+from flyspec.startup import STAGE, reporting_stages
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.telemetry.service import Settings
 
@@ -75,7 +77,9 @@ async def serve(
     service cannot start.
     """
     configure_logging(name, settings.log_level, settings.log_format)
+    announce = _announcer(settings.ready_fd)
     with ExitStack() as cleanup:
+        cleanup.enter_context(reporting_stages(lambda doing: announce({STAGE: doing})))
         telemetry = cleanup.enter_context(closing(Telemetry(name, settings)))
         metrics_port = telemetry.listen()
         running = await load(telemetry)
@@ -93,9 +97,7 @@ async def serve(
                 f", {k.removesuffix('_port')} on {v}" for k, v in ports.items() if k != "port"
             )
             log.info("listening on %s:%d%s", settings.host, ports["port"], "".join(others))
-            if settings.ready_fd is not None:
-                with os.fdopen(settings.ready_fd, "w") as pipe:  # our parent waits for this
-                    pipe.write(json.dumps({**ports, "metrics_port": metrics_port}) + "\n")
+            announce({**ports, "metrics_port": metrics_port})
             lost = asyncio.ensure_future(_lost(running))
             await asyncio.wait({termination, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():
@@ -110,6 +112,19 @@ async def serve(
             grace_s = settings.drain_grace_s
         finally:
             await running.stop(grace_s)
+
+
+def _announcer(descriptor: int | None) -> Callable[[Mapping[str, Any]], None]:
+    """Return what tells the process that started this one, which waits for the ports."""
+    if descriptor is None:
+        return lambda _: None
+    pipe = os.fdopen(descriptor, "w", buffering=1)
+
+    def announce(message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            pipe.write(json.dumps(message) + "\n")
+
+    return announce
 
 
 async def _lost(running: Loaded) -> None:

@@ -1,4 +1,4 @@
-"""Startup of a service: exit on SIGTERM, import without garbage collection."""
+"""Startup of a service: exit on SIGTERM, import without garbage collection, report stages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import contextlib
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
+
+STAGE = "stage"
+"""Key of a stage in what a service announces to the process that started it."""
+READY = "ready"
+"""The last stage."""
+_on_stage: list[Callable[[str], None]] = []
 
 
 def end_on_sigterm() -> None:
@@ -37,3 +43,19 @@ def large_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextlib.contextmanager
+def reporting_stages(report: Callable[[str], None]) -> Iterator[None]:
+    """Call `report` with each stage of a start while the context is open."""
+    _on_stage.append(report)
+    try:
+        yield
+    finally:
+        _on_stage.remove(report)
+
+
+def stage(doing: str) -> None:
+    """Say what this process does next to become ready, such as "reading weights"."""
+    for report in _on_stage:
+        report(doing)

@@ -12,6 +12,7 @@ from flyspec.config import NO_PORT, OrchestratorSettings
 from flyspec.errors import ConfigError
 from flyspec.security import ApiKeys, PortSecurity, Scope
 from flyspec.speculation_length import AUTO
+from flyspec.startup import stage
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
 from orchestrator.admission.admission import Admission
@@ -59,6 +60,7 @@ class Orchestrator:
     async def start(self) -> dict[str, int]:
         """Connect to the services, then listen; return the ports. Raises `FlyspecError`."""
         settings, fleet = self._settings, self.fleet
+        stage("connecting to the services")
         await fleet.connect()
         fleet.on_target(lambda target: self._rules.check_vocabulary(target.info.model.vocab_size))
         k = settings.num_speculative_tokens

@@ -7,6 +7,7 @@ from flyspec.config import VerifySettings
 from flyspec.engine.out_of_memory import naming_memory
 from flyspec.engine.scheduler import StepBudget
 from flyspec.serving import OnePort
+from flyspec.startup import stage
 from flyspec.step_costs import StepCosts
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
@@ -36,9 +37,11 @@ def build(
     loaded, model = load(settings, ranks.start() if ranks else None)
     try:
         with naming_memory(loaded.info.name, "warming up"):
+            stage("warming up")
             model.warm_up()
             if ranks is not None:
                 ranks.lead(model)
+            stage("timing steps")
             costs = StepCosts(measure_steps(model))
     except Exception as error:
         if ranks is not None:

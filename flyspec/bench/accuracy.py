@@ -18,7 +18,7 @@ from flyspec.bench.options import EvalOptions
 from flyspec.bench.prompts import Group
 from flyspec.bench.versus import Versus, compare
 from flyspec.client import AsyncClient, GenerateOptions, Generation, SpeculationMetrics
-from flyspec.concurrency import all_or_first_error
+from flyspec.concurrency import all_or_first_error, interrupted, until_interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import progress
 from flyspec.prompts import normal_number
@@ -95,12 +95,17 @@ def has_answers(group: Group) -> bool:
 
 async def generate_all(
     client: AsyncClient, group: Group, o: EvalOptions
-) -> dict[str, list[Generation]]:
-    """Generate a text per prompt and condition, plain decoding first, `concurrency` at a time."""
+) -> tuple[Group, dict[str, list[Generation]]]:
+    """Generate a text per prompt and condition, plain decoding first, `concurrency` at a time.
+
+    Returns the prompts that were answered in all conditions, which are all unless interrupted.
+    """
     conditions = with_plain(o.conditions)
     gate = asyncio.Semaphore(o.concurrency)
 
-    async def solve(condition: Condition, index: int, advance: Callable[[], None]) -> Generation:
+    texts: dict[tuple[int, str], Generation] = {}
+
+    async def solve(condition: Condition, index: int, advance: Callable[[], None]) -> None:
         request = GenerateOptions(
             sampling=SamplingParams(temperature=o.temperature, top_p=o.top_p),
             seed=o.seed + index,
@@ -111,16 +116,19 @@ async def generate_all(
         )
         async with gate:
             prompt = group.prompts[index].to_request(o.chat)
-            generation = await client.complete(prompt, request, math.inf)
+            texts[index, condition.name] = await client.complete(prompt, request, math.inf)
         advance()
-        return generation
 
     count = len(group.prompts)
-    with progress("generating", count * len(conditions)) as advance:
-        texts = await all_or_first_error(
-            solve(condition, index, advance) for condition in conditions for index in range(count)
+    with progress("generating", count * len(conditions)) as advance, until_interrupted():
+        await all_or_first_error(
+            solve(condition, index, advance) for index in range(count) for condition in conditions
         )
-    return {c.name: texts[i * count : (i + 1) * count] for i, c in enumerate(conditions)}
+    done = [i for i in range(count) if all((i, c.name) in texts for c in conditions)]
+    if interrupted() and not done:
+        raise asyncio.CancelledError
+    answered = replace(group, prompts=[group.prompts[i] for i in done])
+    return answered, {c.name: [texts[i, c.name] for i in done] for c in conditions}
 
 
 async def log_likelihoods(reference: Reference, results: Results) -> dict[str, list[float]]:

@@ -30,7 +30,7 @@ from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
-from flyspec.tables import Table, make_table
+from flyspec.tables import FittedTable, make_table
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams, TokenDistribution
@@ -277,7 +277,7 @@ def _reading(top_k: int, round_: RandomRound) -> Callable[[Tensor], object]:
     )
 
 
-def judge_tables(report: JudgeReport) -> list[Table]:
+def judge_tables(report: JudgeReport) -> list[FittedTable]:
     """Return one table per way of sampling, and one for sampling alone."""
     ks = [layer.num_speculative_tokens for layer in report.layers]
     costs = {(c.sampling, c.rule, c.num_speculative_tokens, c.matching): c for c in report.rules}
@@ -289,9 +289,9 @@ def judge_tables(report: JudgeReport) -> list[Table]:
             row = [rule]
             for k in ks:
                 matching, other = (costs[sampling, rule, k, match] for match in (True, False))
-                row += [_cost(matching), _cost(other), other.outcome.lower()]
+                row += [_cost(matching), f"{_cost(other)} {other.outcome.lower()}"]
             rows.append(row)
-        columns = [head for k in ks for head in (f"K = {k}, all match", "one mismatch", "")]
+        columns = [head for k in ks for head in (f"K = {k}, all match", "one mismatch")]
         tables.append(make_table(["rule", *columns], rows, f"judging, {sampling}"))
     parts = grouped(report.sampling, lambda c: c.what)
     alone = [[what, *map(_cost, of)] for what, of in parts.items()]

@@ -379,6 +379,13 @@ class PredictionOptions:
 
 
 @dataclass(frozen=True)
+class StartupOptions:
+    """`flyspec bench startup`."""
+
+    repeats: Annotated[int, Flag("Runs of each.", min=1)] = 5
+
+
+@dataclass(frozen=True)
 class PairOptions:
     """`flyspec bench pair`."""
 

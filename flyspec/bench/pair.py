@@ -25,7 +25,7 @@ from flyspec.bench.summaries import grouped
 from flyspec.client import AsyncClient
 from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
-from flyspec.tables import Column, Table, record_table
+from flyspec.tables import Column, FittedTable, record_table
 from flyspec.values.requests import GenerateOptions
 
 _JUDGING = "flyspec_verify_judge_seconds"
@@ -240,5 +240,5 @@ PAIR_NOTES = (
 )
 
 
-def pair_table(reports: Sequence[PairReport], title: str) -> Table:
+def pair_table(reports: Sequence[PairReport], title: str) -> FittedTable:
     return record_table(_COLUMNS, reports, title)

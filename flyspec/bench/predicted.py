@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.modes import FlyspecMode, Item, Noise, Sample
 from flyspec.bench.options import PredictionOptions
-from flyspec.bench.speed import plain_options, rotated
+from flyspec.bench.speed import plain_options, rotated, whole
 from flyspec.bench.summaries import grouped
 from flyspec.client import AsyncClient
+from flyspec.concurrency import until_interrupted
 from flyspec.progress import progress
 
 NONE, SAME, RENAMED = "none", "as predicted", "one name changed"
@@ -77,7 +78,8 @@ async def measure(
         tokens = generation.token_ids
         samples.append(Sample(item.group, item.index, 0, PLAIN, 0.0, len(tokens), tokens))
         predicted.append(predictions_of(generation.text))
-    with progress("measuring", o.repeats * sum(map(len, predicted))) as advance:
+    count = sum(map(len, predicted))
+    with progress("measuring", o.repeats * count) as advance, until_interrupted():
         for repeat in range(o.repeats):
             for item, predictions in zip(items, predicted, strict=True):
                 for kind, prediction in rotated([*predictions.items()], repeat + item.index):
@@ -85,7 +87,8 @@ async def measure(
                     mode = FlyspecMode(kind, client, replace(asked, prediction=prediction))
                     samples.append(replace(await mode.run(item), repeat=repeat))
                     advance()
-    return samples
+    measured = whole(samples[len(items) :], count)
+    return [*samples[: len(items)], *measured]
 
 
 def report(samples: Sequence[Sample]) -> list[PredictionReport]:

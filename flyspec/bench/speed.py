@@ -8,20 +8,23 @@ from another's prompt; except those of a running stack, which others may be usin
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from flyspec.bench.conditions import PLAIN, by_k
 from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
 from flyspec.bench.options import PredictionOptions, SpeedOptions
 from flyspec.bench.prompts import Group, in_turn
 from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.concurrency import all_or_first_error
+from flyspec.concurrency import all_or_first_error, interrupted, until_interrupted
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
+
+V = TypeVar("V")
 
 AGAIN = "plain again"
 """Plain decoding measured a second time: how much of a ratio is chance."""
@@ -111,10 +114,13 @@ async def read_items(
 async def measure(
     modes: Sequence[Mode], items: Sequence[Sequence[Item]], repeats: int, noise: Noise | None = None
 ) -> list[Sample]:
-    """Run all prompts `repeats` times in every mode, one request at a time."""
+    """Run all prompts `repeats` times in every mode, one request at a time.
+
+    If interrupted, returns what was measured in all modes until then.
+    """
     samples: list[Sample] = []
     sizes = [len(group) for group in items]
-    with progress("measuring", repeats * sum(sizes) * len(modes)) as advance:
+    with progress("measuring", repeats * sum(sizes) * len(modes)) as advance, until_interrupted():
         for repeat in range(repeats):
             for visit, (g, i) in enumerate(in_turn(sizes, repeat)):
                 for mode in rotated(modes, visit + repeat):
@@ -122,7 +128,15 @@ async def measure(
                         await noise.fill()
                     samples.append(replace(await mode.run(items[g][i]), repeat=repeat))
                     advance()
-    return samples
+    return whole(samples, len(modes))
+
+
+def whole(samples: list[V], number: int) -> list[V]:
+    """Drop samples that do not make up `number`. Raises `CancelledError` if none are left."""
+    kept = samples[: len(samples) - len(samples) % number]
+    if interrupted() and not kept:
+        raise asyncio.CancelledError
+    return kept
 
 
 async def measure_batches(
@@ -140,7 +154,7 @@ async def measure_batches(
     samples: list[BatchSample] = []
     turn = 0
     total = repeats * len(batches) * len(items) * len(modes)
-    with progress("measuring concurrent requests", total) as advance:
+    with progress("measuring concurrent requests", total) as advance, until_interrupted():
         for repeat in range(-1, repeats):
             for batch in batches if repeat >= 0 else batches[-1:]:
                 for of in items:
@@ -156,7 +170,7 @@ async def measure_batches(
                             ))  # fmt: skip
                             advance()
                     turn += repeat >= 0
-    return samples
+    return whole(samples, len(modes))
 
 
 async def run_batch(mode: Mode, requests: Sequence[Item], batch: int) -> tuple[float, list[Sample]]:

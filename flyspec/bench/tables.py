@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from flyspec.bench.accuracy import ConditionReport
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.report import LONG_PROMPT, BatchReport, ModeReport
-from flyspec.tables import Column, Table, cell, make_table, record_table
+from flyspec.tables import Column, FittedTable, cell, make_table, record_table
 
 _SPEED: tuple[Column, ...] = (
     ("mode", "{.mode}"),
@@ -82,7 +82,7 @@ RULES_NOTES = (
 
 def speed_tables(
     name: str, reports: Sequence[ModeReport], others: Sequence[str] = ()
-) -> list[Table]:
+) -> list[FittedTable]:
     """Return a group's tables: all modes against plain decoding, rounds, ours against others."""
     ours = [r for r in reports if r.mode not in others]
     shown = [record_table(_SPEED, reports, f"{name}, {reports[0].prompts} prompts")]
@@ -106,7 +106,7 @@ def worst_prompts(
     )
 
 
-def batch_table(reports: Sequence[BatchReport]) -> Table:
+def batch_table(reports: Sequence[BatchReport]) -> FittedTable:
     """Return a table of concurrent requests: tokens per second, and relative to plain decoding."""
     batches = sorted({r.batch for r in reports})
     rows = []
@@ -123,17 +123,17 @@ def _over(other: str) -> Callable[[ModeReport], str]:
     return lambda r: f"{r.ratios[other].median:.2f} ({r.ratios[other].low:.2f})"
 
 
-def accuracy_table(name: str, reports: Sequence[ConditionReport]) -> Table:
+def accuracy_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable:
     """Return the conditions' results on a group, in 80 columns."""
     return _conditions(name, "decoding", _ACCURACY, reports)
 
 
-def rules_table(name: str, reports: Sequence[ConditionReport]) -> Table:
+def rules_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable:
     """Return the rules' results on a group, with what each accepted loosely and its cost."""
     return _conditions(name, "rule", _RULES, reports)
 
 
-def versus_table(reports: Sequence[ConditionReport]) -> Table:
+def versus_table(reports: Sequence[ConditionReport]) -> FittedTable:
     """Return a comparison of each condition with the first named, prompt by prompt."""
     compared = [r for r in reports if r.versus]
     return record_table(_VERSUS, compared, f"against {compared[0].versus.of}")  # type: ignore[union-attr]
@@ -141,7 +141,7 @@ def versus_table(reports: Sequence[ConditionReport]) -> Table:
 
 def _conditions(
     name: str, first: str, columns: Sequence[Column], reports: Sequence[ConditionReport]
-) -> Table:
+) -> FittedTable:
     """Return a table of quality (by answers, or by the target), acceptance, and `columns`."""
     quality = _LIKELIHOOD if reports[0].accuracy is None else _ANSWERS
     every: list[Column] = [(first, "{.condition}"), *quality, *_ACCEPTED, *columns]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from flyspec.bench.timeline import PARTS, WIRE, TimelineReport
-from flyspec.tables import Table, make_table
+from rich.bar import Bar
 
-_WIDTH = 44
-_BAR, _EIGHTHS = "█", " ▏▎▍▌▋▊▉"
+from flyspec.bench.timeline import PARTS, WIRE, TimelineReport
+from flyspec.tables import FittedTable, make_table
+
+_SLIVER = 1 / 300
+"""Share of the round that a bar takes at least."""
 TIMELINE_NOTES = (
     "Medians of each part, which add up to about the median round. hops: a round outside both "
     "models and the rule, without tracing; echoes: two bare gRPC round trips of as many bytes "
@@ -16,14 +18,14 @@ TIMELINE_NOTES = (
 )
 
 
-def timeline_table(report: TimelineReport) -> Table:
+def timeline_table(report: TimelineReport) -> FittedTable:
     """Return a row per part, in order, with a bar at the part's place in the round."""
     total = sum(report.parts.values()) or 1.0
     rows, begin = [], 0.0
     for part in PARTS:
         took = report.parts[part.name]
         where = "" if part.where == WIRE else part.where
-        bar = _bar(begin / total, took / total)
+        bar = Bar(total, begin, begin + max(took, _SLIVER * total))
         rows.append((where, part.what, bar, f"{took:.3f}", f"{took / total:.1%}"))
         begin += took
     title = (
@@ -42,10 +44,3 @@ def timeline_summary(report: TimelineReport) -> str:
         "loop around a proposal "
         f"{report.proposal_loop_ms:.2f} ms{text}"
     )
-
-
-def _bar(begin: float, share: float) -> str:
-    """Return a bar of `share` of the width, at least a sliver, after `begin` of it."""
-    eighths = max(1, round(share * _WIDTH * 8))
-    whole, rest = divmod(eighths, 8)
-    return " " * min(_WIDTH - 1, int(begin * _WIDTH)) + _BAR * whole + _EIGHTHS[rest].strip()

@@ -10,18 +10,22 @@ import typer
 
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import read_admin_address, with_flags
+from flyspec.cli.options.completion import complete_registered
 from flyspec.cli.runtime import run_async, waiting
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.client import AdminClient, DrafterStatus
+    from flyspec.tables import Column, FittedTable
 
 T = TypeVar("T")
 
 _PREPARING = "a drafter with another tokenizer prepares the target's first"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the drafter in requests.")]
+Name = Annotated[str, typer.Argument(
+    metavar="NAME", help="Name of the drafter in requests.", autocompletion=complete_registered,
+)]  # fmt: skip
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -49,7 +53,7 @@ class _Admin(Credentials):
         if self.json:
             print_json({"drafter": drafter.document()})
         else:
-            _table([drafter])
+            _show([drafter])
 
 
 @app.callback()
@@ -65,7 +69,7 @@ def list_drafters(admin: _Admin) -> None:
     if admin.json:
         print_json({"drafters": [d.document() for d in drafters]})
     else:
-        _table(drafters)
+        _show(drafters)
 
 
 @app.command("register")
@@ -92,7 +96,7 @@ def register(
     if admin.json:
         print_json({"drafter": drafter.document(), "probe_ns": probe_ns})
     else:
-        _table([drafter])
+        _show([drafter])
         print(f"its test proposal took {probe_ns / 1e6:.1f} ms")
 
 
@@ -145,31 +149,44 @@ def remove(
         print(f"{name} removed")
 
 
-def _table(drafters: list[DrafterStatus]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _show(drafters: list[DrafterStatus]) -> None:
+    from flyspec.cli.results import result_console
 
-    table = Table()
-    columns = ("name", "state", "usable", "kind", "model", "address", "running", "rounds",
-               "accepted", "tokens per round", "proposal")  # fmt: skip
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
-    for d in drafters:
-        stats = d.stats
-        model = f"{d.model.name} ({d.model.num_parameters / 1e6:.1f} M)" if d.model else "-"
-        state = d.state.name.lower() + (f" {d.share:.0%}" if d.share else "")
-        drafted = bool(stats.num_spec_steps)
-        table.add_row(
-            d.name,
-            state,
-            "yes" if d.usable else f"no: {d.reason}",
-            d.kind,
-            f"{model}, translated" if d.translated else model,
-            d.address or "here",
-            str(stats.active_generations),
-            str(stats.num_spec_steps),
-            f"{stats.draft_acceptance_rate:.0%}" if drafted else "-",
-            f"{stats.mean_accepted_tokens:.2f}" if drafted else "-",
-            f"{stats.mean_proposal_ms:.1f} ms" if drafted else "-",
-        )
-    Console().print(table)
+    result_console().print(table_of_drafters(drafters), markup=False)
+
+
+def table_of_drafters(drafters: list[DrafterStatus]) -> FittedTable:
+    from flyspec.tables import record_table
+
+    return record_table(_COLUMNS, drafters, left=6, stacked=True)
+
+
+def _state(drafter: DrafterStatus) -> str:
+    return drafter.state.name.lower() + (f" {drafter.share:.0%}" if drafter.share else "")
+
+
+def _model(drafter: DrafterStatus) -> str:
+    if drafter.model is None:
+        return "-"
+    size = f"{drafter.model.name} ({drafter.model.num_parameters / 1e6:.1f} M)"
+    return f"{size}, translated" if drafter.translated else size
+
+
+def _drafted(form: str) -> Callable[[DrafterStatus], str]:
+    """Render statistics, of a drafter that has any."""
+    return lambda d: form.format(d.stats) if d.stats.num_spec_steps else "-"
+
+
+_COLUMNS: tuple[Column, ...] = (
+    ("name", "{.name}"),
+    ("state", _state),
+    ("usable", lambda d: "yes" if d.usable else f"no: {d.reason}"),
+    ("kind", "{.kind}"),
+    ("model", _model),
+    ("address", lambda d: d.address.replace(",", ", ") or "here"),
+    ("running", "{.stats.active_generations}"),
+    ("rounds", "{.stats.num_spec_steps}"),
+    ("accepted", _drafted("{.draft_acceptance_rate:.0%}")),
+    ("tokens per round", _drafted("{.mean_accepted_tokens:.2f}")),
+    ("proposal", _drafted("{.mean_proposal_ms:.1f} ms")),
+)

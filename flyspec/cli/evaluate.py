@@ -28,7 +28,7 @@ def evaluate(
     from flyspec.bench import accuracy, tables
     from flyspec.bench.prompts import Group, fresh_problems
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
-    from flyspec.progress import error_console
+    from flyspec.progress import error_console, working
     from flyspec.prompts import read_prompts
 
     refuse_model_flags(models, local or address is None, address, reads_model=True)
@@ -47,28 +47,29 @@ def evaluate(
 
             threads = stack.options.threads if stack else models.threads
             source = str(stack.options.model) if stack else models.model or target.name
-            reference = Reference(source, target.dtype, threads, target.device)
+            with working(f"loading {source} to score texts"):
+                reference = Reference(source, target.dtype, threads, target.device)
         error_console().print(
             f"{len(group.prompts)} prompts with each rule on {target.name}", markup=False
         )
-        texts = await accuracy.generate_all(client, group, options)
+        done, texts = await accuracy.generate_all(client, group, options)
         scores = None if reference is None else await accuracy.log_likelihoods(reference, texts)
-        reports = accuracy.report(group, texts, scores, options.conditions[0].name)
+        reports = accuracy.report(done, texts, scores, options.conditions[0].name)
         if options.rules is None and answered:
-            shown: list[Any] = [tables.accuracy_table(group.name, reports)]
+            shown: list[Any] = [tables.accuracy_table(done.name, reports)]
         else:
-            shown = [tables.rules_table(group.name, reports), notes(tables.RULES_NOTES)]
+            shown = [tables.rules_table(done.name, reports), notes(tables.RULES_NOTES)]
         if len(reports) > 1:
             shown.append(tables.versus_table(reports))
         document = {
             **vars(options),
             **models_of(target, stack),
-            "problems": group.name,
+            "problems": done.name,
             "seed": options.problem_seed if file is None else None,
             "sampling_seed": options.seed,
             "conditions": reports,
         }
-        return BenchReport(document, shown, {"samples": accuracy.to_samples(group, texts, scores)})
+        return BenchReport(document, shown, {"samples": accuracy.to_samples(done, texts, scores)})
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))

@@ -7,8 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,25 +16,30 @@ from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.streaming import (
+    DEFAULTS,
+    StreamedAnswer,
+    note,
+    stream_or_stop,
+    wants_color,
+    warn,
+    write,
+)
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError, DeadlineExceededError, InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.progress import error_console, progress_bar
 from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts, read_raw_prompt
-from flyspec.rules import Rule
 from flyspec.values.requests import GenerateOptions
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.progress import Progress
 
-    from flyspec.cli.screen import Screen
     from flyspec.client import AsyncClient, Generation
 
 
 _PROMPT_ERRORS = InvalidArgumentError, DeadlineExceededError
 """Errors of one prompt, after which others can be answered."""
-_DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
 
 
 # fmt: off
@@ -43,7 +47,7 @@ _DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
 def generate(
     models: ModelFlags,
     connection: Credentials,
-    options: GenerateOptions = _DEFAULTS,
+    options: GenerateOptions = DEFAULTS,
     prompts: Annotated[list[str] | None, typer.Argument(
         metavar="PROMPT", help="Prompts; '-' reads standard input as a prompt file.",
     )] = None,
@@ -72,7 +76,7 @@ def generate(
     if options.return_rounds and not json:
         raise typer.BadParameter("--return-rounds: only with --json")
     what = _prompts(prompts or [], prompt_file, file, limit)
-    output = _Output(json=json, color=_wants_color(color))
+    output = _Output(json=json, color=wants_color(color))
 
     async def use(client: AsyncClient, _: Stack | None) -> None:
         if len(what) == 1:
@@ -115,20 +119,10 @@ def _prompts(
     return found
 
 
-def _wants_color(color: Color) -> bool:
-    from rich.console import Console
-
-    if color == "auto":
-        console = Console()
-        return console.is_terminal and not console.no_color
-    return color == "always"
-
-
 async def _one(
     client: AsyncClient, prompt: Prompt, options: GenerateOptions, chat: bool, output: _Output
 ) -> None:
     from flyspec.cli import render
-    from flyspec.client import Chunk, Completion, Generation, Retract, Started, Transcript
     console = error_console()
     source = prompt.to_request(chat)
     if output.json:
@@ -137,55 +131,14 @@ async def _one(
         except _PROMPT_ERRORS as error:
             print_json(render.failure(error))
             raise
-        _warn(console, generation.started.warnings)
+        warn(console, generation.started.warnings)
         print_json(render.document(generation))
         return
-    terminal = sys.stdout.isatty()
-    options = replace(options, eager=options.eager and terminal)  # only a terminal can retract text
-    screen = _screen(output.color)
-    started: Started | None = None
-    transcript = Transcript()
-    shown_prompt = (render.visible(prompt.text) + "\n" * chat, render.PROMPT_STYLE)
-    echo = [shown_prompt] if output.color else []
-    begin = time.perf_counter()
-    async with aclosing(client.generate(source, options)) as events:  # type: ignore[type-var]
-        async for event in events:
-            transcript.add(event)
-            match event:
-                case Started():
-                    started = event
-                    _warn(console, started.warnings)
-                    if output.color:
-                        console.print(render.legend())
-                    screen.show(echo)
-                case Chunk() if terminal or output.color:
-                    screen.show(render.pieces(event))
-                case Chunk():
-                    _write(event.text)  # as the model wrote it
-                case Retract():
-                    stands = [piece for c in transcript.chunks for piece in render.pieces(c)]
-                    screen.replace(echo + stands)
-                case Completion() if started is not None:
-                    seconds = time.perf_counter() - begin
-                    _write("\n")
-                    generation = Generation(started, transcript.chunks, event)
-                    line = render.summary(generation, seconds)
-                    if not options.sampling.greedy:
-                        line += f" · seed {started.seed}"
-                    console.print(line, style="dim", markup=False)
-
-
-def _screen(color: bool) -> Screen:
-    """Standard output as a screen, with control characters made visible."""
-    from flyspec.cli import render
-    from flyspec.cli.screen import Screen
-
-    return Screen(_write, render.paint if color else lambda text, _: text)
-
-
-def _warn(console: Console, warnings: Sequence[str]) -> None:
-    for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False)
+    echo = []
+    if output.color:
+        console.print(render.legend(console.width))
+        echo = [(render.visible(prompt.text) + "\n" * chat, render.PROMPT_STYLE)]
+    await stream_or_stop(StreamedAnswer(output.color), client, source, options, echo)
 
 
 async def _many(
@@ -212,7 +165,7 @@ async def _many(
             return await client.complete(prompt.to_request(chat), options, patience_s)
 
     if output.color:
-        console.print(render.legend())
+        console.print(render.legend(console.width))
     begin = time.perf_counter()
     generations: list[Generation] = []
     warned: set[str] = set()
@@ -234,15 +187,20 @@ async def _many(
                     console.print(f"error: {where}: {error}", markup=False)
                     continue
                 generations.append(generation)
-                _warn(console, [w for w in generation.started.warnings if w not in warned])
+                warn(console, [w for w in generation.started.warnings if w not in warned])
                 warned.update(generation.started.warnings)
                 _show(progress, _result(number, len(prompts), prompt, generation, output))
+    except asyncio.CancelledError:
+        if not output.json:
+            line = render.total(generations, time.perf_counter() - begin)
+            note(console, f"stopped after {len(generations)} of {len(prompts)} prompts · {line}")
+        raise
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if not output.json:
-        console.print(render.total(generations, time.perf_counter() - begin), style="dim")
+        note(console, render.total(generations, time.perf_counter() - begin))
     if num_failed:
         raise InvalidArgumentError(f"{num_failed} of {len(prompts)} prompts could not be answered")
 
@@ -268,11 +226,6 @@ def _show(progress: Progress, text: str) -> None:
     shared = not progress.disable and sys.stdout.isatty()
     if shared:
         progress.stop()
-    _write(text)
+    write(text)
     if shared:
         progress.start()
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

@@ -14,7 +14,7 @@ from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from flyspec.client import Chunk, Generation
+from flyspec.client import Chunk, Generation, Started
 from flyspec.errors import FlyspecError
 from flyspec.speculation_length import AUTO
 from flyspec.values.tokens import LABELS, Origin
@@ -28,6 +28,7 @@ STYLES: dict[Origin, Style] = {
     Origin.BONUS: Style(color="blue"),
     Origin.PLAIN: Style(),
 }
+_DOT = " · "
 PROMPT_STYLE = Style(dim=True)
 
 # A model's output must not control the terminal: escape sequences, bells, backspaces.
@@ -117,12 +118,48 @@ def painted(chunk: Chunk, color: bool) -> str:
     return "".join(paint(text, style) for text, style in pieces(chunk))
 
 
-def legend(origins: Sequence[Origin] = tuple(Origin)) -> Text:
-    line = Text()
-    for i, origin in enumerate(origins):
-        line.append("  " if i else "")
-        line.append(LABELS[origin], STYLES[origin])
-    return line
+def legend(width: int | None = None, origins: Sequence[Origin] = tuple(Origin)) -> Text:
+    """Name the colours, in lines of at most `width` characters."""
+    text, column = Text(), 0
+    for origin in origins:
+        label = LABELS[origin]
+        if column and width is not None and column + 2 + len(label) > width:
+            text.append("\n")
+            column = 0
+        text.append("  " if column else "")
+        text.append(label, STYLES[origin])
+        column += len(label) + 2 * bool(column)
+    return text
+
+
+def folded(line: str, width: int | None) -> str:
+    """Break a line between its parts, so that none is wider than `width`."""
+    if width is None:
+        return line
+    lines: list[str] = []
+    for part in line.split(_DOT):
+        if lines and len(lines[-1]) + len(_DOT) + len(part) <= width:
+            lines[-1] += _DOT + part
+        else:
+            lines.append(part)
+    return "\n".join(lines)
+
+
+def stopped(started: Started, chunks: Sequence[Chunk], seconds: float) -> str:
+    """Summarize what was reached of an answer."""
+    origins = [origin for chunk in chunks for origin in chunk.origins]
+    rounds = sum(origin in (Origin.CORRECTION, Origin.BONUS) for origin in origins)
+    parts = [
+        "stopped",
+        f"{len(origins)} tokens in {seconds:.2f} s",
+        f"{len(origins) / max(seconds, 1e-9):.0f} tokens/s",
+        f"{rounds} rounds with drafts",
+        f"{origins.count(Origin.PLAIN)} plain",
+    ]
+    if loose := origins.count(Origin.LOOSE):
+        cost = sum(gap for chunk in chunks for gap in chunk.loose_gaps_nats)
+        parts.append(f"{loose} loose ({cost:.2f} nats)")
+    return _DOT.join([*parts, f"rule {started.rule.name}"])
 
 
 def summary(generation: Generation, seconds: float) -> str:
@@ -155,7 +192,7 @@ def summary(generation: Generation, seconds: float) -> str:
         parts.append("on targets that compute differently")
     reason = completion.finish_reason.name.lower()
     parts.append(f"{reason} {completion.stop_reason!r}" if completion.stop_reason else reason)
-    return " · ".join(parts)
+    return _DOT.join(parts)
 
 
 def total(generations: Sequence[Generation], seconds: float) -> str:

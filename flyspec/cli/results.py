@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from flyspec.cli.json_output import print_json, to_json
+from flyspec.cli.program import say
+from flyspec.concurrency import StoppedEarly
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
@@ -22,9 +25,8 @@ _results = partial(Flag, group="Results")
 class MeasurementReport(Protocol):
     """The result of a measurement as JSON, as tables with notes, and as a plot.
 
-    `samples` are part of the JSON only in a file. Dataclasses in either become objects. `columns`
-    is the width of the tables if they are not shown on a terminal. `passed`: whether everything
-    that had to hold did.
+    `samples` are part of the JSON only in a file. Dataclasses in either become objects. `passed`:
+    whether everything that had to hold did.
     """
 
     @property
@@ -35,8 +37,6 @@ class MeasurementReport(Protocol):
     def shown(self) -> Sequence[RenderableType]: ...
     @property
     def plot(self) -> Callable[[Path], None] | None: ...
-    @property
-    def columns(self) -> int: ...
     @property
     def passed(self) -> bool: ...
 
@@ -49,7 +49,6 @@ class BenchReport:
     shown: Sequence[RenderableType]
     samples: Mapping[str, Any] = field(default_factory=dict)
     plot: Callable[[Path], None] | None = None
-    columns: int = 132
     passed: bool = True
 
 
@@ -92,15 +91,25 @@ class Results:
         if self.json:
             print_json(report.document)
         else:
-            console = result_console(report.columns)
+            console = result_console()
             for item in report.shown:
                 console.print(item, markup=False, crop=False)
         return 0 if report.passed else 1
 
     def of(self, measure: Callable[[], MeasurementReport]) -> None:
-        """Measure, once the files have been checked, and finish; exit unless it passed."""
+        """Measure, once the files have been checked, and finish; exit unless it passed.
+
+        After Ctrl-C, what was measured until then is shown; the exit code is 130.
+        """
         self.check()
-        if code := self.finish(measure()):
+        try:
+            code = self.finish(measure())
+        except StoppedEarly as end:
+            if end.reached is not None:
+                self.finish(end.reached)
+                say("interrupted; these are the results until then")
+            raise
+        if code:
             raise typer.Exit(code)
 
 
@@ -115,11 +124,18 @@ class PlottedResults(Results):
     # fmt: on
 
 
-def result_console(columns: int = 132) -> Console:
-    """Return a console on standard output, wide enough for tables if it is not a terminal."""
+UNLIMITED = 1000
+
+
+def result_console() -> Console:
+    """Return a console on standard output for tables.
+
+    On a terminal they fit it. A file or a pipe gets them whole, one line per row, unless the
+    environment variable COLUMNS says how wide they may be.
+    """
     from rich.console import Console
 
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, columns)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = UNLIMITED
     return console

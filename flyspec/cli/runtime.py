@@ -1,19 +1,19 @@
-"""Shared by all commands: running a coroutine, messages on standard error."""
+"""Shared by all commands: running a coroutine, with a stack if need be."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from flyspec.concurrency import StoppedEarly, interrupted
 
+if TYPE_CHECKING:
     from flyspec.cli.options import ModelFlags
     from flyspec.cli.stack import Stack, StackOptions
     from flyspec.client import AsyncClient, Credentials
@@ -22,7 +22,6 @@ T = TypeVar("T")
 
 _QUIET_S = 2.0
 """Seconds that a command waits for an answer before it says so."""
-_SAID_EVERY_S = 10
 
 
 class Terminated(BaseException):
@@ -30,9 +29,15 @@ class Terminated(BaseException):
 
 
 def run_async(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine. Ctrl-C and SIGTERM cancel it, so that it can clean up."""
+    """Run a coroutine. Ctrl-C and SIGTERM cancel it, so that it can clean up.
+
+    Raises `StoppedEarly` if it returns after Ctrl-C.
+    """
+
+    stopped = False
 
     async def main() -> T:
+        nonlocal stopped
         task = asyncio.current_task()
         assert task is not None
         terminated = False
@@ -46,48 +51,35 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(signal.SIGTERM, terminate)
         try:
-            return await work
+            result = await work
+            if terminated:
+                raise Terminated
+            stopped = interrupted()
+            return result
         except asyncio.CancelledError:
             if terminated:
                 raise Terminated from None
             raise
 
     try:
-        return asyncio.run(main())
+        result = asyncio.run(main())
     except Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
-
-
-@contextmanager
-def narrate(console: Console) -> Iterator[Any]:
-    """Yield a function that reports progress: a spinner on a terminal, else plain lines."""
-    if console.is_terminal:
-        with console.status("starting", spinner="dots") as status:
-            yield lambda text: status.update(text)
-    else:
-        yield lambda text: console.print(text, markup=False)
+    if stopped:
+        raise StoppedEarly(result)
+    return result
 
 
 async def waiting(doing: str, why: str, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, saying from the second second on for how long it has run.
-
-    `why` it may take long is said too.
-    """
-    from flyspec.progress import error_console
+    """Return the result of `work`; if it takes long, say so, and why."""
+    from flyspec.progress import working
 
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait([task], timeout=_QUIET_S)
         if not task.done():
-            console = error_console()
-            with narrate(console) as say:
-                seconds = 0
-                while not task.done():
-                    # Lines that stay are few.
-                    if console.is_terminal or seconds % _SAID_EVERY_S == 0:
-                        say(f"{doing}: {seconds + int(_QUIET_S)} s; {why}")
-                    seconds += 1
-                    await asyncio.wait([task], timeout=1.0)
+            with working(f"{doing}; {why}"):
+                await asyncio.wait([task])
         return await task
     finally:
         task.cancel()
@@ -99,11 +91,22 @@ async def with_server(
     use: Callable[[AsyncClient, Stack | None], Coroutine[Any, Any, T]],
     credentials: Credentials | None = None,
 ) -> T:
-    """Use a running stack, with `credentials`; or with `options`, a stack started just for this.
+    """Use a server (`open_server`). If a service of a stack of its own dies, raises why."""
+    async with open_server(options, address, credentials) as (client, stack):
+        work = use(client, stack)
+        return await (stack.guard(work) if stack else work)
 
-    Reports progress while the stack loads. If one of its services dies, raises why.
+
+@asynccontextmanager
+async def open_server(
+    options: StackOptions | None, address: str | None, credentials: Credentials | None = None
+) -> AsyncIterator[tuple[AsyncClient, Stack | None]]:
+    """Connect to a running stack, with `credentials`; or with `options`, start one just for this.
+
+    Reports progress while the stack loads.
     """
     from flyspec.cli.stack import Stack
+    from flyspec.cli.starting import shown
     from flyspec.client import DEFAULT_ADDRESS, AsyncClient
     from flyspec.progress import error_console
 
@@ -111,12 +114,13 @@ async def with_server(
         address = address or DEFAULT_ADDRESS
         async with AsyncClient(address, credentials=credentials, max_retries=0) as client:
             client.hint = "pass --address"
-            return await use(client, None)
-    async with AsyncExitStack() as resources:
-        with narrate(error_console()) as say:
-            stack = await resources.enter_async_context(Stack(options, on_event=say))
-        client = await resources.enter_async_context(AsyncClient(stack.address, max_retries=0))
-        return await stack.guard(use(client, stack))
+            yield client, None
+        return
+    async with (
+        shown(Stack(options), error_console()) as stack,
+        AsyncClient(stack.address, max_retries=0) as client,
+    ):
+        yield client, stack
 
 
 def refuse_model_flags(

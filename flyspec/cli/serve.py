@@ -14,8 +14,9 @@ import typer
 
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import ListeningFlags, with_flags
-from flyspec.cli.runtime import narrate, run_async
+from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.starting import showing
 from flyspec.cli.supervisor import supervise
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.flags import Flag
@@ -59,14 +60,14 @@ async def _serve(options: StackOptions, json: bool) -> int:
     """Serve until SIGINT or SIGTERM, restarting services that die. Return exit code 0."""
     console = error_console()
     stop = asyncio.Event()
-    with narrate(console) as say:
-        stack = Stack(
-            options,
-            on_event=lambda text: say(text),
-            on_log=lambda line: console.print(line, style="dim", markup=False),
-        )
+    stack = Stack(
+        options,
+        on_event=partial(console.print, markup=False),
+        on_log=partial(console.print, style="dim", markup=False),
+    )
+    with showing(stack.options, console) as stack.on_stage:
         await stack.__aenter__()
-    say = partial(console.print, markup=False)  # without the spinner
+    stack.on_stage = lambda *_: None
     try:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,8 +1,8 @@
 """The whole stack on this machine: three services as children of this process.
 
 Starts them, waits until they are ready, notices when one dies, and stops them. Used by `serve`,
-`generate --local`, `bench`, `eval` and tests. Prints nothing: `on_event` gets events, `on_log` the
-services' log lines.
+`generate --local`, `bench`, `eval` and tests. Prints nothing: `on_stage` gets what each service is
+doing to become ready, `on_event` other events, `on_log` the services' log lines.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from flyspec import bundled
+from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.preflight import check_services
-from flyspec.cli.service import Child, ServiceDiedError
+from flyspec.cli.service import Child, ServiceDiedError, child_environment
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import (
     NO_PORT,
@@ -32,6 +33,7 @@ from flyspec.flags import Flag, LogLevel
 from flyspec.preflight import check_port
 from flyspec.process import available_cores
 from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
+from flyspec.startup import READY
 
 T = TypeVar("T")
 
@@ -43,12 +45,24 @@ _PORTS_OF = {
     "orchestrator": {"port": "port", "admin_port": "admin_port", "http_port": "http_port"},
 }
 """Port options by service, with the names under which it announces them when ready."""
+_MODEL_IMPORTS = (
+    "verify_service.server",
+    "draft_service.server",
+    "draft_service.drafters.multi_level",
+    "flyspec.engine.native.choice",
+    "transformers.models.llama.modeling_llama",  # most models are Llamas, or resemble one
+)
+"""What services with a model need, imported before their settings are known."""
 _PORTS = "Where to listen"
 _port = partial(Flag, min=0, group=_PORTS)
 _orchestrator = partial(setting, OrchestratorSettings)
 
 
-def _ignore(_: str) -> None: ...
+OnStage = Callable[[str, str], None]
+"""Called with a service and what it does next."""
+
+
+def _ignore(*_: str) -> None: ...
 
 
 def torch_threads() -> int:
@@ -136,12 +150,15 @@ class Stack:
     def __init__(
         self,
         options: StackOptions | None = None,
+        on_stage: OnStage = _ignore,
         on_event: Callable[[str], None] = _ignore,
         on_log: Callable[[str], None] = _ignore,
     ) -> None:
         self.options = (options or StackOptions()).resolved()
         self.services: dict[str, Child] = {}
         self.say = on_event
+        self.on_stage = on_stage
+        self._fork_server: ForkServer | None = None
         self._on_log = on_log
 
     # --- addresses --------------------------------------------------------------------------
@@ -209,6 +226,12 @@ class Stack:
             if not watch.done():  # the call may fail just before its service exits
                 await asyncio.wait([watch], timeout=0.2)
             return await (watch if watch.done() else task)  # type: ignore[return-value]
+        except asyncio.CancelledError:
+            task.cancel()  # it may still return what it has reached
+            await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and not task.cancelled() and task.exception() is None:
+                return task.result()
+            raise
         finally:
             for pending in (task, watch):
                 pending.cancel()
@@ -217,13 +240,15 @@ class Stack:
     async def restart(self, name: str) -> None:
         """Restart a service on its old ports once it has ended. Raises if it does not start."""
         await self.services[name].buried()
-        service = await self._spawn(name)
+        service = await self._launch(name)
+        self._run(service)
         try:
             async with asyncio.timeout(self.options.start_timeout_s):
                 await self._ready(service)
         except TimeoutError:
             service.send(signal.SIGKILL)
             raise self._not_ready(f"the {name} service") from None
+        self.say(f"the {name} service is ready")
 
     def _not_ready(self, what: str) -> ServiceDiedError:
         return ServiceDiedError(f"{what} was not ready after {self.options.start_timeout_s:.0f} s")
@@ -231,6 +256,8 @@ class Stack:
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop all services, draining the orchestrator first; kill those that remain."""
         grace = self.options.drain_grace_s if grace_s is None else grace_s
+        if self._fork_server is not None and not all(s.pid for s in self.services.values()):
+            await self._fork_server.close()  # some are not even forked
         try:
             for names in (("orchestrator",), ("draft", "verify")):
                 services = [self.services[n] for n in names if n in self.services]
@@ -244,6 +271,8 @@ class Stack:
                 service.send(signal.SIGKILL)
             for service in self.services.values():
                 await service.ended()
+            if self._fork_server is not None:
+                await self._fork_server.close()
 
     def _services_speak_tls(self) -> bool:
         """Whether draft and verify service have certificates, from flags or environment."""
@@ -268,30 +297,50 @@ class Stack:
     async def _start(self) -> None:
         self._check()
         o = self.options
-        self.say(f"loading target model {o.model}")
-        self.say(f"loading draft model {o.draft_model}" if o.draft_model
-                       else "drafting by prompt lookup, no draft model")  # fmt: skip
-        first = [await self._spawn("verify"), await self._spawn("draft")]
-        await all_or_first_error([self._ready(service) for service in first])
-        self.say("starting the orchestrator")
-        await self.guard(self._ready(await self._spawn("orchestrator")))
+        if can_fork([o.device, o.draft_device or o.device]):
+            self._fork_server = ForkServer()
+            await self._fork_server.start(child_environment(torch_threads()))
+        # The orchestrator's imports need no torch, and are of use to the others.
+        orchestrator = await self._launch("orchestrator")
+        first = [await self._launch("verify"), await self._launch("draft")]
+        for service in first:
+            self._run(service)
+        await self.guard(all_or_first_error([self._ready(service) for service in first]))
+        self._run(orchestrator)
+        await self.guard(self._ready(orchestrator))
 
-    async def _spawn(self, name: str) -> Child:
-        """Start a service; a restarted one keeps its metrics port."""
-        o, was = self.options, self.services.get(name)
-        threads = {"verify": o.threads, "draft": o.draft_threads, "orchestrator": 1}[name]
-        environment = {}
-        if was is not None and (port := was.facts.get("metrics_port")):
-            environment = {f"FLYSPEC_{name.upper()}_METRICS_PORT": str(port)}
-        service = await Child.start(
-            name, o.modules.get(name, _MODULES[name]),
-            self.flags(name),
-            threads or torch_threads(), self._on_log, environment,
-        )  # fmt: skip
+    async def _launch(self, name: str) -> Child:
+        """Start a service's process, which imports what it needs; a restarted one has its facts."""
+        was, server = self.services.get(name), self._fork_server
+        if name == "orchestrator":
+            if was is not None:  # by now the server has imported more than it needs
+                server = None
+            imports: Sequence[str] = ["orchestrator.server"]
+            if self.options.http_port != NO_PORT:
+                imports = ["orchestrator.server", "orchestrator.front.http.face"]
+        elif name == "verify" or self.options.draft_model:
+            imports = _MODEL_IMPORTS
+            self.on_stage(name, "importing torch and transformers")
+        else:
+            imports = ["draft_service.server"]
+        service = await Child.launch(name, self._threads(name), self._on_log, imports, server)
         if was is not None:
             service.facts = was.facts  # until it announces its own
         self.services[name] = service
         return service
+
+    def _run(self, service: Child) -> None:
+        """Run a service in its process; a restarted one keeps its metrics port."""
+        name = service.name
+        environment = {"OMP_NUM_THREADS": str(self._threads(name))}
+        if port := service.facts.get("metrics_port"):
+            environment[f"FLYSPEC_{name.upper()}_METRICS_PORT"] = str(port)
+        service.run(self.options.modules.get(name, _MODULES[name]), self.flags(name), environment)
+
+    def _threads(self, name: str) -> int:
+        o = self.options
+        threads = {"verify": o.threads, "draft": o.draft_threads, "orchestrator": 1}[name]
+        return threads or torch_threads()
 
     def flags(self, name: str) -> list[str]:
         """Return the flags with which a service is started."""
@@ -321,11 +370,11 @@ class Stack:
         return [*common, "--host", LOOPBACK, *limits, *o.service_flags, *own]
 
     async def _ready(self, service: Child) -> None:
-        await service.ready()
+        await service.ready(partial(self.on_stage, service.name))
         ports = _PORTS_OF[service.name]
         found = {option: service.facts.get(fact, NO_PORT) for option, fact in ports.items()}
         self.options = replace(self.options, **found)
-        self.say(f"the {service.name} service is ready")
+        self.on_stage(service.name, READY)
 
 
 def _address(host: str, port: int) -> str:

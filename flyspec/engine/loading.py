@@ -28,6 +28,7 @@ from flyspec.engine.kv_heads import replicate
 from flyspec.engine.out_of_memory import is_out_of_memory
 from flyspec.errors import ConfigError
 from flyspec.model_files import served_name
+from flyspec.startup import stage
 from flyspec.values.admin import ModelInfo, TokenizerBundle
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def load_model(
         length = planned.context_length
         checkpoint = planned._replace(config=config, dtype=run_in)
         check(checkpoint)
+        stage("reading weights")
         with fingerprint_beside(checkpoint, identify) as weights_fingerprint:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source,

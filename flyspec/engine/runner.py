@@ -41,6 +41,7 @@ from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_faster, check_model
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName
+from flyspec.startup import stage
 from flyspec.values.tokens import Drafted
 
 log = logging.getLogger(__name__)
@@ -180,6 +181,7 @@ class ModelRunner:
 
         Raises `ConfigError`. Every rank of a tensor-parallel group must call it.
         """
+        stage("comparing it with its own attention")
         check_model(self, self.model, self._steps.attention.windows)
         if self.batch_invariant and not batch_invariance.holds(self):
             if self._must_be_invariant:
@@ -191,6 +193,7 @@ class ModelRunner:
             self.batch_invariant = False
             self._steps = PackedSteps(self.model, self.cache, self._by_segment())
         if self._capture is not None:
+            stage("compiling and capturing steps" if self._compiles else "capturing steps")
             self.accelerate(self._capture, self._compiles)
             self._capture_ahead()
         self.cache.forget()

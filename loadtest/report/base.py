@@ -47,7 +47,6 @@ class LabReport(ABC):
     more.
     """
 
-    columns = 200
     samples: Mapping[str, Any] = {}
     words: ClassVar[Sequence[tuple[str, str]]] = ()
     """Terms and their meaning, for the page."""

@@ -330,7 +330,7 @@ def test_the_bound_and_the_share_that_is_reached() -> None:
     assert exact.bytes_per_round == 250
     assert (exact.worst_prompt, exact.worst_speedup) == (0, pytest.approx(10 * (40 + 40 / 3) / 200))
     assert (exact.same, exact.same_as_plain, exact.generations) == (1, 1, 2)
-    assert pair_table(reports, "a pair").row_count == 2
+    assert len(pair_table(reports, "a pair").rows) == 2
 
 
 # --- the command ----------------------------------------------------------------------------------

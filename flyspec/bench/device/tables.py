@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flyspec.bench.device.report import BoundedCost, DeviceReport, worst
-from flyspec.tables import Column, Table, record_table
+from flyspec.tables import Column, FittedTable, record_table
 
 
 def _known(name: str) -> Callable[[Any], str]:
@@ -67,7 +67,7 @@ def device_shown(report: DeviceReport) -> list[Any]:
         ))  # fmt: skip
     if report.judging:
         title = f"judging rounds together, vocabulary of {report.vocab_size:,}"
-        shown.append(record_table(_JUDGING, report.judging, title))
+        shown.append(record_table(_JUDGING, report.judging, title, keys=4))
     return [*shown, *worst_lines(report)]
 
 
@@ -98,7 +98,9 @@ def worst_lines(report: DeviceReport) -> list[str]:
     return [*lines, *(f"not measured: {what}: {why}" for what, why in report.failures.items())]
 
 
-def _sorted_table(columns: tuple[Column, ...], costs: Iterable[BoundedCost], title: str) -> Table:
+def _sorted_table(
+    columns: tuple[Column, ...], costs: Iterable[BoundedCost], title: str
+) -> FittedTable:
     """With the modes of a kind of step next to each other."""
     ordered = sorted(costs, key=lambda c: (c.context, c.batch, c.tokens))
-    return record_table(columns, ordered, title)
+    return record_table(columns, ordered, title, keys=len(_CELL))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flyspec.tables import Column, Table, make_table, record_table
+from flyspec.tables import Column, FittedTable, make_table, record_table
 
 if TYPE_CHECKING:
     from flyspec.bench.engine.stall_report import StallReport
@@ -45,10 +45,10 @@ def engine_shown(report: EngineReport) -> list[Any]:
     return shown
 
 
-def engine_tables(run: EngineRun) -> list[Table]:
+def engine_tables(run: EngineRun) -> list[FittedTable]:
     """Return step times for each context, parts of a step, and prefill."""
 
-    def by_batch(title: str, form: str, columns: dict[str, tuple[int, int]]) -> Table:
+    def by_batch(title: str, form: str, columns: dict[str, tuple[int, int]]) -> FittedTable:
         """Make columns by heading, each of a K and a context."""
         rows = [
             [str(b), *(form.format(run.cell(b, *of)) for of in columns.values())]
@@ -92,7 +92,7 @@ def engine_summary(run: EngineRun) -> str:
     )
 
 
-def throughput_table(reports: Sequence[LevelReport]) -> Table:
+def throughput_table(reports: Sequence[LevelReport]) -> FittedTable:
     return record_table(_THROUGHPUT, reports, "concurrent and sequential requests", left=0)
 
 
@@ -103,22 +103,21 @@ THROUGHPUT_NOTES = (
 )
 
 
-def stall_table(report: StallReport) -> Table:
+def stall_table(report: StallReport) -> FittedTable:
     o = report.options
-    table = make_table(
-        ["", "", "steps", *("step p50", "p99", "max"), *("round p50", "p99", "max")], (),
-        f"a prompt of {o.prompt_tokens:,} tokens meets {o.sessions} sessions, "
-        f"K = {o.num_speculative_tokens}, context {o.context:,}; times in ms", left=0,
-    )  # fmt: skip
+    rows = []
     for chunk in report.chunks:
         name = chunk.name
         for phase, steps in chunk.steps.items():
             times = [f"{ms:.1f}" for t in (steps, chunk.rounds[phase])
                      for ms in (t.p50_ms, t.p99_ms, t.max_ms)]  # fmt: skip
-            table.add_row(name, phase, str(steps.count), *times)
+            rows.append([name, phase, str(steps.count), *times])
             name = ""
-        table.add_section()
-    return table
+    return make_table(
+        ["", "", "steps", *("step p50", "p99", "max"), *("round p50", "p99", "max")], rows,
+        f"a prompt of {o.prompt_tokens:,} tokens meets {o.sessions} sessions, "
+        f"K = {o.num_speculative_tokens}, context {o.context:,}; times in ms", left=2,
+    )  # fmt: skip
 
 
 def stall_summary(report: StallReport) -> str:

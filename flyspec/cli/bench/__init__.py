@@ -11,6 +11,7 @@ from flyspec.cli.bench.engine import bench_engine, bench_judge, bench_stall, ben
 from flyspec.cli.bench.pair import bench_pair
 from flyspec.cli.bench.prediction import bench_prediction
 from flyspec.cli.bench.round import bench_round
+from flyspec.cli.bench.startup import bench_startup
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import Results
 from flyspec.cli.stack import StackOptions
@@ -25,6 +26,7 @@ app.command("prefill-stall")(bench_stall)
 app.command("pair")(bench_pair)
 app.command("round")(bench_round)
 app.command("prediction")(bench_prediction)
+app.command("startup")(bench_startup)
 
 _LEAST_SESSIONS = 4
 

@@ -32,9 +32,10 @@ from flyspec.cli.bench.common import models_of
 from flyspec.cli.results import BenchReport, notes
 from flyspec.cli.stack import Stack
 from flyspec.client import AsyncClient
+from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype
-from flyspec.progress import error_console
+from flyspec.progress import error_console, working
 
 _CALIBRATED_ON = 3  # prompts, each from another group
 
@@ -69,13 +70,15 @@ async def compare(
                 peer_process(o.peers, source, draft, target.device)
             )
         if o.compare_dtypes and stack is not None:
-            console.print("starting a stack with the other data type", markup=False)
-            modes.append(await _other_dtype(resources, stack, target.dtype, o))
-        items = await read_items(client, groups, o)
+            with working("starting a stack with the other data type"):
+                modes.append(await _other_dtype(resources, stack, target.dtype, o))
+        with working("decoding all prompts plainly, for their lengths"):
+            items = await read_items(client, groups, o)
         if process is not None:
             tried_on = [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]]
             for peer in o.peers:
-                found = await process.calibrate(peer, tried_on, o.max_tokens, o.ignore_eos)
+                with working(f"trying setups of {peer}"):
+                    found = await process.calibrate(peer, tried_on, o.max_tokens, o.ignore_eos)
                 console.print(f"{peer}: {found.setup} is fastest", markup=False)
                 calibrations.append(found)
                 modes.append(OtherMode(peer, partial(_by_peer, o, process, found.setup), False))
@@ -83,10 +86,12 @@ async def compare(
         prompts = sum(map(len, items))
         console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
         if 1 in o.batch:
-            for mode in modes:  # to warm up
-                await mode.run(items[0][0])
+            with working("warming up all modes"):
+                for mode in modes:
+                    await mode.run(items[0][0])
             samples = await measure(modes, items, o.repeats, noise)
-        if batches := [batch for batch in o.batch if batch > 1]:
+        batches = [batch for batch in o.batch if batch > 1]
+        if batches and not interrupted():
             batch_samples = await measure_batches(modes, items, batches, o.repeats, noise)
     reports = report(samples, o.others, hindsight(o))
     batch_reports = report_batches(batch_samples)

@@ -66,7 +66,6 @@ async def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
         },
         [pair_table(reports, title), notes(PAIR_NOTES)],
         {"samples": samples},
-        columns=160,
     )
 
 

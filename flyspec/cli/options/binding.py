@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 import typer
 
+from flyspec.cli.options.completion import COMPLETERS
 from flyspec.credentials import Credentials
 from flyspec.flags import UINT32, Flag, flags_of
 from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
@@ -80,6 +81,7 @@ class _Field(NamedTuple):
         option = typer.Option(
             typed, help=flag.help, min=flag.least, metavar=flag.metavar, envvar=flag.env,
             show_default=True if flag.default is None else flag.default, rich_help_panel=flag.group,
+            autocompletion=COMPLETERS.get(typed),
         )  # fmt: skip
         keyword, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[kind, option]
         return inspect.Parameter(self.parameter, keyword, default=default, annotation=annotation)

@@ -11,10 +11,12 @@ from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Model
 from flyspec.engine.native.eligible import library_for
 from flyspec.engine.native.model import NativeModel
+from flyspec.engine.native.passed import has_passed, note_passed
 from flyspec.engine.native.trial import try_out
 from flyspec.engine.out_of_memory import naming_memory
 from flyspec.engine.runner import ModelRunner
 from flyspec.process import available_cores
+from flyspec.startup import stage
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
     library = library_for(info.name, model.config, info.device, info.dtype, settings.block_size)
     if isinstance(library, str):
         return library
+    stage("packing weights for the native step")
     began = time.perf_counter()
     plan = plan_cache(loaded, settings)
     threads = settings.threads or available_cores()
@@ -51,6 +54,11 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
         return f"{info.name}: {error}"
     packed = time.perf_counter()
     try:
+        if has_passed(native, loaded):
+            log.info("the native step computes what it did when it passed its trial")
+            native.cache.forget()
+            return native
+        stage("comparing the native step with transformers")
         with naming_memory(info.name, "comparing it with transformers"):
             outcome = try_out(native, loaded)
     except ArithmeticError as error:
@@ -59,5 +67,6 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
               packed - began, time.perf_counter() - packed, outcome)  # fmt: skip
     if reason := outcome.refusal():
         return f"the native step failed its trial: {reason}"
+    note_passed(native, loaded, outcome)
     native.cache.forget()
     return native

@@ -35,6 +35,7 @@ TIE_DIFFERENCES = 8.0
 _WORK = 6.4e10
 _MOST_ROWS, _FEWEST_ROWS = 768, 32
 _HEAD_ROWS = 16384
+_FEW_ROWS = 12
 
 
 class TrialOutcome(NamedTuple):
@@ -121,11 +122,15 @@ def _in_slot(model: Model, pieces: Sequence[list[int]], num_logits: int) -> list
     return found
 
 
+def first_logits(model: Model, ids: list[int]) -> Tensor:
+    """Return the logits of a few tokens, run one at a time."""
+    return torch.cat(_in_slot(model, [[token] for token in ids[:_FEW_ROWS]], 1))
+
+
 def _independent(model: Model, ids: list[int], rows: Tensor) -> bool:
     """Whether a few rows are the same one token at a time, and with a neighbour."""
-    few = min(12, len(ids))
-    singly = torch.cat(_in_slot(model, [[token] for token in ids[:few]], 1))
-    if not torch.equal(singly, rows[:few]):
+    few = min(_FEW_ROWS, len(ids))
+    if not torch.equal(first_logits(model, ids), rows[:few]):
         return False
     if not model.cache.num_free > 1:
         return True

@@ -1,0 +1,146 @@
+"""An answer that streams to standard output, with what was reached if it is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from flyspec.cli.options import Color
+from flyspec.progress import error_console
+from flyspec.rules import Rule
+from flyspec.values.requests import GenerateOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flyspec.cli.screen import Piece
+    from flyspec.client import AsyncClient, Completion, Started
+    from flyspec.client.requests import AnyPrompt
+
+DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
+"""Options of `generate` and `chat` unless others are given."""
+
+
+def wants_color(color: Color) -> bool:
+    """Whether standard output gets colours."""
+    from rich.console import Console
+
+    if color == "auto":
+        console = Console()
+        return console.is_terminal and not console.no_color
+    return color == "always"
+
+
+def write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def warn(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        console.print(f"warning: {warning}", style="yellow", markup=False)
+
+
+def note(console: Console, line: str) -> None:
+    """Print a dim line, folded between its parts on a terminal."""
+    from flyspec.cli import render
+
+    width = console.width if console.is_terminal else None
+    console.print(render.folded(line, width), style="dim", markup=False)
+
+
+class StreamedAnswer:
+    """An answer on its way to standard output; `completion` is None if it was stopped."""
+
+    def __init__(self, color: bool) -> None:
+        from flyspec.cli import render
+        from flyspec.cli.screen import Screen
+        from flyspec.client import Transcript
+
+        self.started: Started | None = None
+        self.completion: Completion | None = None
+        self.transcript = Transcript()
+        self._terminal = sys.stdout.isatty()
+        self._color = color
+        self._screen = Screen(write, render.paint if color else lambda text, _: text)
+        self._began = time.perf_counter()
+        self.seconds = 0.0
+
+    @property
+    def text(self) -> str:
+        return self.transcript.text
+
+    async def stream(
+        self,
+        client: AsyncClient,
+        source: AnyPrompt,
+        options: GenerateOptions,
+        echo: Sequence[Piece] = (),
+    ) -> None:
+        """Show `echo` and the answer. Ends its line, even if it fails or is cancelled."""
+        # Only a terminal can retract text.
+        options = replace(options, eager=options.eager and self._terminal)
+        try:
+            async with aclosing(client.generate(source, options)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    self._show(event, echo)
+        finally:
+            self.seconds = time.perf_counter() - self._began
+            if self.started is not None:
+                write("\n")
+
+    def _show(self, event: object, echo: Sequence[Piece]) -> None:
+        from flyspec.cli import render
+        from flyspec.client import Chunk, Completion, Retract, Started
+
+        if isinstance(event, Chunk | Retract):
+            self.transcript.add(event)
+        match event:
+            case Started():
+                self.started = event
+                warn(error_console(), event.warnings)
+                self._screen.show(echo)
+            case Chunk() if self._terminal or self._color:
+                self._screen.show(render.pieces(event))
+            case Chunk():
+                write(event.text)  # as the model wrote it
+            case Retract():
+                stands = [piece for c in self.transcript.chunks for piece in render.pieces(c)]
+                self._screen.replace([*echo, *stands])
+            case Completion():
+                self.completion = event
+
+    def summary(self, options: GenerateOptions) -> str:
+        """Describe the answer, or what was reached of it."""
+        from flyspec.cli import render
+        from flyspec.client import Generation
+
+        if self.started is None:
+            return f"stopped after {self.seconds:.2f} s, before the first token"
+        if self.completion is None:
+            line = render.stopped(self.started, self.transcript.chunks, self.seconds)
+        else:
+            generation = Generation(self.started, self.transcript.chunks, self.completion)
+            line = render.summary(generation, self.seconds)
+        return line if options.sampling.greedy else f"{line} · seed {self.started.seed}"
+
+
+async def stream_or_stop(
+    answer: StreamedAnswer,
+    client: AsyncClient,
+    source: AnyPrompt,
+    options: GenerateOptions,
+    echo: Sequence[Piece] = (),
+) -> None:
+    """Stream an answer and print its summary; if cancelled, that of what was reached."""
+    try:
+        await answer.stream(client, source, options, echo)
+    except asyncio.CancelledError:
+        note(error_console(), answer.summary(options))
+        raise
+    note(error_console(), answer.summary(options))

@@ -1,0 +1,65 @@
+"""Shell completion: rules, drafters of a running stack, nothing where none answers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from flyspec.cli.stack import ROOT, Stack
+from tests.cli.processes import ENVIRONMENT
+
+PROGRAM = """
+import sys
+from flyspec.cli.main import main
+sys.argv = ["flyspec"]
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules
+    assert "transformers" not in sys.modules
+"""
+
+
+def completed(line: str) -> list[str]:
+    """Return what bash is told after this line."""
+    words = f"flyspec {line}"
+    known = {"_FLYSPEC_COMPLETE": "complete_bash", "COMP_WORDS": words,
+             "COMP_CWORD": str(len(words.split(" ")) - 1)}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=ENVIRONMENT | known, cwd=ROOT, text=True,
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert not done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("ch", ["chat"]),
+        ("generate --rule fly", ["fly", "fly-paper", "fly-reference"]),
+        ("eval --rules exact,fu", ["exact,fuzzy", "exact,fuzzy-reference"]),
+        ("eval --rules exact,ex", []),
+        ("chat --color a", ["auto", "always"]),
+        ("bench startup --rep", ["--repeats"]),
+    ],
+)
+def test_commands_flags_and_rules(line: str, found: list[str]) -> None:
+    assert completed(line) == found
+
+
+def test_drafters_are_asked_of_the_server(stack: Stack) -> None:
+    line = f"generate --address {stack.address} --drafter "
+    assert set(completed(line)) == {"model", "multi_level", "prompt_lookup"}
+    line = f"drafters activate --admin-address {stack.admin_address} mu"
+    assert completed(line) == ["multi_level"]
+
+
+def test_where_nothing_answers_there_is_nothing() -> None:
+    began = time.perf_counter()
+    assert completed("generate --address 127.0.0.1:1 --drafter ") == []
+    assert completed("generate --address 203.0.113.1:1 --drafter ") == []  # never answers
+    assert time.perf_counter() - began < 60

@@ -1,0 +1,119 @@
+"""How a stack starts: the fork server, stages with the time left, and how long it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from flyspec.bench import startup
+from flyspec.cli.fork_server import ForkServer, can_fork
+from flyspec.cli.service import Child, child_environment
+from flyspec.cli.stack import Stack
+from flyspec.cli.starting import Start
+from flyspec.startup import READY
+from tests.waiting import is_gone, until
+
+
+@asynccontextmanager
+async def fork_server():
+    server = ForkServer()
+    await server.start(child_environment(1))
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def launched(server: ForkServer, said: list[str], imports: tuple[str, ...] = ()) -> Child:
+    return await Child.launch("draft", 1, said.append, imports, server)
+
+
+async def test_children_are_processes_of_their_own() -> None:
+    said: list[str] = []
+    async with fork_server() as server:
+        first, second = [await launched(server, said, ("json", "no.such.module")) for _ in "ab"]
+        first.run("json.tool", ["--help"], {})
+        second.run("json.tool", ["--no-such-flag"], {})
+        assert await first.ended() == 0
+        assert await second.ended() == 2
+        assert first.pid != second.pid
+        assert any("json" in line for line in said)
+        third = await launched(server, said)
+        await third.process.wait_started()  # type: ignore[union-attr]
+        assert os.getsid(third.pid) == third.pid
+        third.send(signal.SIGKILL)
+        assert await third.ended() == -signal.SIGKILL
+
+
+async def test_children_end_with_their_server_and_with_their_parent() -> None:
+    async with fork_server() as server:
+        waiting = await launched(server, [])
+        await waiting.process.wait_started()  # type: ignore[union-attr]
+        pid = waiting.pid
+    assert await waiting.ended() == -signal.SIGKILL
+    assert await until(lambda: is_gone(pid))
+    async with fork_server() as server:
+        orphan = await launched(server, [])
+        await orphan.process.wait_started()  # type: ignore[union-attr]
+        os.close(orphan.stdin)
+        orphan.stdin = -1
+        assert await asyncio.wait_for(orphan.ended(), 30) == 0
+
+
+def test_what_may_use_an_accelerator_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_fork(["cpu", "cpu"])
+    monkeypatch.setattr("pathlib.Path.glob", lambda *_: iter(["/dev/nvidia0"]))
+    assert can_fork(["cpu"])
+    assert not can_fork(["auto", "cpu"])
+
+
+async def test_services_of_a_stack_are_told_apart(stack: Stack) -> None:
+    pids = {name: service.pid for name, service in stack.services.items()}
+    assert len({*pids.values()}) == 3
+    assert all(service.facts["metrics_port"] for service in stack.services.values())
+
+
+def test_the_time_left_is_what_the_last_start_took_from_here() -> None:
+    now = 0.0
+    last = {
+        "verify": [("importing", 0.0), ("reading weights", 4.0), (READY, 6.0)],
+        "draft": [("importing", 0.0), (READY, 5.0)],
+        "orchestrator": [("connecting", 6.0), (READY, 7.0)],
+    }
+    start = Start(last, lambda: now)
+    assert Start(None, lambda: now).left_s() is None
+    start.stage("verify", "importing")
+    start.stage("draft", "importing")
+    assert start.left_s() == 7.0
+    now = 3.0
+    assert start.left_s() == 4.0
+    now = 9.0  # slower than the last time: this stage is about to end
+    assert start.left_s() == 3.0
+    start.stage("verify", "reading weights")
+    start.stage("draft", READY)
+    assert start.left_s() == 3.0
+    start.stage("verify", READY)
+    assert start.left_s() == 1.0
+    start.stage("orchestrator", "connecting")
+    now = 9.5
+    assert start.left_s() == 0.5
+    start.stage("verify", "something new")
+    console = Console(width=80, record=True)
+    console.print(start)
+    assert "connecting" in console.export_text()
+
+
+@pytest.mark.full
+def test_the_first_token_takes_little_more_than_importing_the_libraries() -> None:
+    """Ratios within the run, of neighbours; tried again where others use the processor."""
+    for _ in range(3):
+        pairs = startup.measure([], 3)
+        ratio = min(own.first_output_s / bare.first_output_s for bare, own in pairs)
+        if ratio <= 1.6:
+            return
+    pytest.fail(f"{ratio:.2f} times a bare import, at best")
