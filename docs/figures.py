@@ -96,7 +96,7 @@ def run() -> dict[str, Any]:
 def _entropy(entry: dict[str, Any]) -> float:
     """Return −Σ p log p over the three most likely tokens, as the rule fly computes it."""
     logs = [top["logprob"] for top in entry["top_logprobs"][:3]]
-    return round(-sum(math.exp(log) * log for log in logs), 4)
+    return float(round(-sum(math.exp(log) * log for log in logs), 4))
 
 
 def figures(data: dict[str, Any]) -> dict[str, str]:
@@ -173,13 +173,13 @@ def _entropies(tokens: Sequence[dict[str, Any]]) -> str:
     y = top + height + 24
     legend = (("bar", "the target's own token"), ("barloose", "~ loosely accepted"),
               ("barown", "× rejected draft, corrected"))  # fmt: skip
-    x = float(left)
+    along = float(left)
     for kind, meaning in legend:
         parts.append(
-            f'<rect class="{kind}" x="{x:g}" y="{y - 11}" width="12" height="12"/>'
-            f'<text class="text label" x="{x + 18:g}" y="{y}">{meaning}</text>'
+            f'<rect class="{kind}" x="{along:g}" y="{y - 11}" width="12" height="12"/>'
+            f'<text class="text label" x="{along + 18:g}" y="{y}">{meaning}</text>'
         )
-        x += 44 + 6.6 * len(meaning)
+        along += 44 + 6.6 * len(meaning)
     width = left + step * len(tokens) + 16
     return _svg(width, y + 16, "The target's entropy along a text", iter(parts))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import tomllib
 
 import pytest
@@ -27,6 +29,10 @@ def test_block(block: Block) -> None:
             check_shell(block.text)
         case "python":
             compile(block.text, str(block), "exec")
+        case "javascript" if node := shutil.which("node"):
+            check = [node, "--check", "--input-type=module", "-"]
+            done = subprocess.run(check, input=block.text, text=True, capture_output=True)
+            assert not done.returncode, done.stderr
         case "json":
             found = json.loads(block.text)
             if "messages" in found:
