@@ -100,12 +100,12 @@ class Results:
 
         After Ctrl-C, what was measured until then is shown; the exit code is 130.
         """
-        from flyspec.cli.runtime import Interrupted
+        from flyspec.cli.runtime import InterruptedRun
 
         self.check()
         try:
             code = self.finish(measure())
-        except Interrupted as end:
+        except InterruptedRun as end:
             if end.reached is not None:
                 self.finish(end.reached)
                 say("interrupted; these are the results until then")

@@ -25,7 +25,7 @@ class Terminated(BaseException):
     """SIGTERM was received."""
 
 
-class Interrupted(KeyboardInterrupt):
+class InterruptedRun(KeyboardInterrupt):
     """Ctrl-C was pressed; `reached` is what the work returned all the same."""
 
     def __init__(self, reached: Any) -> None:
@@ -36,7 +36,7 @@ class Interrupted(KeyboardInterrupt):
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine. Ctrl-C and SIGTERM cancel it, so that it can clean up.
 
-    Raises `Interrupted` if it returns after Ctrl-C.
+    Raises `InterruptedRun` if it returns after Ctrl-C.
     """
 
     stopped = False
@@ -71,7 +71,7 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     except Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
     if stopped:
-        raise Interrupted(result)
+        raise InterruptedRun(result)
     return result
 
 
