@@ -22,7 +22,7 @@ PROMPT = "def fibonacci(n):"
 
 
 @dataclass(frozen=True)
-class Start:
+class ProcessStart:
     """A process: seconds until its first output, and until its end; CPU seconds in all.
 
     CPU seconds include those of the processes that it started.
@@ -46,7 +46,7 @@ class StartupReport:
     cpu_ratio: float
 
 
-def run(command: Sequence[str]) -> Start:
+def run(command: Sequence[str]) -> ProcessStart:
     """Run a command. Raises `FlyspecError` if it fails or prints nothing."""
     began = perf_counter()
     with (
@@ -63,12 +63,12 @@ def run(command: Sequence[str]) -> Start:
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip()
             raise FlyspecError(f"`{' '.join(command)}` failed: {said[-1000:]}")
-    return Start(first_output_s, perf_counter() - began, usage.ru_utime + usage.ru_stime)
+    return ProcessStart(first_output_s, perf_counter() - began, usage.ru_utime + usage.ru_stime)
 
 
 def measure(
     flags: Sequence[str], repeats: int, step: Callable[[], None] = lambda: None
-) -> list[tuple[Start, Start]]:
+) -> list[tuple[ProcessStart, ProcessStart]]:
     """Return pairs of starts: the bare import, and `generate --local` with flags for its stack.
 
     Both run once before, so that files are in the page cache. `step` is called after each pair.
@@ -85,7 +85,7 @@ def measure(
     return pairs[1:]
 
 
-def report(pairs: Sequence[tuple[Start, Start]]) -> StartupReport:
+def report(pairs: Sequence[tuple[ProcessStart, ProcessStart]]) -> StartupReport:
     return StartupReport(
         len(pairs),
         statistics.median(bare.first_output_s for bare, _ in pairs),

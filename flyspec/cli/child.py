@@ -2,7 +2,7 @@
 
 The parent holds the other end of standard input. When that closes, however the parent ended, the
 service gets SIGTERM, and is killed some seconds later if it is still running. Without arguments,
-its `Job` arrives there first, and what it needs is imported meanwhile.
+its `ChildJob` arrives there first, and what it needs is imported meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMPORTS = "FLYSPEC_CHILD_IMPORTS"
 """Environment variable: modules to import before the job arrives, comma-separated."""
 
 
-class Job(NamedTuple):
+class ChildJob(NamedTuple):
     """What a child runs."""
 
     module: str
@@ -38,17 +38,17 @@ class Job(NamedTuple):
         return json.dumps(self).encode() + b"\n"
 
 
-def read_job() -> Job | None:
+def read_job() -> ChildJob | None:
     """Read a job from standard input; None at its end. Nothing beyond its line is read."""
     line = bytearray()
     while not line.endswith(b"\n"):
         if not (byte := os.read(0, 1)):
             return None
         line += byte
-    return Job(*json.loads(line))
+    return ChildJob(*json.loads(line))
 
 
-def run(job: Job) -> None:
+def run(job: ChildJob) -> None:
     """Run a module as the program of this process, until it ends or the parent does."""
     threading.Thread(target=_follow_parent, name="follow-parent", daemon=True).start()
     os.environ.update(job.environment)
@@ -77,7 +77,7 @@ def _follow_parent() -> None:
 
 def main() -> None:
     if len(sys.argv) > 1:
-        run(Job(sys.argv[1], sys.argv[2:], {}))
+        run(ChildJob(sys.argv[1], sys.argv[2:], {}))
         return
     with large_imports():
         for module in filter(None, os.environ.get(IMPORTS, "").split(",")):

@@ -4,7 +4,7 @@ Importing torch and transformers takes most of a start; this way it is done once
 The server (`python -m flyspec.cli.fork_server FD`) has one thread and never touches a device or
 makes a connection, so its children are as good as processes of their own. A request names modules
 to import first and brings three descriptors; the answers are process ids and, later, exit codes.
-Each child then waits for its `Job` on standard input.
+Each child then waits for its `ChildJob` on standard input.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class ForkServer:
 # --- in the server's process ------------------------------------------------------------------
 
 
-class _Server:
+class _Forker:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         self._children: dict[int, int] = {}  # by process id
@@ -192,6 +192,7 @@ class _Server:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         try:
             if pid := os.fork():
+                os.setpgid(pid, pid)  # in both, as either may be the first
                 self._children[pid] = child
                 self._tell({"child": child, "pid": pid})
             else:
@@ -206,7 +207,7 @@ class _Server:
     def _become(self, descriptors: Sequence[int]) -> None:
         """Make this child a process of its own, with the descriptors it was given."""
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.setsid()
+        os.setpgid(0, 0)
         self._socket.close()
         # First out of the way, as one may have the number that another is to get.
         stdin, output, announcement = (fcntl.fcntl(d, fcntl.F_DUPFD, 16) for d in descriptors)
@@ -233,7 +234,7 @@ class _Server:
 
 def main() -> None:
     gc.disable()  # collections find nothing while importing, and take a third of the time
-    if not _Server(int(sys.argv[1])).serve():
+    if not _Forker(int(sys.argv[1])).serve():
         return
     from flyspec.cli.child import read_job, run
 

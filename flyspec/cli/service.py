@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import flyspec
-from flyspec.cli.child import IMPORTS, Job
+from flyspec.cli.child import IMPORTS, ChildJob
 from flyspec.cli.fork_server import READY_FD, ForkedProcess, ForkServer
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.spelling import respell
@@ -112,7 +112,7 @@ class Child:
 
     def run(self, module: str, flags: Sequence[str], environment: Mapping[str, str]) -> None:
         """Run `python -m MODULE FLAGS` in it."""
-        job = Job(module, [*flags, "--ready-fd", str(self.ready_fd)], environment)
+        job = ChildJob(module, [*flags, "--ready-fd", str(self.ready_fd)], environment)
         with contextlib.suppress(BrokenPipeError):  # `ready` will say that it has ended
             os.write(self.stdin, job.to_line())
 

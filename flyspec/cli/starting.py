@@ -31,7 +31,7 @@ Stages = dict[str, list[tuple[str, float]]]
 """Each service's stages, with the seconds since the start of the stack when each began."""
 
 
-class Start:
+class StartProgress:
     """The stages of a start so far, and those of the last start alike."""
 
     def __init__(self, last: Stages | None, clock: Callable[[], float] = perf_counter) -> None:
@@ -104,7 +104,7 @@ def showing(options: StackOptions, console: Console) -> Iterator[OnStage]:
     `options` are the stack's, resolved. On a terminal all services are shown while they start;
     elsewhere each stage is a line.
     """
-    start = Start(_read(recall(_KIND, *_key(options))))
+    start = StartProgress(_read(recall(_KIND, *_key(options))))
     if console.is_terminal:
         from rich.live import Live
 

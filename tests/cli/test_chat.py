@@ -92,13 +92,13 @@ async def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
     os.write(ours, b"One cat\r")
     await until("One cat\r\n[^\r]")
     process.send_signal(signal.SIGINT)
-    await until("tokens/s")  # in its summary, stopped or not
+    await until("tokens/s[^>]*> ")  # after its summary, stopped or not
     os.write(ours, b"forget this")
     await until("forget this")
     process.send_signal(signal.SIGINT)
     await until("forget this\r\n")
     os.write(ours, b"/stats\r")
-    await until("answers")
+    await until("answers[^>]*> ")
     os.write(ours, b"\x04")
     assert await asyncio.wait_for(process.wait(), 30) == 0
     os.close(ours)

@@ -190,13 +190,23 @@ async def test_flags_of_memory_reach_the_services(
     assert CliRunner().invoke(app, typed).exit_code == 0
     started: dict[str, list[str]] = {}
 
-    async def start(name: str, module: str, flags: list[str], *_: Any) -> Child:
-        started[name] = flags
-        if len(started) == 2:
-            raise _Started
-        return None  # type: ignore[return-value]
+    class Launched:
+        """What a stack does with a child before it is ready."""
 
-    monkeypatch.setattr(Child, "start", start)
+        def __init__(self, name: str, *_: Any) -> None:
+            self.name, self.pid, self.facts = name, 0, {}  # type: ignore[var-annotated]
+
+        def run(self, module: str, flags: list[str], environment: dict[str, str]) -> None:
+            started[self.name] = flags
+            if len(started) == 2:
+                raise _Started
+
+        def send(self, number: int) -> None: ...
+
+    async def launch(*of: Any) -> Any:
+        return Launched(*of)
+
+    monkeypatch.setattr(Child, "launch", launch)
     monkeypatch.setattr("flyspec.cli.stack.check_services", lambda flags: None)  # no such models
     with pytest.raises(_Started):
         await Stack(StackOptions(**vars(asked[0])))._start()

@@ -14,7 +14,7 @@ from flyspec.bench import startup
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.service import Child, child_environment
 from flyspec.cli.stack import Stack
-from flyspec.cli.starting import Start
+from flyspec.cli.starting import StartProgress
 from flyspec.startup import READY
 from tests.waiting import is_gone, until
 
@@ -45,7 +45,7 @@ async def test_children_are_processes_of_their_own() -> None:
         assert any("json" in line for line in said)
         third = await launched(server, said)
         await third.process.wait_started()  # type: ignore[union-attr]
-        assert os.getsid(third.pid) == third.pid
+        assert os.getpgid(third.pid) == third.pid  # so that its own children can be killed
         third.send(signal.SIGKILL)
         assert await third.ended() == -signal.SIGKILL
 
@@ -85,8 +85,8 @@ def test_the_time_left_is_what_the_last_start_took_from_here() -> None:
         "draft": [("importing", 0.0), (READY, 5.0)],
         "orchestrator": [("connecting", 6.0), (READY, 7.0)],
     }
-    start = Start(last, lambda: now)
-    assert Start(None, lambda: now).left_s() is None
+    start = StartProgress(last, lambda: now)
+    assert StartProgress(None, lambda: now).left_s() is None
     start.stage("verify", "importing")
     start.stage("draft", "importing")
     assert start.left_s() == 7.0

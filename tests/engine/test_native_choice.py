@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from flyspec.engine.native.choice import choose_model
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.trial import TrialOutcome
 from flyspec.engine.runner import ModelRunner
+from flyspec.remembered import recall, remember
 from tests.engine.native_steps import SETS, compiled, needs_step, small_model
 from tests.engine.random_models import loaded_model, make_model
 
@@ -243,3 +245,44 @@ def test_the_module_is_not_kept(found: None) -> None:
     gc.collect()
     assert module() is None
     model.forward([Step(0, 0, [1, 2, 3])])
+
+
+@needs_step
+def test_a_trial_is_not_repeated_for_a_model_that_computes_the_same(
+    found: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    loaded = load_model(str(DEMO_MODELS / "draft"), "cpu", "auto")
+    trials: list[Any] = []
+    monkeypatch.setattr(choice, "try_out", lambda *of: trials.append(of) or trial.try_out(*of))
+    settings = DraftSettings(max_sessions=2)
+    assert isinstance(choose_model(loaded, settings), NativeModel)
+    assert len(trials) == 1
+    model = choose_model(loaded, settings)
+    assert isinstance(model, NativeModel)
+    assert len(trials) == 1
+    assert model.cache.num_free == 2
+    # Other bits, whatever the reason, are tried out.
+    with torch.no_grad():
+        loaded.model.model.norm.weight[0] *= 2
+    choose_model(loaded, settings)
+    assert len(trials) == 2
+    # So is a model whose files are not known.
+    unknown = replace(loaded, info=replace(loaded.info, weights_fingerprint=""))
+    choose_model(unknown, settings)
+    assert len(trials) == 3
+
+
+def test_what_cannot_be_kept_or_read_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    remember("kind", {"a": 1}, "key", 1)
+    assert recall("kind", "key", 1) == {"a": 1}
+    assert recall("kind", "key", 2) is None
+    (file,) = (tmp_path / "flyspec" / "kind").iterdir()
+    file.write_text("{")
+    assert recall("kind", "key", 1) is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))
+    remember("kind", {"a": 1}, "key", 1)
+    assert recall("kind", "key", 1) is None
