@@ -56,7 +56,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 # step is compiled here, for every instruction set; the images need no compiler.
 FROM core AS app
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
-COPY pyproject.toml README.md /src/
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY flyspec /src/flyspec
 COPY draft_service /src/draft_service
 COPY verify_service /src/verify_service

@@ -8,7 +8,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients wheel-test \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test \
 	gpu-test gpu-bench gpu-wheels bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -70,7 +70,7 @@ prometheus: ## install Prometheus for the tests (root on Debian)
 
 unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not full and not gpu and not clients" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not full and not gpu and not clients and not docs" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Others' clients of the HTTP API have many dependencies, so they get environments of their own.
 CLIENTS := build/http-clients
@@ -87,12 +87,56 @@ http-clients: $(CLIENTS)/.installed ## run others' clients against the HTTP API 
 	@echo "== clients of the HTTP API"
 	@CLIENTS=$(CLIENTS) $(BIN)/python -m pytest -m clients -rs tests/http_clients $(PYTEST_ARGS)
 
-wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere and try the README's examples (needs npm, curl)
+# The page's tests drive Debian's Chromium, and need a package that nothing else does.
+PAGE := build/page-test
+$(PAGE)/.installed: tests/page/requirements.txt tests/page/package.json tests/page/install.sh | $(VENV)/.installed-dev
+	@echo "== installing Chromium, Playwright, axe-core"
+	@sh tests/page/install.sh
+	@rm -rf $(PAGE)/site && mkdir -p $(PAGE)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(PAGE)/site -r tests/page/requirements.txt
+	@cp tests/page/package.json $(PAGE)/
+	@cd $(PAGE) && npm install --silent --no-audit --no-fund
+	@touch $@
+
+with-page = PYTHONPATH="$(PAGE)/site$${PYTHONPATH:+:$$PYTHONPATH}" PAGE=$(PAGE) $(BIN)/python
+page-test: $(PAGE)/.installed ## test the page at / in a browser (needs npm; root on Debian)
+	@echo "== the page: its scripts in node, and all of it in a browser"
+	@node --test tests/page/js/
+	@$(with-page) -m pytest -m clients -rs tests/page $(PYTEST_ARGS)
+
+page-screenshots: $(PAGE)/.installed ## take the pictures of the page in docs/images
+	@$(with-page) -m tests.page.screenshots $(ARGS)
+
+wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands, README, examples (needs npm, curl)
 	@echo "== the wheel, outside the checkout"
 	@$(BIN)/python -m pytest -m clients -rs tests/wheel $(PYTEST_ARGS)
 
+# The documents name the default ports; in a network of its own nothing else has them.
+own-network := $(shell unshare -rn ip link set lo up 2>/dev/null && echo "unshare -rn sh -c 'ip link set lo up && exec \"\$$@\"' sh")
+docs-test: $(CLIENTS)/.installed ## run every command and example of the README and docs (needs npm)
+	@echo "== the documents' commands and examples"
+	@CLIENTS=$(CLIENTS) $(own-network) $(BIN)/python -m pytest -m docs -rs tests/docs $(PYTEST_ARGS)
+
+# Sphinx and its theme beside everything that flyspec needs, from which reference pages are made.
+SITE := build/site
+$(SITE)/venv/.installed: docs/requirements.txt | $(VENV)/.installed-dev
+	@echo "== installing Sphinx"
+	@$(PYTHON) -m venv $(SITE)/venv
+	@$(SITE)/venv/bin/python -m pip install --quiet --disable-pip-version-check -r docs/requirements.txt
+	@echo "import site; site.addsitedir('$(abspath $(VENV))/lib/python$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')/site-packages')" \
+		> $$(echo $(SITE)/venv/lib/python*/site-packages)/flyspec.pth
+	@touch $@
+
+docs: $(SITE)/venv/.installed ## build the site of the documentation in build/site/html; a broken link fails
+	@echo "== Sphinx: the documentation"
+	@rm -rf $(SITE)/source
+	@PYTHONPATH=$$PWD $(SITE)/venv/bin/python -m docs.site $(SITE)/source
+	@PYTHONPATH=$$PWD $(SITE)/venv/bin/python -m sphinx --fail-on-warning --keep-going --quiet -j 2 \
+		-d $(SITE)/doctrees $(SITE)/source $(SITE)/html
+	@echo "$(SITE)/html/index.html"
+
 test-full: $(VENV)/.installed-dev prometheus ## run every test in its long form (hours)
-	@$(BIN)/python -m pytest -m "not gpu and not clients" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not clients and not docs" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
 
 # Either runs without the virtual environment, too, for example GPU_PYTHON=python3: docs/gpu.md.
 GPU_PYTHON ?= $(BIN)/python

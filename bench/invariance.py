@@ -16,11 +16,11 @@ import torch
 
 from bench.exactness import EXACT, Data, prompt_sets
 from flyspec.bench.options import MaxTokens, Repeats, names_of, numbers_flag
+from flyspec.bundled import TARGET
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
-from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import Chat
 from flyspec.concurrency import all_or_first_error
 from flyspec.engine.loading import load_model
@@ -50,7 +50,7 @@ class InvarianceOptions:
 
     model: Annotated[str, Flag(
         "Model: a directory.", default="the bundled target model",
-    )] = str(DEMO_MODELS / "target")
+    )] = str(TARGET)
     data: Data = Path("../shared/data")
     dtypes: Annotated[tuple[str, ...], Flag(
         "Data types of the weights, comma-separated.", name="--dtype", metavar="DTYPE,...",

@@ -6,13 +6,13 @@ import asyncio
 import shlex
 import sys
 
-from demo.corpus import problems
 from flyspec.cli.program import run, single
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.cli.starting import shown
 from flyspec.errors import FlyspecError
 from flyspec.progress import error_console
+from flyspec.word_problems import problems
 
 PYTHON_PROMPT = '''import os
 

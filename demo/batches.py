@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from demo import corpus, wording
+from demo import corpus
+from flyspec.word_problems import problems, wording
 
 _RESULT = re.compile(r"(?:= |#### )(\d+)")
 _NUMBER = re.compile(r"\d+")
@@ -154,7 +155,7 @@ class Batches:
         seed = f"train-{self._seed}-{step}"
         if mix.problems:
             ratio = mix.length / (135 if self._tokenizer.get_vocab_size() > 1000 else 480)
-            drawn = corpus.problems(seed, int(mix.problems * ratio * 1.15) + 4, hard=mix.hard)
+            drawn = problems(seed, int(mix.problems * ratio * 1.15) + 4, hard=mix.hard)
             texts = [corpus.chat_text(problem) for problem in drawn]
             encoded = _encode(self._tokenizer, texts, copying=mix.copying)
             packed += _pack(encoded, mix.length, mix.problems)

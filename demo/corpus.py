@@ -14,14 +14,14 @@ import platform
 import random
 import re
 import sysconfig
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
-from demo.problems import LIMIT, Problem, stream
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
+from flyspec.word_problems import Problem, problems
+from flyspec.word_problems.families import LIMIT
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
@@ -45,11 +45,6 @@ _MAX_FILE = 400_000
 HELD_OUT_SHARE = 0.03
 
 _ANSWER = re.compile(r"(?:\A|\n)#### (\d{1,2})\s*\Z")
-
-
-def problems(seed: int | str, n: int, *, hard: bool = False) -> list[Problem]:
-    """Return `n` problems; only training uses `train-...` seeds, so numbers give fresh ones."""
-    return list(islice(stream(seed, hard=hard), n))
 
 
 def chat_prompt(question: str) -> str:

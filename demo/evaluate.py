@@ -16,15 +16,16 @@ from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
 from demo import corpus
-from demo.problems import Problem
+from flyspec import word_problems
 from flyspec.bench.options import Problems, ProblemSeed
+from flyspec.bundled import MODELS
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.flags import Flag
 from flyspec.tables import markdown
+from flyspec.word_problems import Problem
 
-MODELS = Path(__file__).parent / "models"
 Threads = Annotated[int, Flag("CPU threads.", min=1)]
 THRESHOLD = 0.3  # for both entropy measures, as in FLy's presets
 
@@ -185,7 +186,7 @@ def freedom(
 
 def evaluate(models: Path, count: int, seed: int) -> tuple[list[Row], Freedom]:
     """Measure all models in the folder, which must include the target."""
-    problems = corpus.problems(seed, count)
+    problems = word_problems.problems(seed, count)
     held_out = corpus.code_split()[1]
     rows: list[Row] = []
     target, target_tokenizer = load(models / "target")

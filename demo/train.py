@@ -14,11 +14,13 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from demo import corpus
 from demo.batches import Batch, Batches, Mix
-from demo.evaluate import MODELS, Threads, answers
+from demo.evaluate import Threads, answers
 from demo.tokenizer import build_bytes, save, train_bpe
+from flyspec.bundled import MODELS
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
+from flyspec.word_problems import problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokeni
         return build_bytes()
     if path.exists():
         return Tokenizer.from_file(str(path))
-    drawn = [corpus.chat_text(p) for p in corpus.problems(f"tokenizer-{seed}", 12_000)]
+    drawn = [corpus.chat_text(p) for p in problems(f"tokenizer-{seed}", 12_000)]
     return train_bpe([*drawn, *code])
 
 
@@ -248,7 +250,7 @@ class Trainer:
 
     def run(self, steps: int, minutes: float, every: float) -> None:
         """Train for `steps` steps or `minutes` minutes, whichever ends first."""
-        fresh = corpus.problems("watch", 50)
+        fresh = problems("watch", 50)
         last, shown, looked = time.monotonic(), 0.0, self.elapsed
         told = self.tokens, self.elapsed
         while True:

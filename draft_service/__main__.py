@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flyspec.startup import end_on_sigterm
+
+if TYPE_CHECKING:
+    from flyspec.config import DraftSettings
 
 
 def main() -> None:
     end_on_sigterm()
-    from draft_service.server import serve
-    from flyspec.config import DraftSettings, from_command_line
+    from flyspec.config import DraftSettings, environment_names, from_command_line
     from flyspec.serving import run
 
-    run(serve(from_command_line(DraftSettings, "draft_service")))
+    settings = from_command_line(DraftSettings, "draft_service")
+    run(_serve(settings), environment_names(DraftSettings))
+
+
+async def _serve(settings: DraftSettings) -> None:
+    from flyspec.preflight import check_draft
+
+    check_draft(settings)
+    from draft_service.server import serve
+
+    await serve(settings)
 
 
 if __name__ == "__main__":

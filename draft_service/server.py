@@ -16,7 +16,7 @@ from draft_service.sessions import Sessions
 from draft_service.telemetry import DraftTelemetry
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc, serving
-from flyspec.config import DraftSettings, model_source
+from flyspec.config import DraftSettings
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.serving import OnePort
@@ -62,13 +62,13 @@ def _load(
     settings: DraftSettings, observer: DraftTelemetry
 ) -> tuple[Engine, list[Drafter], Tokenizers]:
     """Load the draft model: its engine (not started), the drafters that use it, tokenizers."""
-    model_source(settings.model)  # report errors before torch is imported
     try:
         with large_imports():
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
             from flyspec.engine.cache_size import check_fits
-            from flyspec.engine.loading import load_model, own_context_length, read_config
+            from flyspec.engine.configuration import own_context_length, read_config
+            from flyspec.engine.loading import load_model
             from flyspec.engine.native.choice import choose_model
             from flyspec.engine.threads import set_threads
     except ImportError as error:

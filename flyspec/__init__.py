@@ -3,6 +3,8 @@
 import os
 from typing import TYPE_CHECKING, Any
 
+from flyspec.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient as AsyncClient
     from flyspec.client import Client as Client

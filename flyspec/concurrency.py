@@ -1,4 +1,4 @@
-"""Running coroutines at the same time."""
+"""Running coroutines at the same time, and ending them with what they have reached."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class StoppedEarly(KeyboardInterrupt):
+    """Ctrl-C was pressed; `reached` is what the work returned all the same."""
+
+    def __init__(self, reached: Any) -> None:
+        super().__init__()
+        self.reached = reached
 
 
 async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

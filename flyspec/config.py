@@ -7,20 +7,32 @@ variable (`FLYSPEC_DRAFT_MAX_SESSIONS=8`). Flags take precedence.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError
-from pydantic_settings import BaseSettings, CliApp, CliSettingsSource, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, LogLevel
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
-from flyspec.speculation_length import AUTO, SpeculationLength
+from flyspec.speculation_length import (
+    AUTO,
+    MOST,
+    SpeculationLength,
+    read_default_length,
+)
+from flyspec.spelling import did_you_mean, respell
 
 GENERATION_PORT = 50050
 DRAFT_PORT = 50051
@@ -42,6 +54,10 @@ A longer queue serves nobody sooner: it only delays refusals and adds its length
 `python -m loadtest.bundled overload` measures it.
 """
 
+
+TOKENIZER_TIMEOUT_S = 120.0
+"""Default of `--tokenizer-timeout-s`. It takes seconds for a large vocabulary, and several times as
+long on a busy machine."""
 
 STEP_TOKEN_S = 0.02
 """Seconds added to `--step-timeout-s` per token of a step: chunks of long prompts are slow on slow
@@ -129,29 +145,6 @@ class ServerSettings(BaseSettings):
         )
 
 
-def model_source(name: str) -> str:
-    """Return what transformers loads for `--model NAME`: a directory or a hub id.
-
-    Raises `ConfigError` for a directory without a model. Uses neither torch nor the hub, so a
-    service can fail before imports that take seconds.
-    """
-    if not (name.startswith((".", "/", "~")) or Path(name).exists()):
-        return name
-    folder = Path(name).expanduser()
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"--model {name}: no config.json there; give a directory in Hugging Face format "
-            "(config.json, *.safetensors, tokenizer.json) or a hub id"
-        )
-    return str(folder)
-
-
-def served_name(name: str) -> str:
-    """Return the name of `--model NAME` for clients: its directory's name, or the hub id."""
-    source = model_source(name)
-    return source if source == name and not Path(name).exists() else Path(source).resolve().name
-
-
 def _check_block_size(value: int | None) -> int | None:
     if value not in (None, 0, 16, 32, 64, 128, 256):
         raise ValueError("must be 0, 16, 32, 64, 128 or 256")
@@ -201,7 +194,7 @@ class ModelServerSettings(ServerSettings):
         0, ge=0, description="maximum sequence length in tokens (0: the model's own limit)"
     )
     max_speculative_tokens: int = Field(
-        64, ge=1, le=1024, description="maximum drafted tokens per round"
+        64, ge=1, le=MOST, description="maximum drafted tokens per round"
     )
     attention_backend: AttentionBackendName = Field(
         "auto",
@@ -286,6 +279,9 @@ class VerifySettings(ModelServerSettings):
     heartbeat_timeout_s: float = Field(
         4.0, ge=1, description="seconds of silence after which a rank counts as lost"
     )
+
+
+_DefaultLength = Annotated[SpeculationLength, BeforeValidator(read_default_length)]
 
 
 class OrchestratorSettings(ServerSettings):
@@ -384,7 +380,7 @@ class OrchestratorSettings(ServerSettings):
         "fly", description="default acceptance rule: a preset, or one from the rules file"
     )
     rules_file: str = Field("", description="TOML file with named rules and limits on requests")
-    num_speculative_tokens: SpeculationLength = Field(
+    num_speculative_tokens: _DefaultLength = Field(
         AUTO,
         description="default K (maximum drafted tokens per round), or auto to adapt K each round",
     )
@@ -394,6 +390,12 @@ class OrchestratorSettings(ServerSettings):
         gt=0,
         description="seconds to wait for a proposal before using another drafter, plus 1 ms per "
         "token that the drafter must read first",
+    )
+    tokenizer_timeout_s: float = Field(
+        TOKENIZER_TIMEOUT_S,
+        gt=0,
+        description="seconds that a draft service with another tokenizer may take to prepare the "
+        "target's for translation, when it is registered or restarted",
     )
     probe_interval_s: float = Field(1.0, gt=0, description="seconds between probes of each service")
     probe_timeout_s: float = Field(
@@ -466,17 +468,70 @@ class _Help(argparse.HelpFormatter):
         return re.sub(r"\{(.+),None\}$", r"\1", super()._format_action_invocation(action))
 
 
-def from_command_line(settings: type[S], prog: str, argv: Sequence[str] | None = None) -> S:
-    """Read settings from flags and environment; exit with a message and code 2 if one is bad."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def read_settings(settings: type[S], prog: str, argv: Sequence[str]) -> S:
+    """Read settings from flags and environment. Raises `ConfigError`; exits for `--help`."""
+    known = ["--" + name.replace("_", "-") for name in settings.model_fields]
     source = CliSettingsSource[argparse.ArgumentParser](
-        settings, cli_prog_name=prog, formatter_class=_Help
+        settings, cli_prog_name=prog, formatter_class=_Help, cli_exit_on_error=False
     )
     source.root_parser.usage = "python -m %(prog)s [FLAG VALUE]..."
+    names = environment_names(settings, argv)
     try:
-        return CliApp.run(settings, cli_args=arguments, cli_settings_source=source)
+        return CliApp.run(settings, cli_args=[*argv], cli_settings_source=source)
     except ValidationError as error:
-        for problem in error.errors():
-            flag = "--" + ".".join(str(p) for p in problem["loc"]).replace("_", "-")
-            print(f"{prog}: error: {flag}: {problem['msg']}", file=sys.stderr)
+        problems = [_problem(problem) for problem in error.errors()]
+        raise ConfigError(respell("; ".join(problems), names)) from None
+    except (SettingsError, argparse.ArgumentError) as error:
+        typed = next((a for a in argv if a.partition("=")[0] not in known and a[:2] == "--"), "")
+        said = str(error).removeprefix("error parsing CLI: ")
+        raise ConfigError(f"{said}{did_you_mean(typed.partition('=')[0], known)}") from None
+
+
+def _problem(problem: Any) -> str:
+    """What is wrong with a setting, from pydantic's description of it."""
+    flag = "--" + ".".join(str(part) for part in problem["loc"]).replace("_", "-")
+    value, kind, facts = problem["input"], problem["type"], problem.get("ctx", {})
+    if kind == "missing":
+        return f"{flag}: is required"
+    said = (
+        f"{flag} {value}: " if isinstance(value, str | int | float) and value != "" else f"{flag}: "
+    )
+    if kind == "literal_error":
+        expected = facts["expected"]
+        return f"{said}must be {expected}{did_you_mean(str(value), _quoted(expected))}"
+    if kind.startswith("int_"):
+        return f"{said}must be an integer"
+    if kind.startswith("float_"):
+        return f"{said}must be a number"
+    if kind.startswith("bool_"):
+        return f"{said}must be true or false"
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    return said + text.replace("Input should be", "must be").removeprefix("Value error, ")
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']*)'", text)
+
+
+def environment_names(
+    settings: type[ServerSettings], argv: Sequence[str] | None = None
+) -> dict[str, str]:
+    """Return the environment variables that set something, by the flag that would set it too."""
+    arguments = sys.argv[1:] if argv is None else argv
+    given = {argument.partition("=")[0] for argument in arguments}
+    found = {}
+    for name in settings.model_fields:
+        flag = "--" + name.replace("_", "-")
+        variable = (settings.model_config.get("env_prefix", "") + name).upper()
+        if variable in os.environ and not {flag, flag.replace("--", "--no-")} & given:
+            found[flag] = variable
+    return found
+
+
+def from_command_line(settings: type[S], prog: str, argv: Sequence[str] | None = None) -> S:
+    """Read settings from flags and environment; exit with a message and code 2 if one is bad."""
+    try:
+        return read_settings(settings, prog, sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        print(f"{prog}: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Self
 
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, flags_of
@@ -44,12 +46,23 @@ class Credentials:
         "Send the API key unencrypted even to other machines.",
     )] = False
     # fmt: on
+    names: Mapping[str, str] = field(
+        default_factory=lambda: _names(lambda name, flag: name), repr=False, compare=False
+    )
+    """What errors call the settings instead of their flags: by default, the fields."""
 
     @classmethod
     def from_environment(cls) -> Credentials:
         """Read `FLYSPEC_API_KEY`, `FLYSPEC_SSL_CA_CERTS` and so on."""
         given = {name: flag.env for name, (_, flag) in flags_of(cls).items() if flag.env}
-        return cls(**{name: os.environ.get(env, "") for name, env in given.items()})  # type: ignore[arg-type]
+        names = _names(lambda name, flag: flag.env or name)
+        values = {name: os.environ.get(env, "") for name, env in given.items()}
+        return cls(**values, names=names)  # type: ignore[arg-type]
+
+    def on_command_line(self) -> Self:
+        """Return these credentials of a command, whose errors name flags and variables."""
+        names = _names(lambda name, flag: flag.env if _is_set(flag.env) else flag.typed(name))
+        return replace(self, names=names)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of every call. Raises `ConfigError` for a malformed key."""
@@ -73,6 +86,21 @@ class Credentials:
                 "--allow-insecure if the connection is protected in another way"
             )
         return None
+
+
+def _names(called: Callable[[str, Flag], str | None]) -> dict[str, str]:
+    return {
+        flag.typed(name): called(name, flag) or name
+        for name, (_, flag) in flags_of(Credentials).items()
+    }
+
+
+def _is_set(variable: str | None) -> bool:
+    """Whether a setting comes from this variable: a flag takes precedence."""
+    flags = (flag.typed(name) for name, (_, flag) in flags_of(Credentials).items()
+             if flag.env == variable)  # fmt: skip
+    typed = {argument.partition("=")[0] for argument in sys.argv}
+    return variable is not None and variable in os.environ and typed.isdisjoint(flags)
 
 
 def _host(address: str) -> str:

@@ -21,6 +21,7 @@ import uvloop
 
 from flyspec import rpc
 from flyspec.errors import FlyspecError, ModelLostError
+from flyspec.spelling import respell
 from flyspec.startup import STAGE, reporting_stages
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.telemetry.service import Settings
@@ -147,9 +148,10 @@ async def _wait_for_termination() -> None:
     await stop.wait()
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:
+def run(main: Coroutine[Any, Any, None], names: Mapping[str, str] | None = None) -> None:
     """Run a service's main coroutine on uvloop; a user error prints one line and exits with code 2.
 
+    `names` are those of the settings that were not set by flags (`environment_names`).
     The code is `EXIT_LOST` where running the same command again may work.
     """
     try:
@@ -159,5 +161,5 @@ def run(main: Coroutine[Any, Any, None]) -> None:
         logging.shutdown()
         os._exit(EXIT_LOST)  # a normal exit could wait for a thread that hangs
     except FlyspecError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {respell(str(error), names or {})}", file=sys.stderr)
         raise SystemExit(2) from None

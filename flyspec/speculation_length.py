@@ -10,6 +10,8 @@ SpeculationLength = int | Literal["auto"]
 
 REQUESTED_BY_AUTO = 15
 """The K from which a rule's window is resolved when K adapts."""
+MOST = 1024
+"""Maximum K that any service can be set to allow."""
 MOST_BY_AUTO = 32
 """Maximum drafted tokens per round when K adapts."""
 
@@ -22,6 +24,14 @@ def read_speculation_length(text: str | int) -> SpeculationLength:
         return int(text)
     except ValueError:
         raise ValueError(f"must be a number or {AUTO}, got {text!r}") from None
+
+
+def read_default_length(text: str | int) -> SpeculationLength:
+    """Parse K of a setting, which no service can exceed. Raises `ValueError`."""
+    k = read_speculation_length(text)
+    if k != AUTO and not 0 <= k <= MOST:
+        raise ValueError(f"must be between 0 and {MOST}, or {AUTO}")
+    return k
 
 
 def requested(k: SpeculationLength) -> int:

@@ -11,8 +11,8 @@ try:
     import loadtest.patched  # noqa: F401  before anything that gevent has to patch
 except ImportError as missing:
     print(
-        f"error: load tests need locust ({missing}); install it with: pip install "
-        "'flyspec[loadtest]'",
+        f"error: load tests need locust ({missing}); install it, in the checkout, with: pip "
+        "install -e '.[loadtest]'",
         file=sys.stderr,
     )
     sys.exit(2)

@@ -18,10 +18,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from flyspec.bundled import MODELS
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
-from flyspec.cli.stack import DEMO_MODELS
 from flyspec.config import NO_PORT, VerifySettings
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
@@ -106,7 +106,7 @@ def _serve(ending: ExitStack, stack: StackFlags, own: Any, http: bool) -> dict[s
 
 def _drafter(ending: ExitStack, model: str) -> str:
     """Start another draft service; its address."""
-    flags = ["--model", str(DEMO_MODELS / model), "--threads", "1"]
+    flags = ["--model", str(MODELS / model), "--threads", "1"]
     return f"{LOOPBACK}:{_service(ending, 'draft_service', flags)['port']}"
 
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flyspec.startup import end_on_sigterm
+
+if TYPE_CHECKING:
+    from flyspec.config import OrchestratorSettings
 
 
 def main() -> None:
     end_on_sigterm()
-    from flyspec.config import OrchestratorSettings, from_command_line
+    from flyspec.config import OrchestratorSettings, environment_names, from_command_line
     from flyspec.serving import run
+
+    settings = from_command_line(OrchestratorSettings, "orchestrator")
+    run(_serve(settings), environment_names(OrchestratorSettings))
+
+
+async def _serve(settings: OrchestratorSettings) -> None:
+    from flyspec.preflight import check_orchestrator
+
+    check_orchestrator(settings)
     from orchestrator.server import serve
 
-    run(serve(from_command_line(OrchestratorSettings, "orchestrator")))
+    await serve(settings)
 
 
 if __name__ == "__main__":

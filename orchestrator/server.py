@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+GENERATION_SERVICE = "flyspec.v1.GenerationService"
+ADMIN_SERVICE = "flyspec.v1.AdminService"
+
 
 class Orchestrator:
     """The orchestrator: upstreams, admission, and one port each for clients and operators."""
@@ -79,7 +82,7 @@ class Orchestrator:
             settings.host,
             settings.port,
             [(generation_pb2_grpc.add_GenerationServiceServicer_to_server, generation)],
-            ["flyspec.v1.GenerationService"],
+            [GENERATION_SERVICE],
             max_request_bytes=rpc.max_request_bytes(fleet.target.info.model.context_length),
             credentials=self._credentials,
             interceptors=self._telemetry.interceptors(make_ids=True),
@@ -93,7 +96,7 @@ class Orchestrator:
             settings.admin_host or settings.host,
             settings.admin_port,
             [(admin_pb2_grpc.add_AdminServiceServicer_to_server, admin)],
-            ["flyspec.v1.AdminService"],
+            [ADMIN_SERVICE],
             max_request_bytes=rpc.max_request_bytes(0),
             credentials=self._admin_credentials,
             interceptors=self._telemetry.interceptors(make_ids=True),
@@ -103,6 +106,8 @@ class Orchestrator:
         for server in self._servers:
             await server.start()
         ports = {"port": clients.port, "admin_port": operators.port}
+        clients.neighbours[ADMIN_SERVICE] = operators.port
+        operators.neighbours[GENERATION_SERVICE] = clients.port
         if self._http is not None:
             ports["http_port"] = await self._http.start()
         for server in self._servers:
@@ -125,7 +130,9 @@ class Orchestrator:
                 "HTTP API"
             ) from None
         registry = self._telemetry.registry
-        return make_server(generations, settings, self._keys, max_body_bytes, registry)
+        return make_server(
+            generations, self.fleet, settings, self._rules, self._keys, max_body_bytes, registry
+        )
 
     def _checks(self, security: PortSecurity, scope: Scope) -> list[rpc.Check]:
         checks = rpc.checks_of(security)

@@ -218,11 +218,19 @@ async def test_errors_of_scores(stack, arguments, error, message):
     ("port", "error", "message"),
     [
         ("http", UnavailableError, "does not speak gRPC; if this is the HTTP port, the generation"),
-        ("admin", UnimplementedError, "does not have the generation service; the generation port"),
+        (
+            "admin",
+            UnimplementedError,
+            "the admin port of an orchestrator; GenerationService",
+        ),
     ],
 )
 async def test_a_port_of_another_kind(ports, port, error, message):
-    message += r".* is another \(default 50050\)"
+    if port == "http":
+        message += r".* is another \(default 50050\)"
+    else:
+        number = ports["generation"].rpartition(":")[2]
+        message += rf" is at its --port, {number} here; give another address"
     with Client(ports[port], max_retries=0) as client, pytest.raises(error, match=message):
         client.complete("x")
     async with AsyncClient(ports[port], max_retries=0) as client:

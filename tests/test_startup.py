@@ -48,4 +48,4 @@ def test_what_is_wrong_with_a_model_is_said_before_torch_is_imported() -> None:
             check=False,
         )
         assert done.returncode == 2, done.stderr
-        assert "--model /nowhere: no config.json there" in done.stderr
+        assert "--model /nowhere: no such directory" in done.stderr

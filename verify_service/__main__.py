@@ -13,16 +13,17 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run until SIGTERM."""
     end_on_sigterm()
-    from flyspec.config import VerifySettings, from_command_line
+    from flyspec.config import VerifySettings, environment_names, from_command_line
     from flyspec.serving import run
 
-    run(_serve(from_command_line(VerifySettings, "verify_service")))
+    settings = from_command_line(VerifySettings, "verify_service")
+    run(_serve(settings), environment_names(VerifySettings))
 
 
 async def _serve(settings: VerifySettings) -> None:
-    from flyspec.config import model_source
+    from flyspec.preflight import check_verify
 
-    model_source(settings.model)
+    check_verify(settings)
     with large_imports():  # torch, after the settings have been checked
         from verify_service.server import serve
 

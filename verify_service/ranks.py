@@ -28,7 +28,8 @@ import flyspec
 from flyspec.config import VerifySettings
 from flyspec.engine import threads
 from flyspec.engine.cache_size import check_fits
-from flyspec.engine.loading import LoadedModel, load_model, read_config
+from flyspec.engine.configuration import read_config
+from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Model
 from flyspec.engine.native.choice import choose_model
 from flyspec.engine.parallel import (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine.cache_size import Fit, activation_bytes
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
+from flyspec.engine.heads import replicated_numbers
 from flyspec.engine.memory import plan_kv_cache, readable, slot_bytes
 from flyspec.tables import markdown
 
@@ -36,14 +38,25 @@ ACCEPTANCE = (0.7, 0.8, 0.9)
 KS = (4, 15)
 
 
+@cache
+def num_parameters(shape: str) -> int:
+    """Return how many weights a model of a shape has."""
+    with torch.device("meta"):
+        return int(AutoModelForCausalLM.from_config(SHAPES[shape].config()).num_parameters())
+
+
 @dataclass(frozen=True)
 class Served:
-    """A model of a shape, as a service would serve it on GPUs of which each holds a share."""
+    """A model of a shape, as a service would serve it on GPUs of which each holds a share.
+
+    `gpu_bytes` is what the driver reports of one of them.
+    """
 
     role: str
     shape: str
     ranks: int
     settings: ModelServerSettings
+    gpu_bytes: int = GPU_BYTES
 
     @property
     def config(self) -> Any:
@@ -52,9 +65,7 @@ class Served:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.config)
-        return int(model.num_parameters()) * DTYPE.itemsize
+        return num_parameters(self.shape) * DTYPE.itemsize
 
     @property
     def bytes_per_token(self) -> int:
@@ -63,18 +74,18 @@ class Served:
 
     @property
     def fit(self) -> Fit:
-        """What the service compares before it loads; the KV heads divide evenly here."""
+        """What the service compares before it loads."""
         device, config = torch.device("cuda", 0), self.config
-        checkpoint = Checkpoint(
-            self.shape, config, DTYPE, device, MAX_MODEL_LEN, self.ranks, Path()
-        )
-        memory = DeviceMemory(GPU_BYTES, GPU_BYTES - OUTSIDE_TORCH, OUTSIDE_TORCH)
+        length = self.settings.max_model_len
+        checkpoint = Checkpoint(self.shape, config, DTYPE, device, length, self.ranks, Path())
+        memory = DeviceMemory(self.gpu_bytes, self.gpu_bytes - OUTSIDE_TORCH, OUTSIDE_TORCH)
+        repeated = replicated_numbers(config, self.ranks) * DTYPE.itemsize
         taken = {
-            "weights": self.weight_bytes // self.ranks,
+            "weights": self.weight_bytes // self.ranks + repeated,
             "CUDA": memory.own,
             "activations": activation_bytes(self.settings, checkpoint),
         }
-        slot = plan_kv_cache(config, MAX_MODEL_LEN, DTYPE, 1, tensor_parallel_size=self.ranks)
+        slot = plan_kv_cache(config, length, DTYPE, 1, tensor_parallel_size=self.ranks)
         return Fit(self.shape, device, self.settings, memory, taken, slot)
 
     @property

@@ -13,7 +13,7 @@ from flyspec.tables import Column, cell, markdown
 
 Document = Mapping[str, Any]
 
-NOTHING = "not measured yet: no run on a GPU so far"
+NOTHING = "not measured yet"
 _FIELDS = {"bandwidth": "device", "groups": "speed", "modes": "pair"}
 """A field that only this kind of report has, in the order in which they are looked for."""
 

@@ -49,7 +49,8 @@ def _machine(documents: Sequence[Document]) -> str:
 
 
 def _commands(documents: Sequence[Document]) -> str:
-    return "\n".join("    " + shlex.join(d["command"]) for d in documents)
+    lines = "\n".join(shlex.join(d["command"]) for d in documents)
+    return f"<!-- long: hours -->\n```sh\n{lines}\n```"
 
 
 # --- tables -----------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ class DeviceOptions(ModelOptions):
 
     shape: Annotated[str, Flag(
         "Use a target with random weights of this shape, made on the device: llama-1b, llama-8b, "
-        "llama-70b or tiny.",
+        "llama-70b, llama-405b or tiny.",
     )] = ""
     draft_model: Annotated[str, Flag("Draft model: a directory or hub id.")] = ""
     draft_shape: Annotated[str, Flag("The same as --shape, for a draft model.")] = ""
@@ -390,7 +390,8 @@ class PairOptions:
     """`flyspec bench pair`."""
 
     shape: Annotated[str, Flag(
-        "Use a target with random weights of this shape (llama-1b, llama-8b, llama-70b or tiny) "
+        "Use a target with random weights of this shape (llama-1b, llama-8b, llama-70b, "
+        "llama-405b or tiny) "
         "and --model's tokenizer.",
     )] = ""
     draft_shape: Annotated[str, Flag(

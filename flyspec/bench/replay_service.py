@@ -81,7 +81,8 @@ async def build(
     """As the draft service's `build`. Raises `ConfigError`."""
     from transformers import AutoTokenizer, GenerationConfig
 
-    from flyspec.engine.loading import read_config, tokenizer_bundle
+    from flyspec.engine.bundle import tokenizer_bundle
+    from flyspec.engine.configuration import read_config
 
     assert isinstance(settings, ReplaySettings)
     source, config = read_config(settings.model)

@@ -53,10 +53,11 @@ class ModelShape:
 
 
 SHAPES: Mapping[str, ModelShape] = {
-    # Meta's Llama 3.2 1B, 3.1 8B and 3.1 70B (config.json), except for the context length.
+    # Meta's Llama 3.2 1B, 3.1 8B, 70B and 405B (config.json), except for the context length.
     "llama-1b": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256),
     "llama-8b": ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, tied=False),
     "llama-70b": ModelShape(80, 8192, 28_672, 64, 8, 128, 128_256, tied=False),
+    "llama-405b": ModelShape(126, 16_384, 53_248, 128, 8, 128, 128_256, tied=False),
     "tiny": ModelShape(2, 64, 128, 4, 2, 16, 6_000, 512),
 }
 """Shapes by name. `tiny` is for tests; it, too, has more tokens than the bundled tokenizer."""

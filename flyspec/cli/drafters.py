@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from flyspec.cli.json_output import print_json
-from flyspec.cli.options import with_flags
+from flyspec.cli.options import read_admin_address, with_flags
 from flyspec.cli.options.completion import complete_registered
-from flyspec.cli.runtime import run_async
+from flyspec.cli.runtime import run_async, waiting
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from flyspec.tables import Column, FittedTable
 
 T = TypeVar("T")
+
+_PREPARING = "a drafter with another tokenizer prepares the target's first"
 
 Name = Annotated[str, typer.Argument(
     metavar="NAME", help="Name of the drafter in requests.", autocompletion=complete_registered,
@@ -33,7 +34,9 @@ app = typer.Typer(no_args_is_help=True)
 class _Admin(Credentials):
     """The admin port to call, and the output format."""
 
-    admin_address: Annotated[str, Flag("The orchestrator's admin address.")] = "127.0.0.1:50053"
+    admin_address: Annotated[str, Flag(
+        "The orchestrator's admin address.", read=read_admin_address,
+    )] = "127.0.0.1:50053"  # fmt: skip
     json: Annotated[bool, Flag("Print one JSON document.")] = False
 
     def ask(self, call: Callable[[AdminClient], Awaitable[T]]) -> T:
@@ -48,7 +51,7 @@ class _Admin(Credentials):
 
     def show(self, drafter: DrafterStatus) -> None:
         if self.json:
-            print_json({"drafter": _document(drafter)})
+            print_json({"drafter": drafter.document()})
         else:
             _show([drafter])
 
@@ -64,7 +67,7 @@ def list_drafters(admin: _Admin) -> None:
     """List drafters with their state, load and acceptance rate."""
     drafters = admin.ask(lambda client: client.list_drafters())
     if admin.json:
-        print_json({"drafters": [_document(d) for d in drafters]})
+        print_json({"drafters": [d.document() for d in drafters]})
     else:
         _show(drafters)
 
@@ -86,9 +89,12 @@ def register(
     ] = "",
 ) -> None:
     """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
-    drafter, probe_ns = admin.ask(lambda client: client.register_drafter(name, address, kind))
+    doing = f"testing {name} at {address}"
+    drafter, probe_ns = admin.ask(
+        lambda client: waiting(doing, _PREPARING, client.register_drafter(name, address, kind))
+    )
     if admin.json:
-        print_json({"drafter": _document(drafter), "probe_ns": probe_ns})
+        print_json({"drafter": drafter.document(), "probe_ns": probe_ns})
     else:
         _show([drafter])
         print(f"its test proposal took {probe_ns / 1e6:.1f} ms")
@@ -141,22 +147,6 @@ def remove(
         print_json({"removed": name})
     else:
         print(f"{name} removed")
-
-
-def _document(drafter: DrafterStatus) -> dict[str, Any]:
-    """A drafter for `--json`: enums by name, plus rates computed from the counts."""
-    document = dataclasses.asdict(drafter)
-    document |= {"active": drafter.active, "address": drafter.address, "state": drafter.state.name}
-    for replica, status in zip(document["replicas"], drafter.replicas, strict=True):
-        replica["breaker"] = status.breaker.name
-    stats = drafter.stats
-    document["stats"] |= {
-        "draft_acceptance_rate": stats.draft_acceptance_rate,
-        "mean_accepted_tokens": stats.mean_accepted_tokens,
-        "mean_proposal_ms": stats.mean_proposal_ms,
-        "tokens_per_s": stats.tokens_per_s,
-    }
-    return document
 
 
 def _show(drafters: list[DrafterStatus]) -> None:

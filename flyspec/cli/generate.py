@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flyspec.cli.json_output import print_json, to_json
-from flyspec.cli.options import Color, ModelFlags, with_flags
+from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.cli.streaming import (
@@ -52,7 +52,7 @@ def generate(
         metavar="PROMPT", help="Prompts; '-' reads standard input as a prompt file.",
     )] = None,
     address: Annotated[str | None, Flag(
-        "Address of a running stack.", default="127.0.0.1:50050",
+        "Address of a running stack.", default="127.0.0.1:50050", read=read_address,
     )] = None,
     local: Annotated[bool, Flag("Start a stack for this command.")] = False,
     prompt_file: PromptFiles = (),
@@ -109,7 +109,10 @@ def _prompts(
     for argument in arguments:
         found += read_prompts("-", limit) if argument == "-" else [Prompt(argument, "plain")]
     for name in files:
-        found += read_prompts(name, limit)
+        try:
+            found += read_prompts(name, limit)
+        except ConfigError as error:
+            raise ConfigError(f"--prompt-file {error}") from None
     found += map(read_raw_prompt, raw_files)
     if any(not (p.text or p.chat) for p in found):
         raise ConfigError("prompt: is empty; give at least one character")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flyspec.cli.json_output import print_json
-from flyspec.cli.options import with_flags
+from flyspec.cli.options import read_address, read_admin_address, with_flags
 from flyspec.cli.runtime import run_async
 from flyspec.credentials import Credentials
 from flyspec.errors import FlyspecError
@@ -19,10 +19,14 @@ from flyspec.flags import Flag
 def healthcheck(
     connection: Credentials,
     address: Annotated[
-        str, Flag("Address of a server: orchestrator, draft or verify service.")
+        str, Flag("Address of a server: orchestrator, draft or verify service.", read=read_address)
     ] = "127.0.0.1:50050",
     admin_address: Annotated[
-        str | None, Flag("The orchestrator's admin address, to check its state too.")
+        str | None,
+        Flag(
+            "The orchestrator's admin address, to check its state too.",
+            read=read_admin_address,
+        ),
     ] = None,
     timeout: Annotated[float, Flag("Seconds to wait for an answer.", min=0.1)] = 5.0,
     json: Annotated[bool, Flag("Print one JSON document.")] = False,

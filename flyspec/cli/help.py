@@ -7,7 +7,10 @@ import re
 import textwrap
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
+
+from flyspec.spelling import did_you_mean
 
 COLUMN = 32
 """Where the texts start."""
@@ -23,8 +26,24 @@ def _lines(flag: str, text: str, width: int) -> list[str]:
     return [f"  {flag}".ljust(COLUMN) + lines[0], *(" " * COLUMN + line for line in lines[1:])]
 
 
+def _corrected(message: str) -> str:
+    """A message on a value that is none of several, with the one that was probably meant."""
+    found = re.fullmatch(r"(?:Value error, )?'(.*)' is not one of (.*?)\.?", message)
+    if not found:
+        return message
+    close = did_you_mean(found[1], re.findall(r"'([^']*)'", found[2]))
+    return f"{found[1]!r} is not one of {found[2]}{close}"
+
+
 class _HelpLayout:
     """How a command or group is described."""
+
+    def parse_args(self: Any, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().parse_args(ctx, args)  # type: ignore[misc]
+        except typer.BadParameter as error:
+            error.message = _corrected(error.message)
+            raise
 
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
         return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]

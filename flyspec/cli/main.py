@@ -11,10 +11,12 @@ from typer.main import get_group
 
 from flyspec.cli.help import HelpCommand, HelpGroup
 from flyspec.cli.program import program, run
+from flyspec.version import __version__
 
 _COMMANDS = {
     "serve": ("serve", "Run all services on this machine until Ctrl-C."),
     "generate": ("generate", "Stream completions of prompts, with tokens colored by origin."),
+    "doctor": ("doctor", "Say whether `serve` would work here, and what to change."),
     "chat": ("chat", "Hold a conversation, with tokens colored by origin."),
     "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
@@ -51,12 +53,7 @@ for _name, (_, _help) in _COMMANDS.items():
 
 def _version(show: bool) -> None:
     if show:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            print(version("flyspec"))
-        except PackageNotFoundError:
-            print("not installed")
+        print(__version__)
         raise typer.Exit
 
 

@@ -1,38 +1,64 @@
-"""Checks made before a large model is loaded."""
+"""Checks of a stack before its services start, with errors that name the stack's own flags."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from flyspec.config import OrchestratorSettings, from_command_line
+from flyspec.cli.service import DRAFT_FLAGS
+from flyspec.config import (
+    DraftSettings,
+    OrchestratorSettings,
+    VerifySettings,
+    environment_names,
+    read_settings,
+)
 from flyspec.errors import ConfigError
+from flyspec.preflight import check_draft, check_orchestrator, check_verify
+from flyspec.speculation_length import AUTO
+from flyspec.spelling import respell
+
+_CHECKS: Mapping[str, tuple[type[Any], Callable[[Any], None]]] = {
+    "orchestrator": (OrchestratorSettings, check_orchestrator),
+    "verify": (VerifySettings, check_verify),
+    "draft": (DraftSettings, check_draft),
+}
 
 
-def check_port(flag: str, host: str, port: int) -> None:
-    """Raise `ConfigError` for a port in use, or a host that is not this machine."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def settings_of(name: str, flags: Sequence[str]) -> Any:
+    """Return a service's settings, as it will read them. Raises `ConfigError`."""
+    try:
+        return read_settings(_CHECKS[name][0], name, flags)
+    except ConfigError as error:
+        raise _named(name, flags, error) from None
+
+
+def check_services(flags: Mapping[str, Sequence[str]]) -> None:
+    """Check the services to be started with these flags. Raises `ConfigError`."""
+    settings = {name: settings_of(name, given) for name, given in flags.items()}
+    for name, given in settings.items():
         try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"{flag} {port}: cannot listen on {host}: "
-                f"{getattr(error, 'strerror', None) or error}; stop the other process or "
-                "choose another port (0 picks a free one)"
-            ) from None
+            _CHECKS[name][1](given)
+        except ConfigError as error:
+            raise _named(name, flags[name], error) from None
+    if len(settings) == len(_CHECKS):
+        _check_k(settings)
 
 
-def check_security(flags: Sequence[str]) -> None:
-    """Raise `ConfigError` for bad certificates or keys, or ports left open.
+def _check_k(settings: Mapping[str, Any]) -> None:
+    k = settings["orchestrator"].num_speculative_tokens
+    most = min(settings[name].max_speculative_tokens for name in ("verify", "draft"))
+    if k != AUTO and k > most:
+        raise ConfigError(
+            f"--num-speculative-tokens {k}: the services allow at most {most}; use {most} or less"
+        )
 
-    `flags` are the orchestrator's.
-    """
-    from flyspec.security import ApiKeys
 
-    settings = from_command_line(OrchestratorSettings, "orchestrator", flags)
-    settings.port_security.credentials()
-    settings.admin_security.credentials()
-    if settings.api_keys_file:
-        ApiKeys(settings.api_keys_file)
+def names_of(name: str, flags: Sequence[str]) -> dict[str, str]:
+    """Return what the user set, the stack's flag or a variable, by a service's own flags."""
+    own = DRAFT_FLAGS if name == "draft" else {}
+    return {**own, **environment_names(_CHECKS[name][0], flags)}
+
+
+def _named(name: str, flags: Sequence[str], error: ConfigError) -> ConfigError:
+    return ConfigError(respell(str(error), names_of(name, flags)))

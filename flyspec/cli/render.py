@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from rich.color import ColorSystem
 from rich.style import Style
 from rich.text import Text
 
-from flyspec.client import Chunk, Generation, RoundRecord, Started
+from flyspec.client import Chunk, Generation, Started
 from flyspec.errors import FlyspecError
 from flyspec.speculation_length import AUTO
-from flyspec.values.tokens import Origin
+from flyspec.values.tokens import LABELS, Origin
 
 STYLES: dict[Origin, Style] = {
     Origin.EXACT_MODEL: Style(color="green"),
@@ -27,15 +27,6 @@ STYLES: dict[Origin, Style] = {
     Origin.CORRECTION: Style(color="red"),
     Origin.BONUS: Style(color="blue"),
     Origin.PLAIN: Style(),
-}
-LABELS: dict[Origin, str] = {
-    Origin.EXACT_MODEL: "drafted by the model",
-    Origin.EXACT_LOOKUP: "by prompt lookup",
-    Origin.PREDICTED: "predicted",
-    Origin.LOOSE: "loosely accepted",
-    Origin.CORRECTION: "corrected",
-    Origin.BONUS: "bonus",
-    Origin.PLAIN: "plain",
 }
 _DOT = " · "
 PROMPT_STYLE = Style(dim=True)
@@ -83,7 +74,7 @@ def document(generation: Generation, prompt_index: int = 0) -> dict[str, Any]:
         told = zip(generation.token_ids, generation.logprobs, strict=True)
         values["logprobs"] = [entry.document(token_id) for token_id, entry in told]
     if generation.rounds:
-        values["rounds"] = [round_document(record) for record in generation.rounds]
+        values["rounds"] = [record.document() for record in generation.rounds]
     return values
 
 
@@ -92,20 +83,6 @@ def failure(error: FlyspecError, prompt_index: int = 0) -> dict[str, Any]:
     return {
         "prompt_index": prompt_index,
         "error": {"status": error.status, "message": str(error)},
-    }
-
-
-def round_document(record: RoundRecord) -> dict[str, Any]:
-    """Return a round for `--return-rounds`: drafts, decisions, and the verdict's inputs."""
-    window = record.open_window
-    facts = {field.name: getattr(record, field.name) for field in fields(record)}
-    del facts["budget"]
-    return {
-        **facts,
-        "decisions": [d._asdict() | {"outcome": d.outcome.name} for d in record.decisions],
-        "remaining_loose_tokens": record.budget.loose_tokens,
-        "remaining_loose_cost_nats": record.budget.loose_cost_nats,
-        "open_window": window._asdict() if window else None,
     }
 
 

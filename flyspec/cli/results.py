@@ -13,6 +13,7 @@ import typer
 
 from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.program import say
+from flyspec.concurrency import StoppedEarly
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
@@ -100,12 +101,10 @@ class Results:
 
         After Ctrl-C, what was measured until then is shown; the exit code is 130.
         """
-        from flyspec.cli.runtime import InterruptedRun
-
         self.check()
         try:
             code = self.finish(measure())
-        except InterruptedRun as end:
+        except StoppedEarly as end:
             if end.reached is not None:
                 self.finish(end.reached)
                 say("interrupted; these are the results until then")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
-from flyspec.concurrency import interrupted
+from flyspec.concurrency import StoppedEarly, interrupted
 
 if TYPE_CHECKING:
     from flyspec.cli.options import ModelFlags
@@ -20,23 +20,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_QUIET_S = 2.0
+"""Seconds that a command waits for an answer before it says so."""
+
 
 class Terminated(BaseException):
     """SIGTERM was received."""
 
 
-class InterruptedRun(KeyboardInterrupt):
-    """Ctrl-C was pressed; `reached` is what the work returned all the same."""
-
-    def __init__(self, reached: Any) -> None:
-        super().__init__()
-        self.reached = reached
-
-
 def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine. Ctrl-C and SIGTERM cancel it, so that it can clean up.
 
-    Raises `InterruptedRun` if it returns after Ctrl-C.
+    Raises `StoppedEarly` if it returns after Ctrl-C.
     """
 
     stopped = False
@@ -71,8 +66,23 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     except Terminated:
         raise typer.Exit(128 + signal.SIGTERM) from None
     if stopped:
-        raise InterruptedRun(result)
+        raise StoppedEarly(result)
     return result
+
+
+async def waiting(doing: str, why: str, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; if it takes long, say so, and why."""
+    from flyspec.progress import working
+
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=_QUIET_S)
+        if not task.done():
+            with working(f"{doing}; {why}"):
+                await asyncio.wait([task])
+        return await task
+    finally:
+        task.cancel()
 
 
 async def with_server(

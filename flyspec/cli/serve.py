@@ -22,7 +22,7 @@ from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.flags import Flag
 from flyspec.progress import error_console
 
-_DEFAULTS = StackOptions(
+DEFAULTS = StackOptions(
     admin_host="",
     port=GENERATION_PORT,
     admin_port=ADMIN_PORT,
@@ -35,7 +35,7 @@ _DEFAULTS = StackOptions(
 @with_flags
 def serve(
     listening: ListeningFlags,
-    stack: StackOptions = _DEFAULTS,
+    stack: StackOptions = DEFAULTS,
     json: Annotated[
         bool, Flag("When ready, print addresses and process ids as one JSON line.")
     ] = False,
@@ -44,12 +44,16 @@ def serve(
 
     A service that dies is restarted.
     """
-    options = replace(
+    raise typer.Exit(run_async(_serve(served(stack, listening), json)))
+
+
+def served(stack: StackOptions, listening: ListeningFlags) -> StackOptions:
+    """Return the options of a stack to serve, from the flags of the command."""
+    return replace(
         stack,
         admin_host=stack.admin_host or stack.host,
         orchestrator_flags=listening.orchestrator_flags(),
     )
-    raise typer.Exit(run_async(_serve(options, json)))
 
 
 async def _serve(options: StackOptions, json: bool) -> int:

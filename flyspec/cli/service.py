@@ -19,13 +19,19 @@ import flyspec
 from flyspec.cli.child import IMPORTS, ChildJob
 from flyspec.cli.fork_server import READY_FD, ForkedProcess, ForkServer
 from flyspec.errors import ConfigError, FlyspecError
+from flyspec.spelling import respell
 from flyspec.startup import STAGE
 
 ROOT = Path(flyspec.__file__).resolve().parent.parent
 KEPT_LOG_LINES = 20
 _BLOCK = 1 << 16
 _ERROR = re.compile(r"(?:\w+: )?error: (.*)")
-_DRAFT_FLAGS = re.compile(r"--(model|device|dtype|threads|port)\b")
+DRAFT_FLAGS = {
+    f"--{name}": f"--draft-{name}"
+    for name in ("model", "device", "dtype", "threads", "port", "gpu-memory-utilization",
+                 "kv-cache-memory-bytes")
+}  # fmt: skip
+"""The stack's flags by those of the draft service."""
 
 
 class ServiceDiedError(FlyspecError):
@@ -142,7 +148,7 @@ class Child:
         if code == 2 and self._errors:
             message = self._errors[-1]
             if self.name == "draft":
-                message = _DRAFT_FLAGS.sub(r"--draft-\1", message)
+                message = respell(message, DRAFT_FLAGS)
             return ConfigError(f"{self.name} service: {message}")
         said = "".join(f"\n  {line}" for line in self.lines) or " none"
         return ServiceDiedError(f"{await self.how_it_ended()}; last lines:{said}")

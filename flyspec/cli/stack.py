@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
+from flyspec import bundled
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
-from flyspec.cli.preflight import check_port, check_security
-from flyspec.cli.service import ROOT, Child, ServiceDiedError, child_environment
+from flyspec.cli.preflight import check_services
+from flyspec.cli.service import Child, ServiceDiedError, child_environment
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import (
     NO_PORT,
@@ -29,13 +30,13 @@ from flyspec.config import (
 )
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
+from flyspec.preflight import check_port
 from flyspec.process import available_cores
 from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
 from flyspec.startup import READY
 
 T = TypeVar("T")
 
-DEMO_MODELS = ROOT / "demo" / "models"
 LOOPBACK = "127.0.0.1"
 _MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator": "orchestrator"}
 _PORTS_OF = {
@@ -114,15 +115,14 @@ class StackOptions(ModelFlags):
         """Return a copy with models, devices and memory shares filled in."""
         changes: dict[str, Any] = {}
         if self.model is None:
-            target, draft = DEMO_MODELS / "target", DEMO_MODELS / "draft"
-            if not (target / "model.safetensors").is_file():
+            if not (bundled.TARGET / "model.safetensors").is_file():
                 raise ConfigError(
-                    f"no --model given, and no bundled models in {DEMO_MODELS}; "
+                    f"no --model given, and no bundled models in {bundled.MODELS}; "
                     "pass --model DIR and --draft-model DIR"
                 )
-            changes["model"] = str(target)
+            changes["model"] = str(bundled.TARGET)
             if self.draft_model is None:
-                changes["draft_model"] = str(draft)
+                changes["draft_model"] = str(bundled.DRAFT)
         elif self.draft_model is None:
             changes["draft_model"] = ""
         if self.draft_device is None:
@@ -284,9 +284,6 @@ class Stack:
         from orchestrator.generation.rule_files import load_rules
 
         o = self.options
-        check_security(
-            ["--host", o.host, "--admin-host", o.admin_host, *o.orchestrator_flags]
-        )
         check_port("--port", o.host, o.port)
         check_port("--admin-port", o.admin_host, o.admin_port)
         if o.http_port not in (None, NO_PORT):
@@ -294,6 +291,8 @@ class Stack:
         check_port("--draft-port", LOOPBACK, o.draft_port)
         check_port("--verify-port", LOOPBACK, o.verify_port)
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
+        # Those of benchmarks have other settings.
+        check_services({name: self.flags(name) for name in _MODULES if name not in o.modules})
 
     async def _start(self) -> None:
         self._check()
@@ -336,15 +335,18 @@ class Stack:
         environment = {"OMP_NUM_THREADS": str(self._threads(name))}
         if port := service.facts.get("metrics_port"):
             environment[f"FLYSPEC_{name.upper()}_METRICS_PORT"] = str(port)
-        flags = [*self._flags(name), *self.options.last_flags.get(name, ())]
-        service.run(self.options.modules.get(name, _MODULES[name]), flags, environment)
+        service.run(self.options.modules.get(name, _MODULES[name]), self.flags(name), environment)
 
     def _threads(self, name: str) -> int:
         o = self.options
         threads = {"verify": o.threads, "draft": o.draft_threads, "orchestrator": 1}[name]
         return threads or torch_threads()
 
-    def _flags(self, name: str) -> list[str]:
+    def flags(self, name: str) -> list[str]:
+        """Return the flags with which a service is started."""
+        return [*self._own_flags(name), *self.options.last_flags.get(name, ())]
+
+    def _own_flags(self, name: str) -> list[str]:
         o = self.options
         common = o.flags("log_level", "drain_grace_s")
         if name == "orchestrator":

@@ -6,11 +6,13 @@ from typing import Any
 
 from flyspec import wire
 from flyspec.client.connection import AsyncConnection
-from flyspec.config import ADMIN_PORT
+from flyspec.config import ADMIN_PORT, TOKENIZER_TIMEOUT_S
 from flyspec.credentials import Credentials
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
 from flyspec.values.admin import DrafterStatus, Status
 
+REGISTER_TIMEOUT_S = TOKENIZER_TIMEOUT_S + 30.0
+"""Default time limit of registering a drafter: the orchestrator's own come first."""
 DEFAULT_ADMIN_ADDRESS = f"127.0.0.1:{ADMIN_PORT}"
 
 
@@ -34,9 +36,13 @@ class AdminClient(AsyncConnection):
         return [wire.decode(DrafterStatus, d) for d in response.drafters]
 
     async def register_drafter(
-        self, name: str, address: str, kind: str = "", timeout_s: float = 60.0
+        self, name: str, address: str, kind: str = "", timeout_s: float = REGISTER_TIMEOUT_S
     ) -> tuple[DrafterStatus, int]:
-        """Add a drafter or a replica of it. Return it and the time of its test proposal, ns."""
+        """Add a drafter or a replica of it. Return it and the time of its test proposal, ns.
+
+        A drafter with another tokenizer first prepares the target's, for up to the orchestrator's
+        `--tokenizer-timeout-s`.
+        """
         request = admin_pb2.RegisterDrafterRequest(name=name, address=address, kind=kind)
         response = await self._ask("RegisterDrafter", request, timeout_s)
         return wire.decode(DrafterStatus, response.drafter), response.probe_ns

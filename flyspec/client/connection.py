@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import rpc
+from flyspec.addresses import address_problem
 from flyspec.client.messages import time_limit
 from flyspec.client.requests import shown
 from flyspec.credentials import Credentials
@@ -20,6 +21,7 @@ from flyspec.errors import (
     UnavailableError,
     UnimplementedError,
 )
+from flyspec.spelling import respell
 
 # gRPC's details if the port or host does not exist.
 _NOT_REACHED = ("failed to connect", "errors resolving", "resolution failed")
@@ -49,18 +51,17 @@ class Connection:
         self._check(address, credentials)
         self.address = address
         self._credentials = credentials or Credentials.from_environment()
-        self._security = self._credentials.security(address)
-        self._metadata = self._credentials.metadata()
+        try:
+            self._security = self._credentials.security(address)
+            self._metadata = self._credentials.metadata()
+        except ConfigError as error:
+            raise ConfigError(self._called(str(error))) from None
 
     def _check(self, address: Any, credentials: Any) -> None:
         if not isinstance(address, str) or not address:
             raise ConfigError(f"address: must be HOST:PORT, got {shown(address)}")
-        if address.lower().startswith(("http://", "https://", "grpc://", "grpcs://")):
-            raise ConfigError(
-                f"address {address}: must be HOST:PORT of the {self._kind} port (default "
-                f"{self._default_port}), which speaks gRPC, not a URL; OpenAI's clients take the "
-                "URL of the HTTP port (docs/http.md)"
-            )
+        if problem := address_problem(address, self._kind, self._default_port):
+            raise ConfigError(f"address {address}: {problem}")
         if not isinstance(credentials, Credentials | None):  # may be a key: not shown
             raise ConfigError(
                 f"credentials: must be Credentials or None, got a {type(credentials).__name__}"
@@ -82,14 +83,16 @@ class Connection:
                     "tokens"
                 )
             return UnavailableError(f"{self.address} did not answer in time")
-        if code is grpc.StatusCode.UNIMPLEMENTED and not rpc.was_said(error):
+        if code is grpc.StatusCode.UNIMPLEMENTED and rpc.was_said(error):
+            return UnimplementedError(f"{self.address}: {details}; {self.hint}")
+        if code is grpc.StatusCode.UNIMPLEMENTED:
             return UnimplementedError(
                 f"the server at {self.address} does not have the {self._kind} service; {other}"
             )
         if code is not grpc.StatusCode.UNAVAILABLE or rpc.was_said(error):
             return rpc.error_of(error)
         if reason := self._tls_problem(details):
-            return UnavailableError(f"no connection to {self.address}: {reason}")
+            return UnavailableError(f"no connection to {self.address}: {self._called(reason)}")
         if any(what in details for what in _NOT_GRPC):
             return UnavailableError(
                 f"the server at {self.address} does not speak gRPC; if this is the HTTP port, "
@@ -100,6 +103,10 @@ class Connection:
                 f"no server at {self.address}; start one with `flyspec serve` or {self.hint}"
             )
         return UnavailableError(f"lost the server at {self.address}: {details}")
+
+    def _called(self, message: str) -> str:
+        """A message on the credentials, with the names under which they were given."""
+        return respell(message, self._credentials.names)
 
     def _tls_problem(self, details: str) -> str:
         """Explain a mismatch of TLS settings; empty if there is none."""

@@ -15,17 +15,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flyspec.config import ModelServerSettings
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import DeviceMemory, device_memory, give_back
-from flyspec.engine.kv_heads import replicated_numbers
-from flyspec.engine.loading import LoadedModel
+from flyspec.engine.devices import AnyDevice
+from flyspec.engine.heads import replicated_numbers
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache, readable
 from flyspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flyspec.engine.loading import LoadedModel
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class Fit(NamedTuple):
     """
 
     name: str
-    device: torch.device
+    device: AnyDevice
     settings: ModelServerSettings
     memory: DeviceMemory
     taken: dict[str, int]
@@ -87,16 +88,25 @@ class Fit(NamedTuple):
         total = sum(self.taken.values()) + plan.total_bytes
         return f"{' + '.join(parts)} = {readable(total)}"
 
+    def line(self, plan: KVCachePlan) -> str:
+        """Return the comparison as text."""
+        return f"memory of {self.device}: {self.sum_of(plan)} of {self._allowed()}"
+
+    def warning(self, plan: KVCachePlan) -> str:
+        """Return what to fear of the cache if it may be too much, and what to change; else ""."""
+        if plan.total_bytes <= self.left:
+            return ""
+        return (
+            "the service will fail or be killed if all of it is used; lower --max-sessions, "
+            "--max-model-len or --kv-cache-memory-bytes"
+        )
+
     def tell(self, plan: KVCachePlan) -> None:
         """Log the comparison on one line, as a warning if it may be too much."""
-        line = f"memory of {self.device}: {self.sum_of(plan)} of {self._allowed()}"
-        if plan.total_bytes <= self.left:
-            log.info("%s", line)
+        if warning := self.warning(plan):
+            log.warning("%s: %s", self.line(plan), warning)
         else:
-            log.warning(
-                "%s: the service will fail or be killed if all of it is used; lower "
-                "--max-sessions, --max-model-len or --kv-cache-memory-bytes", line
-            )  # fmt: skip
+            log.info("%s", self.line(plan))
 
     @property
     def _is_shared(self) -> bool:
@@ -123,7 +133,7 @@ class Fit(NamedTuple):
         return ", ".join([*ways, "or free memory on the device"])
 
 
-def block_size(settings: ModelServerSettings, device: torch.device) -> int:
+def block_size(settings: ModelServerSettings, device: AnyDevice) -> int:
     """Return the tokens per block of the KV cache on a device; 0: slots of the whole context."""
     if settings.block_size is not None:
         return settings.block_size
@@ -138,6 +148,19 @@ def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
     memory, weights = device_memory(model.device), model.loaded_bytes()
     if memory is None or weights is None:
         return
+    fit, plan = plan_fit(settings, model, memory, weights)
+    fit.require_one()
+    fit.tell(plan())
+
+
+def plan_fit(
+    settings: ModelServerSettings, model: Checkpoint, memory: DeviceMemory, weights: int
+) -> tuple[Fit, Callable[[], KVCachePlan]]:
+    """Return what a model would use of each device, and a call that plans its whole KV cache.
+
+    `weights` are those of the whole model, in bytes. The call is only for a fit with room for one
+    session.
+    """
     plan = partial(
         plan_kv_cache,
         model.config,
@@ -153,9 +176,8 @@ def check_fits(settings: ModelServerSettings, model: Checkpoint) -> None:
     if model.device.type == "cuda":
         taken |= {"CUDA": memory.own, "activations": activation_bytes(settings, model)}
     fit = Fit(model.name, model.device, settings, memory, taken, plan(max_sessions=1))
-    fit.require_one()
     budget = settings.kv_cache_memory_bytes or fit.most
-    fit.tell(plan(max_sessions=settings.max_sessions, budget_bytes=budget))
+    return fit, partial(plan, max_sessions=settings.max_sessions, budget_bytes=budget)
 
 
 def plan_cache(

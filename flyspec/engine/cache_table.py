@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MemoryRows: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 """Rows of the cache's memory, a position's keys and values each."""
+SPARE_ROWS = 512
+"""Positions after the last slot: fixed-shape attention reads, masked, beyond a slot's end."""
 
 
 class Lease(NamedTuple):

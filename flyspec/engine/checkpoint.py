@@ -16,8 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
+from flyspec.engine.devices import AnyDevice, ElementType, NamedType, stored_type
 from flyspec.process import available_cores
 
 _MOST_HEADER_BYTES = 100_000_000
@@ -35,8 +34,8 @@ class Checkpoint(NamedTuple):
 
     name: str
     config: Any
-    dtype: torch.dtype
-    device: torch.device
+    dtype: ElementType
+    device: AnyDevice
     context_length: int
     tensor_parallel_size: int
     weights: Path
@@ -61,14 +60,13 @@ class Checkpoint(NamedTuple):
             if all(file.is_file() for file in files):
                 return sum(_of_file(file, self.dtype) for file in files)
             index = json.loads(self.weights.read_text())
-            stored = getattr(self.config, "dtype", None)
-            stored = stored if isinstance(stored, torch.dtype) else torch.float32
-            return int(index["metadata"]["total_size"]) * self.dtype.itemsize // stored.itemsize
+            stored = NamedType(stored_type(self.config)).itemsize
+            return int(index["metadata"]["total_size"]) * self.dtype.itemsize // stored
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None  # loading reports what is wrong
 
 
-def _of_file(path: Path, dtype: torch.dtype) -> int:
+def _of_file(path: Path, dtype: ElementType) -> int:
     """Loaded bytes of a file, from its header: 8 bytes of length (little-endian), then JSON."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import torch
+from flyspec.engine.devices import AnyDevice
+
+if TYPE_CHECKING:
+    import torch
 
 OUTSIDE_TORCH = 1_000_000_000
 """Bytes that a process uses on a GPU besides torch's own memory: CUDA's context, kernels, NCCL's
@@ -40,16 +43,21 @@ class DeviceMemory(NamedTuple):
         return max(0, min(self.free, int(self.total * utilization) - self.own))
 
 
-def device_memory(device: torch.device) -> DeviceMemory | None:
+def device_memory(device: AnyDevice) -> DeviceMemory | None:
     """Return a device's current memory; None if unknown."""
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return DeviceMemory(total, free, torch.cuda.memory_reserved(device) + OUTSIDE_TORCH)
+        import torch  # only for a GPU: what is planned for a CPU needs none
+
+        gpu = torch.device(str(device))
+        free, total = torch.cuda.mem_get_info(gpu)
+        return DeviceMemory(total, free, torch.cuda.memory_reserved(gpu) + OUTSIDE_TORCH)
     return host_memory() if device.type == "cpu" else None
 
 
 def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     """Return the peak GPU memory of `work`, in bytes, beyond what torch held before."""
+    import torch
+
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
@@ -58,9 +66,11 @@ def peak_bytes(device: torch.device, work: Callable[[], object]) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def give_back(device: torch.device) -> None:
+def give_back(device: AnyDevice) -> None:
     """Release the GPU memory that torch holds but does not use, so that it counts as free."""
     if device.type == "cuda":
+        import torch
+
         torch.cuda.empty_cache()
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-
-from flyspec.engine.kv_heads import heads_per_rank, layer_heads, splits_heads
-from flyspec.engine.slot_cache import SPARE_ROWS
+from flyspec.engine.cache_table import SPARE_ROWS
+from flyspec.engine.devices import ElementType
+from flyspec.engine.heads import heads_per_rank, layer_heads, splits_heads
 from flyspec.errors import ConfigError
 
 
@@ -15,7 +14,7 @@ class KVCachePlan(NamedTuple):
     """A KV cache of slots, or of blocks that the slots share, and its bytes on one device.
 
     `bytes_per_slot` are those of the whole context, `max_length` tokens; `spare_bytes` those that
-    no session uses: after the last slot (`slot_cache.SPARE_ROWS`), or of block 0. Without blocks,
+    no session uses: after the last slot (`cache_table.SPARE_ROWS`), or of block 0. Without blocks,
     `block_size`, their tokens, and `num_blocks`, which sessions may use, are 0.
     """
 
@@ -64,7 +63,7 @@ def blocks_of(num_tokens: int, block_size: int) -> int:
 
 
 def slot_bytes(
-    config: Any, max_length: int, dtype: torch.dtype, tensor_parallel_size: int = 1
+    config: Any, max_length: int, dtype: ElementType, tensor_parallel_size: int = 1
 ) -> int:
     """Return the bytes of a slot of `max_length` tokens on each device of a tensor-parallel group.
 
@@ -99,7 +98,7 @@ def plan_slots(
 def plan_kv_cache(
     config: Any,
     max_length: int,
-    dtype: torch.dtype,
+    dtype: ElementType,
     max_sessions: int,
     budget_bytes: int = 0,
     tensor_parallel_size: int = 1,

@@ -124,7 +124,9 @@ class RankGroup:
         try:
             store = _meet(place, listener)
             dist.init_process_group(
-                "nccl" if nccl else "gloo",
+                # Named like this, torch's device mesh takes the group as it is; for "gloo" it would
+                # make one with NCCL wherever there is a GPU.
+                "nccl" if nccl else "cpu:gloo,cuda:gloo",
                 store=PrefixStore("flyspec", store),
                 rank=place.rank,
                 world_size=place.size,

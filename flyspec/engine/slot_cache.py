@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from flyspec.engine.cache_table import SPARE_ROWS
 from flyspec.engine.kv_memory import KVCache, KVLayer
 from flyspec.engine.slots import SlotTable
-
-SPARE_ROWS = 512
-"""Positions after the last slot: fixed-shape attention reads, masked, beyond a slot's end."""
 
 
 class SlotLayer(KVLayer):

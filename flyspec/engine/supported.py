@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from flyspec.engine.kv_heads import can_split, layer_heads, splits_heads
+from flyspec.engine.heads import can_split, layer_heads, splits_heads
 from flyspec.errors import ConfigError
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
@@ -47,7 +47,7 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
     """Reject a number of ranks that cannot share the model's heads. Raises `ConfigError`.
 
     It must divide the attention heads, and divide the KV heads or be a multiple of them
-    (`kv_heads`). Other dimensions need not divide: the last rank's share is then smaller.
+    (`heads`). Other dimensions need not divide: the last rank's share is then smaller.
     """
     text_config = config.get_text_config()
     if not getattr(text_config, "base_model_tp_plan", None):
@@ -57,7 +57,11 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
         )
     if not splits_heads(text_config):
         return  # every rank holds all heads
-    layers = {(heads, kv_heads) for heads, kv_heads, _ in layer_heads(text_config)}
+    check_heads(name, {(heads, kv) for heads, kv, _ in layer_heads(text_config)}, size)
+
+
+def check_heads(name: str, layers: set[tuple[int, int]], size: int) -> None:
+    """Reject a number of ranks that cannot share these attention heads and KV heads of layers."""
     least = min(kv_heads for _, kv_heads in layers)
 
     def works(ranks: int) -> bool:
@@ -78,11 +82,18 @@ def check_tensor_parallel(name: str, config: Any, size: int) -> None:
         )
 
 
+def check_length(max_model_len: int, limit: int | None) -> None:
+    """Reject a context longer than the model's own. Raises `ConfigError`."""
+    if limit and max_model_len > limit:
+        raise ConfigError(
+            f"--max-model-len {max_model_len}: the model's own limit is {limit}; "
+            f"use {limit} or less, or 0"
+        )
+
+
 def unserved(name: str, reason: str) -> ConfigError:
     """Return the error for a model that cannot be served from slots."""
-    return ConfigError(
-        f"--model {name}: cannot be served from the slot cache: {reason}; {_INSTEAD}"
-    )
+    return ConfigError(f"--model {name}: cannot be served: {reason}; {_INSTEAD}")
 
 
 def _rope_limits(config: Any) -> Iterator[tuple[int, str]]:

@@ -10,6 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from flyspec.errors import ConfigError
+from flyspec.rpc.elsewhere import Elsewhere
 from flyspec.rpc.gate import Check, Gate
 from flyspec.rpc.malformed import MalformedRequests
 from flyspec.rpc.sizes import MAX_MESSAGE_BYTES, MAX_STREAMS
@@ -80,6 +81,9 @@ class GrpcServer:
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
         )
+        self.neighbours: dict[str, int] = {}
+        """Ports of this process's other services by full name, to tell calls that want them."""
+        self._server.add_generic_rpc_handlers((Elsewhere(names, self.neighbours),))
 
     async def start(self) -> int:
         """Listen, not ready yet. Return the bound port."""

@@ -19,6 +19,7 @@ from flyspec.rules import (
 )
 from flyspec.rules.presets import DEFAULT_WINDOW_SIZE, RULE_PRESETS
 from flyspec.speculation_length import REQUESTED_BY_AUTO
+from flyspec.spelling import did_you_mean
 
 
 def validate_rule(rule: Rule, field: str = "rule") -> None:
@@ -30,6 +31,7 @@ def validate_rule(rule: Rule, field: str = "rule") -> None:
     if preset is None:
         raise InvalidArgumentError(
             f"{field}.name must be one of {', '.join(RULE_PRESETS)}, got {rule.name!r}"
+            f"{did_you_mean(rule.name, RULE_PRESETS)}"
         )
     if rule.guarded_token_ids and preset.lossless:
         raise InvalidArgumentError(

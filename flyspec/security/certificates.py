@@ -55,8 +55,7 @@ def watch_certificates(files: TlsFiles) -> Watched[Certificates]:
 def read_certificates(files: TlsFiles) -> Certificates:
     """Read and check certificates. Raises `ConfigError`, naming the setting."""
     if bool(files.certfile) != bool(files.keyfile):
-        given, lacking = ("ssl-certfile", "ssl-keyfile")[:: 1 if files.certfile else -1]
-        raise ConfigError(f"--{given} is given without --{lacking}; give both")
+        raise _half(*("ssl-certfile", "ssl-keyfile")[:: 1 if files.certfile else -1])
     chain = key = authorities = expires = None
     if files.certfile:
         chain = read_bytes(files.certfile, "--ssl-certfile")
@@ -66,6 +65,10 @@ def read_certificates(files: TlsFiles) -> Certificates:
         authorities = read_bytes(files.ca_certs, "--ssl-ca-certs")
         _load(authorities, f"--ssl-ca-certs {files.ca_certs}")
     return Certificates(chain, key, authorities, expires)
+
+
+def _half(given: str, lacking: str) -> ConfigError:
+    return ConfigError(f"--{given} is given without --{lacking}; give both")
 
 
 def _check_pair(files: TlsFiles, chain: bytes, key: bytes) -> datetime.datetime:
@@ -120,8 +123,10 @@ def server_credentials(files: TlsFiles, require_client: bool) -> grpc.ServerCred
     `require_client` refuses clients without a certificate from `files.ca_certs`. Raises
     `ConfigError`.
     """
-    if not files.certfile:
+    if not files.certfile and not files.keyfile:
         raise ConfigError("--ssl-ca-certs is given without --ssl-certfile and --ssl-keyfile")
+    if not files.certfile:
+        raise _half("ssl-keyfile", "ssl-certfile")
     if require_client and not files.ca_certs:
         raise ConfigError(
             "--ssl-client-auth required: give the CAs of the clients' certificates with "

@@ -10,7 +10,6 @@ import asyncio
 import platform
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate
 
 import grpc
@@ -32,6 +31,7 @@ from prometheus_client.registry import Collector
 
 from flyspec.security import TlsFiles, watch_certificates
 from flyspec.values.sessions import SessionStatus
+from flyspec.version import __version__
 
 STEP_SECONDS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15,
@@ -49,13 +49,6 @@ SCRAPE_WAIT_S = 5.0
 """A scrape fails (`up` is 0) if the event loop does not answer for this long."""
 
 
-def flyspec_version() -> str:
-    try:
-        return version("flyspec")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def new_registry(service: str) -> CollectorRegistry:
     """Return a registry with metrics of the process, garbage collector and build."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -66,7 +59,7 @@ def new_registry(service: str) -> CollectorRegistry:
     build.info(
         {
             "service": service,
-            "version": flyspec_version(),
+            "version": __version__,
             "grpc": grpc.__version__,
             "python": platform.python_version(),
         }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyspec.errors import ConfigError
 from flyspec.metadata import TRACEPARENT_KEY
-from flyspec.telemetry.metrics import flyspec_version
+from flyspec.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -54,7 +54,7 @@ class Traces:
         resource = {
             "service.namespace": "flyspec",
             "service.name": f"flyspec-{service}",
-            "service.version": flyspec_version(),
+            "service.version": __version__,
         }
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sample_ratio)),
@@ -82,7 +82,7 @@ class Traces:
             self._provider.add_span_processor(
                 BatchSpanProcessor(exporter, max_queue_size=MAX_WAITING_SPANS)
             )
-        self._tracer = self._provider.get_tracer("flyspec", flyspec_version())
+        self._tracer = self._provider.get_tracer("flyspec", __version__)
 
     @property
     def enabled(self) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flyspec.values.rounds import DraftCounts
 from flyspec.values.sessions import SessionStatus
@@ -235,3 +235,17 @@ class DrafterStatus:
     @property
     def address(self) -> str:
         return ",".join(replica.address for replica in self.replicas)
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON: enums by name, and rates computed from the counts."""
+        document = asdict(self)
+        document |= {"active": self.active, "address": self.address, "state": self.state.name}
+        for replica, status in zip(document["replicas"], self.replicas, strict=True):
+            replica["breaker"] = status.breaker.name
+        document["stats"] |= {
+            "draft_acceptance_rate": self.stats.draft_acceptance_rate,
+            "mean_accepted_tokens": self.stats.mean_accepted_tokens,
+            "mean_proposal_ms": self.stats.mean_proposal_ms,
+            "tokens_per_s": self.stats.tokens_per_s,
+        }
+        return document

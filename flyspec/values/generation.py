@@ -111,6 +111,19 @@ class RoundRecord:
     open_window: OpenWindow | None = None
     num_speculative_tokens: int = 0
 
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON, with the names of the proto message; outcomes by name."""
+        window = self.open_window
+        facts = {item.name: getattr(self, item.name) for item in fields(self)}
+        del facts["budget"]
+        return {
+            **facts,
+            "decisions": [d._asdict() | {"outcome": d.outcome.name} for d in self.decisions],
+            "remaining_loose_tokens": self.budget.loose_tokens,
+            "remaining_loose_cost_nats": self.budget.loose_cost_nats,
+            "open_window": window._asdict() if window else None,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Recovery:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -36,6 +36,18 @@ class Origin(IntEnum):
     BONUS = 5
     PLAIN = 6
     PREDICTED = 7
+
+
+LABELS: Mapping[Origin, str] = {
+    Origin.EXACT_MODEL: "drafted by the model",
+    Origin.EXACT_LOOKUP: "by prompt lookup",
+    Origin.PREDICTED: "predicted",
+    Origin.LOOSE: "loosely accepted",
+    Origin.CORRECTION: "corrected",
+    Origin.BONUS: "bonus",
+    Origin.PLAIN: "plain",
+}
+"""What the origins are called where users see them."""
 
 
 def read_logit_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:

@@ -14,7 +14,8 @@ from typing import Annotated, Literal, Self
 from safetensors.torch import load_file, save_file
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from flyspec.cli.stack import DEMO_MODELS, LOOPBACK
+from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
+from flyspec.cli.stack import LOOPBACK
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype, Flag, LogLevel
 from loadtest.chaos.restartable import Restartable
@@ -23,7 +24,6 @@ from loadtest.sampler import resident_mib
 from orchestrator.upstreams.draft import GrpcDraftUpstream
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
 
-TARGET, DRAFT, FOREIGN = (DEMO_MODELS / name for name in ("target", "draft", "draft-bytes"))
 FOREIGN_DRAFTER = "bytes"
 Role = Literal["target", "drafter"]
 
@@ -78,7 +78,7 @@ class ProxiedFleet:
     orchestrator: Restartable
 
     def __init__(self, options: FleetOptions) -> None:
-        for model in (TARGET, DRAFT, FOREIGN):
+        for model in (TARGET, DRAFT, DRAFT_BYTES):
             if not (model / "model.safetensors").is_file():
                 raise ConfigError(f"{model} has no weights; run `make models`")
         self.options = options
@@ -87,7 +87,7 @@ class ProxiedFleet:
         self._other_model = Path(folder) / "target"
         self.targets = [self._member("target", f"target {i}", TARGET) for i in (1, 2)]
         self.drafters = [self._member("drafter", f"drafter {i}", DRAFT) for i in (1, 2)]
-        self.foreign = [self._member("drafter", "drafter of bytes", FOREIGN)]
+        self.foreign = [self._member("drafter", "drafter of bytes", DRAFT_BYTES)]
         if options.no_foreign:
             self.foreign = []
 

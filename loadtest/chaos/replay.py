@@ -13,6 +13,7 @@ from typing import Self
 
 from transformers.utils.logging import disable_progress_bar
 
+from flyspec.bundled import TARGET
 from flyspec.client import Generation, RoundRecord
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
@@ -28,7 +29,6 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import Origin
-from loadtest.chaos.fleet import TARGET
 from loadtest.chaos.work import Request
 from orchestrator.generation.output import Output
 from orchestrator.generation.window import (

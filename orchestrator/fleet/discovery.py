@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import socket
 
+from flyspec.addresses import split_address
 from flyspec.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 DNS = "dns:///"
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/,\[\]]+):(\d{1,5})")
 
 
 class Addresses:
@@ -75,7 +74,9 @@ class Addresses:
 
 
 def _split(address: str, what: str) -> tuple[str, int]:
-    match = _ADDRESS.fullmatch(address)
-    if not match or not 0 < int(match[2]) < 1 << 16:
-        raise ConfigError(f"{what}: invalid address {address!r}; give host:port or {DNS}host:port")
-    return match[1], int(match[2])
+    found = split_address(address)
+    if found is None:
+        plain = address.partition("://")[2].rstrip("/")
+        instead = plain if split_address(plain) else "host:port"
+        raise ConfigError(f"{what}: invalid address {address!r}; give {instead} or {DNS}host:port")
+    return found

@@ -71,7 +71,8 @@ class Fleet:
         replica = await self._first_target()
         self._target = await self._read_target(replica.service, replica.info)
         if (pool := self._draft_pool) is not None:
-            await pool.start()
+            # Its first probe may wait for a tokenizer to be prepared.
+            self._tasks.append(asyncio.create_task(pool.start()))
             deadline = time.monotonic() + DRAFT_WAIT_S
             while not self._adopt(pool):
                 _refuse_misfit(pool)

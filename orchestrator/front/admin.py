@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
 from typing import Any
 
 from flyspec import rpc, wire
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
-from flyspec.values.admin import DrafterStatus, Status, UpstreamStatus
+from flyspec.values.admin import Status
 from orchestrator.admission.admission import Admission
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.fleet.handshake import is_foreign
-from orchestrator.fleet.replicas import Replica
+from orchestrator.front.statuses import drafter_status, replica_status
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +32,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         fleet, admission = self._fleet, self._admission
         pools = fleet.drafters.pools
         await asyncio.gather(fleet.targets.refresh(), *(pool.refresh() for pool in pools))
-        targets = [_replica_status(r) for r in fleet.targets.replicas]
-        drafters = [_replica_status(r) for pool in pools for r in pool.replicas]
+        targets = [replica_status(r) for r in fleet.targets.replicas]
+        drafters = [replica_status(r) for pool in pools for r in pool.replicas]
         status: admin_pb2.GetStatusResponse = wire.encode(
             Status(
                 ready=any(target.ready for target in targets),
@@ -100,35 +98,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.DrainResponse(active_generations=self._admission.active)
 
     def _status(self, drafter: RegisteredDrafter) -> admin_pb2.DrafterStatus:
-        model, target = drafter.model, self._fleet.target.info.model
-        status: admin_pb2.DrafterStatus = wire.encode(
-            DrafterStatus(
-                name=drafter.name,
-                kind=drafter.kind,
-                usable=drafter.usable,
-                reason=drafter.reason,
-                model=model,
-                state=drafter.state,
-                share=drafter.share,
-                translated=is_foreign(model, target),
-                replicas=[_replica_status(replica) for replica in drafter.replicas],
-                stats=replace(drafter.stats, active_generations=len(drafter.users)),
-            )
-        )
-        return status
-
-
-def _replica_status(replica: Replica[Any]) -> UpstreamStatus:
-    status = UpstreamStatus(
-        address=replica.address,
-        ready=replica.usable,
-        error=replica.reason,
-        breaker=replica.breaker.state,
-        active_generations=len(replica.sessions),
-        faults_total=replica.faults_total,
-        last_fault=replica.last_fault,
-    )
-    if (info := replica.info) is None:
-        return status
-    model = info.model if hasattr(info, "model") else info.drafters[0].model
-    return replace(status, sessions=info.sessions, process=info.process, model=model)
+        status = drafter_status(drafter, self._fleet.target.info.model)
+        message: admin_pb2.DrafterStatus = wire.encode(status)
+        return message

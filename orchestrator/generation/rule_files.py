@@ -35,6 +35,7 @@ from flyspec.rules.resolve import (
     window_depends_on_k,
 )
 from flyspec.speculation_length import AUTO, SpeculationLength, requested
+from flyspec.spelling import did_you_mean
 from orchestrator.generation.limits import Limits
 
 
@@ -109,6 +110,7 @@ class RuleBook(BaseModel):
             where = " on this server" if known else ""
             raise InvalidArgumentError(
                 f"rule.name must be one of {names}{where}, got {rule.name!r}"
+                f"{did_you_mean(rule.name, self.names(rule.name))}"
             )
         expanded = self._expand(rule)
         resolved = resolve_rule(expanded, num_speculative_tokens)

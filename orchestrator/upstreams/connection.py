@@ -19,6 +19,7 @@ from flyspec.errors import (
     FlyspecError,
     PrefixMismatchError,
     UnavailableError,
+    UnimplementedError,
 )
 from flyspec.values.admin import DraftServiceInfo, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
@@ -155,8 +156,8 @@ class Attempt:
             return PrefixMismatchError(f"{service}: {said}")
         if isinstance(said, DrafterFaultError):
             return DrafterFaultError(said.fault, f"{service} {said}")
-        if isinstance(said, UnavailableError):
-            return UnavailableError(f"{service}: {said}")
+        if isinstance(said, UnavailableError | UnimplementedError):
+            return type(said)(f"{service}: {said}")
         return said
 
 

@@ -20,7 +20,9 @@ class GrpcConnector:
     def to_draft(self, address: str, server_name: str) -> GrpcDraftUpstream:
         limit = LIMITS.message_bytes
         link = rpc.Link(address, self._security, server_name, max_receive_bytes=limit)
-        return GrpcDraftUpstream(address, self._settings.draft_timeout_s, link)
+        upstream = GrpcDraftUpstream(address, self._settings.draft_timeout_s, link)
+        upstream.tokenizer_timeout_s = self._settings.tokenizer_timeout_s
+        return upstream
 
     def to_verify(self, address: str, server_name: str) -> GrpcVerifyUpstream:
         link = rpc.Link(address, self._security, server_name)

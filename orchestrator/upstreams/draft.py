@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import grpc
 
 from flyspec import wire
+from flyspec.config import TOKENIZER_TIMEOUT_S
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.prefix import num_same
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
@@ -27,13 +29,17 @@ from orchestrator.upstreams.connection import (
     write,
 )
 from orchestrator.upstreams.proposal_checks import Answer, DraftFault, check_description
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation, UnreadableError
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError, UnreadableError
+
+log = logging.getLogger(__name__)
 
 
 class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
     """A draft service at an address; `timeout_s` applies to each proposal."""
 
     service = "draft service"
+    tokenizer_timeout_s = TOKENIZER_TIMEOUT_S
+    """Seconds for preparing a tokenizer, which takes far longer than a proposal."""
     _stub = draft_pb2_grpc.DraftServiceStub
     _describe = draft_pb2.DraftServiceDescribeRequest
     _info = DraftServiceInfo
@@ -46,10 +52,20 @@ class GrpcDraftUpstream(GrpcUpstream[DraftServiceInfo]):
         return info
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
-        async with self.attempt(self.timeout_s):
-            facts = bundle.facts(vocab_size)
-            messages = wire.tokenizer_messages(facts, bundle.tokenizer_json)
-            await self.stub.AddTokenizer(iter(messages))
+        log.info("%s at %s prepares the target's tokenizer", self.service, self.address)
+        began, limit_s = time.monotonic(), self.tokenizer_timeout_s
+        try:
+            async with self.attempt(limit_s):
+                facts = bundle.facts(vocab_size)
+                messages = wire.tokenizer_messages(facts, bundle.tokenizer_json)
+                await self.stub.AddTokenizer(iter(messages))
+        except SilentError:
+            raise SilentError(
+                f"{self.service} at {self.address} did not prepare the target's tokenizer within "
+                f"{limit_s:g} s; raise --tokenizer-timeout-s of the orchestrator"
+            ) from None
+        seconds = time.monotonic() - began
+        log.info("%s at %s was ready after %.1f s", self.service, self.address, seconds)
 
     def open(
         self, open_: DraftOpen, metrics: SpeculationMetrics, correlation: Correlation = UNKNOWN

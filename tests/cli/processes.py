@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from flyspec.cli.main import main
-from flyspec.cli.stack import ROOT
+from flyspec.cli.service import ROOT
 from tests.waiting import is_gone, until
 
 COMMAND = [sys.executable, "-m", "flyspec.cli"]

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from flyspec import bundled
 from flyspec.bench.peers import PEERS, PeerSetup, parse_peers, peer_process
 from flyspec.bench.reference import Reference
-from flyspec.cli.stack import DEMO_MODELS
 from flyspec.errors import ConfigError, FlyspecError
 
-TARGET, DRAFT = str(DEMO_MODELS / "target"), str(DEMO_MODELS / "draft")
+TARGET, DRAFT = str(bundled.TARGET), str(bundled.DRAFT)
 OWN = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant",
        "assistant_confidence_threshold": 0.0}  # fmt: skip
 

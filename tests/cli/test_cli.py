@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from flyspec.bundled import TARGET
 from flyspec.cli.render import visible
-from flyspec.cli.stack import DEMO_MODELS, ROOT, ServiceDiedError, Stack, StackOptions
+from flyspec.cli.service import ROOT
+from flyspec.cli.stack import ServiceDiedError, Stack, StackOptions
 from flyspec.client import AsyncClient
 from flyspec.errors import ConfigError
 from tests.cli.processes import (
@@ -49,9 +51,13 @@ def test_help_names_the_commands() -> None:
         (["generate", "--prompt-file", "/nowhere", "x"], 2, "/nowhere: cannot be read"),
         (["healthcheck", "--address", "127.0.0.1:1", "--timeout", "1"], 1, ""),
         (["drafters", "list", "--admin-address", "127.0.0.1:1"], 1, "or pass --admin-address"),
-        (["eval", "--model", "/nowhere", "--problems", "1"], 2, "verify service: --model /nowhere"),
+        (["eval", "--model", "/nowhere", "--problems", "1"], 2, "--model /nowhere: no such"),
         (["serve", "--model", "/nowhere", *FREE_PORTS], 2, "--model /nowhere"),
-        (["serve", "--model", "m", "--max-sessions", "9999", *FREE_PORTS], 2, "--max-sessions: "),
+        (
+            ["serve", "--model", "m", "--max-sessions", "9999", *FREE_PORTS],
+            2,
+            "--max-sessions 9999: must",
+        ),
         (["serve", "--port", "99999", "--model", "m"], 2, "--port 99999"),
         (["serve", "--rules-file", "/nowhere", *FREE_PORTS], 2, "--rules-file /nowhere: cannot be"),
         (["serve", "--rule", "nothing", *FREE_PORTS], 2, "--rule nothing: rule.name must be one"),
@@ -462,7 +468,7 @@ async def test_services_end_when_serve_is_killed(models: list[str]) -> None:
 
 async def test_stack_stops_everything_when_one_cannot_start(models: list[str]) -> None:
     stack = Stack(StackOptions(model=models[1], draft_model="/nowhere"))
-    with pytest.raises(ConfigError, match="draft service: --draft-model /nowhere"):
+    with pytest.raises(ConfigError, match="--draft-model /nowhere"):
         await stack.__aenter__()
     assert await all_gone([s.pid for s in stack.services.values()])
 
@@ -480,7 +486,7 @@ async def test_guard_raises_why_a_service_died(models: list[str]) -> None:
 
 
 @pytest.mark.skipif(
-    not (DEMO_MODELS / "target" / "model.safetensors").is_file(),
+    not (TARGET / "model.safetensors").is_file(),
     reason="the bundled models are not trained yet: make models",
 )
 async def test_local_generation_on_the_bundled_pair() -> None:

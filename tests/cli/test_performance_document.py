@@ -139,7 +139,7 @@ def test_every_part_is_written_from_its_reports(tmp_path: Path) -> None:
         "| gsm8k | fly | 200 (2.00) | 200 (2.00) |",
         "| padded | fly | 2 | 3.6 | 12.5 | 5.00 | 6.25 | 80% | 1,234 | 0.25 |",
         "| g | fly | 5.00 | 3.00 | 2.00 | 1.50 | 2.50 | 1.25 | 0.30 |",
-        "    flyspec bench --against 'a b'",
+        "```sh\nflyspec bench --against 'a b'",
     ):
         assert expected in text, expected
     assert text.count("| words | fly |") == 5  # of the defaults alone, but for hindsight

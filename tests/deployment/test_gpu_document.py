@@ -25,6 +25,7 @@ from bench.gpu.example import (
     tokens_per_round,
 )
 from bench.gpu.parts import NOTHING, measured_parts, read_reports
+from bench.gpu.sizes import tables
 from flyspec.bench.device.report import DeviceReport, DraftTime, JudgingTime, StepTime
 from flyspec.cli.json_output import to_json
 from flyspec.engine import cache_size
@@ -74,7 +75,7 @@ def test_the_planner_is_the_one_that_services_ask(
 
 
 def test_the_command_is_that_of_the_example() -> None:
-    block = re.search(r"( {4}flyspec serve.*?)\n\n", DOCUMENT.read_text(), re.DOTALL)
+    block = re.search(r"(flyspec serve.*?)\n```", DOCUMENT.read_text(), re.DOTALL)
     assert block
     words = shlex.split(block[1].replace("\\\n", " "))
     flags = dict(zip(words[2::2], words[3::2], strict=True))
@@ -160,3 +161,12 @@ def test_packages_to_carry_are_of_the_versions_tested() -> None:
                 if line and not line.startswith("#")}  # fmt: skip
 
     assert names(ROOT / "bench" / "gpu" / "wheels.txt") <= names(ROOT / "constraints.txt")
+
+
+@pytest.mark.parametrize("name", ["targets", "drafts"])
+def test_what_fits_is_what_the_planner_says(name: str) -> None:
+    """Otherwise run `python -m bench.gpu.sizes`."""
+    document = (ROOT / "docs" / "serve-your-own-models.md").read_text()
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", document, re.DOTALL)
+    assert found
+    assert found[1].strip() == tables()[name]

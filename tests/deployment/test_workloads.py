@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from deploy import image_requirements
+from flyspec.version import __version__
 from orchestrator.generation.rule_files import load_rules
 from tests.deployment.rendered import (
     DEMOS,
@@ -33,8 +34,7 @@ def test_images_are_targets_of_the_dockerfile(overlay: str) -> None:
         image, _, tag = container(template)["image"].partition(":")
         target = image.removeprefix("flyspec-")
         assert f" AS {target}\n" in DOCKERFILE, name
-        version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-        assert tag.split("-")[0] == version
+        assert tag.split("-")[0] == __version__
         component = labels(template)["app.kubernetes.io/component"]
         on_gpu = overlay not in DEMOS and component != "orchestrator"
         assert tag.endswith("-cuda") is on_gpu, name

@@ -81,4 +81,4 @@ def test_port_in_use_is_refused_in_one_line() -> None:
             assert announced == 0
             assert running.wait(60) == 2
             assert running.stderr is not None
-            assert f"error: cannot listen on 127.0.0.1:{port}" in running.stderr.read()
+            assert f"error: --port {port}: cannot listen on 127.0.0.1: " in running.stderr.read()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from demo.corpus import chat_prompt, problems
+from demo.corpus import chat_prompt
 from flyspec import wire
 from flyspec.config import DraftSettings
 from flyspec.engine.loading import load_model
@@ -14,6 +14,7 @@ from flyspec.engine.model import Draw, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.tokens import SamplingParams
+from flyspec.word_problems import problems
 from tests.draft_service.draft_harness import start_service, tokens_of
 from tests.draft_service.tokenizer_zoo import MODELS
 

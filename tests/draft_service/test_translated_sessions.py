@@ -13,16 +13,17 @@ import grpc
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from demo.corpus import chat_prompt, problems
+from demo.corpus import chat_prompt
 from draft_service import tokenizers
 from flyspec import wire
 from flyspec.config import DraftSettings
-from flyspec.engine.loading import tokenizer_bundle
+from flyspec.engine.bundle import tokenizer_bundle
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, TokenizerFacts
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from flyspec.word_problems import problems
 from tests.draft_service.draft_harness import Client, Service, start_service, tokens_of
 from tests.draft_service.tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
 from tests.waiting import until

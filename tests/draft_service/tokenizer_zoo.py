@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from draft_service.translation import Alignment, Translator, Vocabulary
 from draft_service.translation.stream import CONTROL
+from flyspec.bundled import MODELS
 
-MODELS = Path(__file__).parents[2] / "demo" / "models"
 BOS, EOS, PAD, USER, ASSISTANT, END = range(6)
 TEXT = (
     "Tom has 12 apples and gives 3 of them to Ann. How many apples are left?\n"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.bundled import MODELS
+from flyspec.cli.stack import Stack, StackOptions
 from tests.e2e.installation import PORTS, Installation, credentials_from
 
 
@@ -46,7 +47,7 @@ def bundled_models(pytestconfig):
     for name in ("target", "draft"):
         if not (
             pytestconfig.getoption("--address", "")
-            or (DEMO_MODELS / name / "model.safetensors").is_file()
+            or (MODELS / name / "model.safetensors").is_file()
         ):
             pytest.skip(f"demo/models/{name} has no weights; run `make models`")
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from demo.corpus import problems
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
+from flyspec.word_problems import problems
 from tests.e2e.installation import Installation
 from tests.waiting import idle
 

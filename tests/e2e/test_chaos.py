@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from demo.corpus import problems
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.rounds import Outcome
+from flyspec.word_problems import problems
 from loadtest.chaos.faults import KINDS, OUTER
 from loadtest.chaos.fleet import FleetOptions
 from loadtest.chaos.replay import Replay

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from demo.corpus import problems
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
+from flyspec.word_problems import problems
 
 CODE = 'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n'
 DRAFTERS = ("model", "multi_level", "prompt_lookup", "")

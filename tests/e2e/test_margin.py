@@ -9,12 +9,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from demo.corpus import problems
-from flyspec.cli.stack import DEMO_MODELS
+from flyspec.bundled import MODELS
 from flyspec.client import Chat, GenerateOptions
 from flyspec.engine.loading import load_model
 from flyspec.rules import Rule
 from flyspec.values.tokens import Origin
+from flyspec.word_problems import problems
 
 K, W, TAU, MAX_TOKENS = 4, 6, 0.3, 48
 PROMPTS = [
@@ -26,7 +26,7 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def pair():
-    return [load_model(str(DEMO_MODELS / name), "cpu", "float64") for name in ("target", "draft")]
+    return [load_model(str(MODELS / name), "cpu", "float64") for name in ("target", "draft")]
 
 
 class Reference:

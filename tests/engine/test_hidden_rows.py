@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flyspec.cli.stack import DEMO_MODELS
+from flyspec.bundled import TARGET
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
@@ -16,7 +16,7 @@ LAYERS = (3, 0)
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-4), ("float64", 1e-10)])
 def test_hidden_rows_equal_transformers(dtype: str, tolerance: float) -> None:
-    target = str(DEMO_MODELS / "target")
+    target = str(TARGET)
     model = load_model(target, "cpu", dtype).model
     last = model.config.num_hidden_layers
     runner = ModelRunner(load_model(target, "cpu", dtype), 3)
@@ -48,7 +48,7 @@ def test_hidden_rows_equal_transformers(dtype: str, tolerance: float) -> None:
 
 
 def test_a_layer_that_there_is_not_is_refused() -> None:
-    runner = ModelRunner(load_model(str(DEMO_MODELS / "target"), "cpu", "float32"), 1)
+    runner = ModelRunner(load_model(str(TARGET), "cpu", "float32"), 1)
     layers = runner.cache.kv_layers
     with pytest.raises(ValueError, match=f"between 0 and {len(layers)}"):
         runner.forward([Step(0, 0, [1], hidden_layers=(len(layers) + 1,))])

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from flyspec.cli.stack import DEMO_MODELS
+from flyspec.bundled import MODELS
 from flyspec.config import DraftSettings, ModelServerSettings
-from flyspec.engine import loading
-from flyspec.engine.loading import load_model, resolve_dtype
+from flyspec.engine import devices
+from flyspec.engine.devices import choose_dtype
+from flyspec.engine.loading import load_model
 from flyspec.engine.model import Model, Step
-from flyspec.engine.native import choice, library, trial
+from flyspec.engine.native import choice, eligible, library, trial
 from flyspec.engine.native.choice import choose_model
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.trial import TrialOutcome
@@ -26,14 +27,11 @@ from flyspec.remembered import recall, remember
 from tests.engine.native_steps import SETS, compiled, needs_step, small_model
 from tests.engine.random_models import loaded_model, make_model
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A compiled step, wherever flyspec was installed."""
-    for module in (choice, loading):
-        monkeypatch.setattr(module, "find", lambda: compiled(SETS[0]))
+    monkeypatch.setattr(eligible, "find", lambda: compiled(SETS[0]))
     return
 
 
@@ -69,7 +67,7 @@ def test_models_of_the_family_in_bfloat16_are_served_natively(
 @needs_step
 @pytest.mark.parametrize("name", ["target", "draft", "draft-bytes"])
 def test_the_bundled_models_pass_their_trial_over_many_rows(name: str, found: None) -> None:
-    loaded = load_model(str(DEMO_MODELS / name), "cpu", "auto")
+    loaded = load_model(str(MODELS / name), "cpu", "auto")
     assert loaded.info.dtype == "bfloat16"
     model = NativeModel(loaded, 2, compiled(SETS[0]))
     outcome = trial.try_out(model, loaded)
@@ -221,19 +219,18 @@ def test_what_a_trial_refuses(outcome: TrialOutcome, reason: str | None) -> None
 def test_the_dtype_is_a_function_of_checkpoint_and_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(devices, "processor_flags", lambda: frozenset({"avx512_bf16"}))
     narrow = make_model("llama", dtype=torch.bfloat16).config
     narrow.dtype = torch.bfloat16
-    assert resolve_dtype("auto", CPU, narrow) == torch.float32
-    assert resolve_dtype("auto", CPU, narrow, native=True) == torch.bfloat16
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert choose_dtype("auto", "cpu", narrow, False) == "float32"
+    assert choose_dtype("auto", "cpu", narrow, True) == "bfloat16"
+    monkeypatch.setattr(devices, "processor_flags", frozenset)
     narrow.hidden_size = 1024
-    assert resolve_dtype("auto", CPU, narrow) == torch.float32
-    assert resolve_dtype("auto", CPU, narrow, native=True) == torch.bfloat16
-    assert resolve_dtype("float32", CPU, narrow, native=True) == torch.float32
+    assert choose_dtype("auto", "cpu", narrow, False) == "float32"
+    assert choose_dtype("auto", "cpu", narrow, True) == "bfloat16"
+    assert choose_dtype("float32", "cpu", narrow, True) == "float32"
     narrow.dtype = torch.float16
-    assert resolve_dtype("auto", CPU, narrow, native=True) == torch.float32
+    assert choose_dtype("auto", "cpu", narrow, True) == "float32"
 
 
 @needs_step
@@ -255,7 +252,7 @@ def test_a_trial_is_not_repeated_for_a_model_that_computes_the_same(
     found: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    loaded = load_model(str(DEMO_MODELS / "draft"), "cpu", "auto")
+    loaded = load_model(str(MODELS / "draft"), "cpu", "auto")
     trials: list[Any] = []
     monkeypatch.setattr(choice, "try_out", lambda *of: trials.append(of) or trial.try_out(*of))
     settings = DraftSettings(max_sessions=2)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from flyspec.engine.cache_table import Claim
+from flyspec.engine.captured.shapes import AHEAD, CONTINUATIONS, LENGTHS
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
@@ -141,8 +142,9 @@ def test_what_a_service_does_at_startup(dtype: Any, attention: Any) -> None:
     if not isinstance(runner._steps, CapturedSteps):
         pytest.skip("a CPU attends by segments")
     count = runner._steps.capture_ahead()
-    # Two sizes of a batch; six lengths of a round, two of a drafter's first step, four of more.
-    assert count >= 2 * (6 + 2 + 4)
+    # Two sizes of a batch: rounds of each length, a drafter's first steps, and what it draws after.
+    rounds = sum(length <= AHEAD[1] for length in LENGTHS)
+    assert count >= 2 * (rounds + 2 + len(CONTINUATIONS[1:]))
     assert runner._steps._graphs.fixed
     rng = random.Random(5)
     sequences = Sequences(runner, dtype)

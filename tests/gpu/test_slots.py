@@ -10,6 +10,7 @@ import torch
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
+from tests.gpu.devices import assert_near
 from tests.tiny import make_model
 
 pytestmark = [
@@ -60,7 +61,7 @@ def test_a_packed_forward_equals_each_sequence_alone(target, oracle, padded):
         for step, ids, got in zip(steps, held, rows, strict=True):
             assert got.device.type == "cuda"
             expected = oracle(ids)[-step.num_logits :]
-            torch.testing.assert_close(got.cpu(), expected, rtol=1e-9, atol=1e-9)
+            assert_near(got, expected, torch.float64)
 
 
 def test_prefixes_are_found_and_copied(target, oracle):
@@ -72,10 +73,10 @@ def test_prefixes_are_found_and_copied(target, oracle):
     second = runner.cache.acquire(other)
     assert (first.length, second.length) == (0, 40)
     ((got, _),) = runner.forward([Step(second.slot, 40, other[40:], 9)])
-    torch.testing.assert_close(got.cpu(), oracle(other)[40:], rtol=1e-9, atol=1e-9)
+    assert_near(got, oracle(other)[40:], torch.float64)
     # What was copied from is as it was.
     ((got, _),) = runner.forward([Step(first.slot, 59, shared[59:], 1)])
-    torch.testing.assert_close(got.cpu(), oracle(shared)[-1:], rtol=1e-9, atol=1e-9)
+    assert_near(got, oracle(shared)[-1:], torch.float64)
 
 
 @pytest.mark.parametrize("padded", [False, True])

@@ -10,6 +10,8 @@ import openai
 import pytest
 import torch
 
+from flyspec.security import ApiKey, Scope
+from flyspec.security.keys import entry_of, new_key
 from tests.orchestrator.stacks import start_stack
 
 TEMPLATE = (
@@ -33,6 +35,28 @@ async def served(chat_dirs):
     torch.set_num_threads(1)
     async with start_stack(chat_dirs, http_port=0) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+async def keyed(chat_dirs, tmp_path_factory):
+    """A stack with keys, and the keys by name."""
+    file = tmp_path_factory.mktemp("keys") / "keys.toml"
+    keys = {name: new_key() for name in ("team", "operator", "hasty", "both")}
+    entries = [
+        entry_of(keys["team"], ApiKey("team", frozenset({Scope.GENERATE}))),
+        entry_of(keys["operator"], ApiKey("operator", frozenset({Scope.ADMIN}))),
+        entry_of(keys["both"], ApiKey("both", frozenset(Scope))),
+        entry_of(
+            keys["hasty"],
+            ApiKey("hasty", frozenset({Scope.GENERATE}), max_requests_per_minute=1),
+        ),
+    ]
+    file.write_text("\n".join(entries))
+    origins = "https://chat.example.com"
+    async with start_stack(
+        chat_dirs, http_port=0, api_keys_file=str(file), http_allowed_origins=origins
+    ) as running:
+        yield running, keys
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError
-from flyspec.security import ApiKey, Scope
-from flyspec.security.keys import entry_of, new_key
 from orchestrator.front.http.face import make_server
 from tests.observability.scraping import parse
 from tests.orchestrator.stacks import start_stack
@@ -23,27 +21,6 @@ from tests.security.authority import Authority, replace_files
 SAID = [{"role": "user", "content": "hi"}]
 ASKED = {"messages": SAID, "max_tokens": 2}
 CHAT = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-async def keyed(chat_dirs, tmp_path_factory):
-    """A stack with keys, and the keys by name."""
-    file = tmp_path_factory.mktemp("keys") / "keys.toml"
-    keys = {name: new_key() for name in ("team", "operator", "hasty")}
-    entries = [
-        entry_of(keys["team"], ApiKey("team", frozenset({Scope.GENERATE}))),
-        entry_of(keys["operator"], ApiKey("operator", frozenset({Scope.ADMIN}))),
-        entry_of(
-            keys["hasty"],
-            ApiKey("hasty", frozenset({Scope.GENERATE}), max_requests_per_minute=1),
-        ),
-    ]
-    file.write_text("\n".join(entries))
-    origins = "https://chat.example.com"
-    async with start_stack(
-        chat_dirs, http_port=0, api_keys_file=str(file), http_allowed_origins=origins
-    ) as running:
-        yield running, keys
 
 
 def base(stack) -> str:
@@ -180,5 +157,6 @@ async def test_ports_that_are_not_opened(settings, message):
         if "http_port" in settings:
             settings = {"http_port": taken.getsockname()[1]}
         chosen = OrchestratorSettings(**settings)
+        registry = CollectorRegistry()
         with pytest.raises(ConfigError, match=message):
-            await make_server(None, chosen, None, 1, CollectorRegistry()).start()
+            await make_server(None, None, chosen, None, None, 1, registry).start()

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from demo import corpus
-from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.bundled import TARGET
+from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import AdminClient, Credentials
 from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
+from flyspec.word_problems import problems as word_problems
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("CLIENTS", "build/http-clients")).resolve()
@@ -76,10 +77,10 @@ async def test_a_client(url, command):
 async def test_lm_evaluation_harness(float32_url, tmp_path):
     problems = tmp_path / "problems.jsonl"
     with problems.open("w") as file:
-        for problem in corpus.problems(7, 40, hard=True):
+        for problem in word_problems(7, 40, hard=True):
             row = {"question": problem.question, "answer": problem.solution}
             file.write(json.dumps(row) + "\n")
-    await passes(PYTHON, HERE / "with_lm_eval.py", float32_url, DEMO_MODELS / "target", problems)
+    await passes(PYTHON, HERE / "with_lm_eval.py", float32_url, TARGET, problems)
 
 
 async def passes(*command):

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.bundled import TARGET
+from flyspec.cli.stack import Stack, StackOptions
 from loadtest.options import DEFAULT_ADDRESSES, ProtocolName
 
 
@@ -38,7 +39,7 @@ class Ended:
 @pytest.fixture(scope="session")
 async def load_stack():
     """A stack with few slots, so that a test's load can fill them."""
-    if not (DEMO_MODELS / "target" / "model.safetensors").is_file():
+    if not (TARGET / "model.safetensors").is_file():
         pytest.skip("demo/models has no weights; run `make models`")
     options = StackOptions(
         log_level="warning", max_sessions=6, http_port=0,

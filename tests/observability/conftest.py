@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.bundled import MODELS
+from flyspec.cli.stack import Stack, StackOptions
 from tests.observability.observed import SERVICES, Observed
 
 
@@ -26,7 +27,7 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def need_models() -> None:
     for name in ("target", "draft"):
-        if not (DEMO_MODELS / name / "model.safetensors").is_file():
+        if not (MODELS / name / "model.safetensors").is_file():
             pytest.skip(f"demo/models/{name} has no weights; run `make models`")
 
 

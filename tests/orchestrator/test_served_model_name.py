@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flyspec.client import GenerateOptions
-from flyspec.config import served_name
 from flyspec.errors import InvalidArgumentError
+from flyspec.model_files import served_name
 from tests.orchestrator.stacks import start_stack
 
 

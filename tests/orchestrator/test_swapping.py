@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
+from draft_service.tokenizers import Tokenizers
 from flyspec.client import Chunk, Completion, GenerateOptions
 from flyspec.errors import (
     InvalidArgumentError,
@@ -18,6 +20,7 @@ from flyspec.values.admin import DrafterState
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.rounds import Outcome
 from tests.orchestrator.stacks import held, start_stack
+from tests.tiny import make_model
 
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"
@@ -85,8 +88,34 @@ async def test_what_the_operator_asks_in_vain(model_dirs):
         with pytest.raises(PrefixMismatchError, match="activate another first"):
             await admin.drain_drafter("model")
         verify_port = stack.verify_server.port
-        with pytest.raises(Exception, match=r"UNIMPLEMENTED|Method not found"):
+        wrong = (
+            "this is the port of a verify service; DraftService is at the port of a draft service"
+        )
+        with pytest.raises(UnavailableError, match=wrong):
             await admin.register_drafter("x", f"127.0.0.1:{verify_port}")
+
+
+async def test_preparing_a_tokenizer_has_a_deadline_of_its_own(model_dirs, tmp_path, monkeypatch):
+    other = str(make_model(tmp_path / "other", text="completely different words here " * 9))
+    build = Tokenizers._build
+
+    def slowly(self, *arguments):
+        time.sleep(1.5)
+        return build(self, *arguments)
+
+    monkeypatch.setattr(Tokenizers, "_build", slowly)
+    deadlines = {"draft_timeout_s": 1.0, "probe_timeout_s": 0.5}
+    async with (
+        start_stack((other, other)) as elsewhere,
+        start_stack(model_dirs, **deadlines) as patient,
+        start_stack(model_dirs, **deadlines, tokenizer_timeout_s=0.2) as hasty,
+    ):
+        address = f"127.0.0.1:{elsewhere.draft_server.port}"
+        with pytest.raises(UnavailableError, match=r"tokenizer within 0.2 s; raise --tokenizer-ti"):
+            await hasty.admin.register_drafter("other", address)
+        drafter, probe_ns = await patient.admin.register_drafter("other", address)
+        assert (drafter.translated, drafter.usable) == (True, True)
+        assert probe_ns < 1e9
 
 
 async def test_an_orchestrator_that_drains_takes_nothing_and_takes_it_again(model_dirs):

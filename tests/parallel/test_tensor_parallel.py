@@ -25,8 +25,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.exactness import SETS
 from flyspec.bench.reference import Reference
+from flyspec.bundled import TARGET
 from flyspec.cli.service import Child
-from flyspec.cli.stack import DEMO_MODELS
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.config import OrchestratorSettings, VerifySettings
 from flyspec.engine import loading
@@ -246,7 +246,7 @@ async def test_ranks_started_by_others_join(target):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_each_rank_reads_its_share_of_the_checkpoint(size, monkeypatch):
-    model = DEMO_MODELS / "target"
+    model = TARGET
     if not (model / "model.safetensors").is_file():
         pytest.skip("demo/models/target has no weights; run `make models`")
     stored = (model / "model.safetensors").stat().st_size

@@ -77,7 +77,7 @@ def refused(model: Path) -> str:
 
 def test_pickles_are_not_read(model):
     names = pickle_weights(model)
-    assert f"there is no {WEIGHTS} and no {INDEX}; only safetensors weights are" in refused(model)
+    assert f"there is no {WEIGHTS} and no {INDEX}, only pytorch_model.bin; only" in refused(model)
     write_index(model, names, "pytorch_model.bin")
     assert f"{INDEX} names 'pytorch_model.bin'; only safetensors weights are" in refused(model)
     configure(model, transformers_weights="adapter_model.bin")

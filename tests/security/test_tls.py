@@ -37,7 +37,7 @@ async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_nobody
         said = await refused(address, credentials(ours))
         assert "if it requires a client certificate, give" in said
         said = await refused(address, credentials(ours, others.pair("stranger")))
-        assert "the certificate in --ssl-certfile may" in said
+        assert "the certificate in ssl_certfile may" in said
 
 
 async def test_an_expired_certificate_of_a_client_is_refused_by_the_server(ours):
@@ -70,7 +70,7 @@ async def test_tls_and_none_do_not_understand_each_other_and_the_client_says_wha
     async with listening(files(None, None)) as address:
         assert "does not use TLS" in await refused(address, credentials(ours))
     async with listening(files(ours.server(), None)) as address:
-        assert "if it uses TLS, give --ssl-ca-certs" in await refused(address, Credentials())
+        assert "if it uses TLS, give ssl_ca_certs" in await refused(address, Credentials())
         assert await health(address, credentials(ours)) == "SERVING"
 
 
@@ -115,7 +115,7 @@ async def test_a_replica_found_by_a_name_must_have_that_name_in_its_certificate(
         settings = OrchestratorSettings(ssl_ca_certs=ours.file)
         fleet = Fleet(settings, GrpcConnector(settings))
         for spec, problem in {
-            f"dns:///localhost:{port}": "Method not found",  # it is no draft service
+            f"dns:///localhost:{port}": "DraftService is at the port of a draft service",
             f"127.0.0.1:{port}": "Hostname Verification Check failed",
         }.items():
             pool = fleet._connect_drafter(spec, "x")

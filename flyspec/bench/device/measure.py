@@ -38,7 +38,7 @@ def measure(o: DeviceOptions) -> DeviceReport:
     modes = [mode for mode in MODES if mode in o.modes]
     how = Measuring(modes, bandwidth, o.repeats, allowance, failures)
     target = _model(o, Wanted("--shape", o.shape, o.model, o.device, o.dtype))
-    steps = step_times(target, o.batches, o.tokens, o.contexts, how, _STEPS)
+    steps = step_times(target, o.batches, o.tokens, _contexts(o, target), how, _STEPS)
     info, attention = target.loaded.info, target.attention
     del target
     _free(device)
@@ -48,7 +48,8 @@ def measure(o: DeviceOptions) -> DeviceReport:
         wanted = Wanted("--draft-shape", o.draft_shape, o.draft_model, o.device, o.dtype)
         model = _model(o, wanted)
         draft = model.loaded.info.name
-        drafts = draft_times(model, o.batches, o.num_speculative_tokens, o.contexts, how, _DRAFTS)
+        contexts, k = _contexts(o, model), o.num_speculative_tokens
+        drafts = draft_times(model, o.batches, k, contexts, how, _DRAFTS)
         del model
         _free(device)
     judging = []
@@ -77,9 +78,19 @@ def measure(o: DeviceOptions) -> DeviceReport:
 
 
 def _model(o: DeviceOptions, wanted: Wanted) -> BenchModel:
-    # A step's tokens, or a proposal's, after the longest context.
-    length = max(o.contexts) + max(*o.tokens, o.num_speculative_tokens + 1)
-    return BenchModel(build(wanted, length), max(o.batches), o.block_size, o.attention_backend)
+    loaded = build(wanted, max(o.contexts) + _growth(o))
+    return BenchModel(loaded, max(o.batches), o.block_size, o.attention_backend)
+
+
+def _growth(o: DeviceOptions) -> int:
+    """Tokens that a step or a proposal adds to the context."""
+    return max(*o.tokens, o.num_speculative_tokens + 1)
+
+
+def _contexts(o: DeviceOptions, model: BenchModel) -> list[int]:
+    """The contexts, those that the model cannot hold cut to what it can."""
+    longest = model.loaded.info.context_length - _growth(o)
+    return sorted({min(context, longest) for context in o.contexts})
 
 
 def _free(device: torch.device) -> None:

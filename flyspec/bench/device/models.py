@@ -11,6 +11,7 @@ import torch
 
 from flyspec.bench.shapes import random_model, shape_named
 from flyspec.engine.captured.graphs import CudaCapture, eagerly
+from flyspec.engine.configuration import own_context_length, read_config
 from flyspec.engine.loading import LoadedModel, load_model, resolve_device
 from flyspec.engine.model import Step
 from flyspec.engine.parallel import weight_bytes
@@ -34,9 +35,13 @@ class Wanted(NamedTuple):
 
 
 def build(wanted: Wanted, max_length: int) -> LoadedModel:
-    """Build or load a model for sequences of up to `max_length` tokens. Raises `ConfigError`."""
+    """Build or load a model for sequences of up to `max_length` tokens, or fewer if it is limited.
+
+    Raises `ConfigError`.
+    """
     if not wanted.shape:
-        return load_model(wanted.model, wanted.device, wanted.dtype, max_length, identify=False)
+        length = min(max_length, own_context_length(read_config(wanted.model)[1]))
+        return load_model(wanted.model, wanted.device, wanted.dtype, length, identify=False)
     device = resolve_device(wanted.device)
     dtype = torch.bfloat16 if wanted.dtype == "auto" else getattr(torch, wanted.dtype)
     shape = shape_named(wanted.flag, wanted.shape)

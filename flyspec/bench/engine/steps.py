@@ -31,7 +31,7 @@ from flyspec.bench.engine.steps_report import (
 from flyspec.bench.options import EngineOptions
 from flyspec.config import VerifySettings
 from flyspec.engine.cache_table import Copy
-from flyspec.engine.loading import own_context_length, read_config
+from flyspec.engine.configuration import own_context_length, read_config
 from flyspec.engine.model import Model, Step
 from flyspec.engine.parallel import weight_bytes
 from flyspec.errors import ConfigError

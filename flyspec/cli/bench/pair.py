@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import PairOptions, WantedPadding
+from flyspec.bundled import TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.results import BenchReport, Results, notes
-from flyspec.cli.stack import DEMO_MODELS, Stack, StackOptions
+from flyspec.cli.stack import Stack, StackOptions
 from flyspec.errors import ConfigError
 from flyspec.speculation_length import SpeculationLength, requested
 
@@ -84,7 +85,7 @@ def _prepare(models: ModelFlags, o: PairOptions, folder: Path) -> tuple[_Pair, d
         return _Pair(stack, folder), {"target": Path(str(stack.model)).name}
     shape = shape_named("--shape", o.shape)
     error_console().print(f"writing random weights of shape {o.shape}")
-    tokenizer = Path(models.model or DEMO_MODELS / "target")
+    tokenizer = Path(models.model or TARGET)
     device = resolve_device(models.device)
     random = write_random(shape, folder / o.shape, tokenizer, o.replay_seed, device)
     facts: dict[str, Any] = {"target": f"random {o.shape}", "shape": asdict(shape)}

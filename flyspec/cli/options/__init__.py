@@ -7,8 +7,20 @@ parameters whose fields are; each becomes a flag of the command.
 from typing import Literal
 
 from flyspec.cli.options.binding import with_flags
-from flyspec.cli.options.stack import ListeningFlags, ModelFlags
+from flyspec.cli.options.stack import (
+    ListeningFlags,
+    ModelFlags,
+    read_address,
+    read_admin_address,
+)
 
 Color = Literal["auto", "always", "never"]
 
-__all__ = ["Color", "ListeningFlags", "ModelFlags", "with_flags"]
+__all__ = [
+    "Color",
+    "ListeningFlags",
+    "ModelFlags",
+    "read_address",
+    "read_admin_address",
+    "with_flags",
+]

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 import typer
 
 from flyspec.cli.options.completion import COMPLETERS
+from flyspec.credentials import Credentials
 from flyspec.flags import UINT32, Flag, flags_of
 from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
 from flyspec.rules.presets import RULE_PRESETS
@@ -131,7 +132,8 @@ def take(defaults: Any, given: dict[str, Any]) -> Any:
     values = {name: take(nested, given) for name, nested in _nested(defaults)}
     for name, field in fields_of(type(defaults)).items():
         values[name] = field.value(given.pop(field.parameter))
-    return dataclasses.replace(defaults, **values)
+    taken = dataclasses.replace(defaults, **values)
+    return taken.on_command_line() if isinstance(taken, Credentials) else taken
 
 
 def with_flags(command: Callable[..., None]) -> Callable[..., None]:

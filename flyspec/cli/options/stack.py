@@ -8,7 +8,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from flyspec.config import OrchestratorSettings, ServerSettings, VerifySettings
+from flyspec.addresses import address_problem
+from flyspec.config import (
+    ADMIN_PORT,
+    GENERATION_PORT,
+    OrchestratorSettings,
+    ServerSettings,
+    VerifySettings,
+)
 from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, Flag, flags_of
 
 _GROUP = "Stack started by this command"
@@ -35,6 +42,22 @@ def _utilization(name: str, **known: Any) -> Flag:
     alone = VerifySettings.model_fields["gpu_memory_utilization"].default
     shown = f"{alone:g}; {_SHARES[name]:g} if target and draft model share a GPU"
     return _verify("gpu_memory_utilization", default=shown, **known)
+
+
+def read_address(text: str) -> str:
+    """Check an `--address`. Raises `ValueError`."""
+    return _address(text, "generation", GENERATION_PORT)
+
+
+def read_admin_address(text: str) -> str:
+    """Check an `--admin-address`. Raises `ValueError`."""
+    return _address(text, "admin", ADMIN_PORT)
+
+
+def _address(text: str, kind: str, default_port: int) -> str:
+    if problem := address_problem(text, kind, default_port):
+        raise ValueError(f"{text}: {problem}")
+    return text
 
 
 def to_flags(**values: Any) -> list[str]:

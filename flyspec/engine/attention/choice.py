@@ -12,7 +12,7 @@ from flyspec.engine.attention.flashinfer import FlashInferAttention
 from flyspec.engine.attention.flex import FlexAttention
 from flyspec.engine.attention.gathered import GatheredAttention
 from flyspec.engine.attention.paged import PagedAttention
-from flyspec.engine.kv_heads import layer_heads
+from flyspec.engine.heads import layer_heads
 from flyspec.engine.paged_cache import PagedCache
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName

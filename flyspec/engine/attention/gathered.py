@@ -52,7 +52,7 @@ class _GatheredStep(PagedStep):
             for rows in layer.rows
         )
         out = how.apply(q, keys, values, self._mask(how.window, group, query))
-        out = out.view(sequences, heads, longest, -1).permute(0, 2, 1, 3)
+        out = out.reshape(sequences, heads, longest, -1).permute(0, 2, 1, 3)
         return out.reshape(sequences * longest, heads, -1)
 
     def _mask(self, window: int | None, group: int, like: Tensor) -> Tensor:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import logging
 import time
 
-import torch
-
 from flyspec.config import ModelServerSettings
 from flyspec.engine.cache_size import plan_cache
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Model
-from flyspec.engine.native.family import unsupported
-from flyspec.engine.native.library import find
+from flyspec.engine.native.eligible import library_for
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.passed import has_passed, note_passed
 from flyspec.engine.native.trial import try_out
@@ -43,17 +40,9 @@ def choose_model(
 def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel | str:
     """The native model, or why there is none."""
     model, info = loaded.model, loaded.info
-    if model.device.type != "cpu":
-        return f"{info.name} is on {info.device}"
-    if model.dtype != torch.bfloat16:
-        return f"{info.name} is in {info.dtype}, and the native step supports only bfloat16"
-    if reason := unsupported(model.config):
-        return f"{info.name}: {reason}"
-    if settings.block_size:
-        return f"--block-size {settings.block_size}: the native step supports only 0"
-    library = find()
+    library = library_for(info.name, model.config, info.device, info.dtype, settings.block_size)
     if isinstance(library, str):
-        return f"no native step: {library}"
+        return library
     stage("packing weights for the native step")
     began = time.perf_counter()
     plan = plan_cache(loaded, settings)

@@ -8,18 +8,21 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.routing import Mount
 
+from flyspec.config import OrchestratorSettings
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
 from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import Event, Models
 from flyspec.values.requests import GenerationRequest
+from flyspec.version import __version__
 from orchestrator.admission.clients import Caller, network_of
+from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
 from orchestrator.front.access import key_of_call
 from orchestrator.front.http import errors, tokens
@@ -40,27 +43,33 @@ from orchestrator.front.http.completions import (
     echoes_only,
     prompts_of,
 )
+from orchestrator.front.http.drafters import DrafterEndpoints
 from orchestrator.front.http.event_stream import EventStream
+from orchestrator.front.http.operators import Operators
 from orchestrator.front.http.options import chat_of, chosen, options_of, rule_of, stopping_at
 from orchestrator.front.http.replies import Events, Reply
 from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.response_input import chat_of_items
 from orchestrator.front.http.responses import ResponsesReply
 from orchestrator.front.http.tool_calls import parser_for, stops_of
+from orchestrator.front.http.web_page import PageFiles, WebPage
 from orchestrator.generation.prompt import encode_prompt
+from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
-VERSION = version("flyspec")
 
-
-def make_app(generations: Generations) -> FastAPI:
+def make_app(
+    generations: Generations, fleet: Fleet, settings: OrchestratorSettings, rules: RuleBook
+) -> FastAPI:
     """Return the application."""
     app = _App(
-        title="flyspec", version=VERSION, docs_url=None, redoc_url=None, redirect_slashes=False,
+        title="flyspec", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
         summary="Speculative decoding as a service, by OpenAI's API.",
     )  # fmt: skip
     errors.handle_errors(app)
     face = _Face(generations)
+    drafters = DrafterEndpoints(fleet, Operators(settings))
+    page = WebPage(generations, fleet, settings, rules, drafters, __version__)
     responses: dict[int | str, Any] = {
         code: {"description": what, "model": errors.ErrorBody}
         for code, what in errors.DESCRIPTIONS.items()
@@ -83,10 +92,14 @@ def make_app(generations: Generations) -> FastAPI:
     route("POST", "/v1/chat/completions", face.chat, streams=True)
     route("POST", "/v1/completions", face.complete, streams=True)
     route("POST", "/v1/responses", face.respond, streams=True)
+    route("GET", "/v1/drafters", drafters.list_drafters)
+    route("POST", "/v1/drafters/{name}/activate", drafters.activate_drafter)
     route("POST", "/tokenize", face.tokenize)
     route("POST", "/detokenize", face.detokenize)
     route("GET", "/health", face.health)
     route("GET", "/version", face.version)
+    app.add_route("/", page.show_page, methods=["GET"], include_in_schema=False)
+    app.mount("/page", PageFiles())
     return app
 
 
@@ -109,9 +122,18 @@ class _App(FastAPI):
         return schema
 
 
+def openapi_schema() -> dict[str, Any]:
+    """Return the schema that every server has, whatever it serves."""
+    nothing: Any = None
+    return make_app(nothing, nothing, OrchestratorSettings(), nothing).openapi()
+
+
 def paths_of(app: FastAPI) -> list[str]:
     """Return the served paths, for metrics."""
-    return [getattr(route, "path", "") for route in app.routes]
+    return [
+        f"{route.path}/{{path}}" if isinstance(route, Mount) else getattr(route, "path", "")
+        for route in app.routes
+    ]
 
 
 class _Face:
@@ -241,7 +263,7 @@ class _Face:
 
     async def version(self) -> dict[str, str]:
         """Return flyspec's version."""
-        return {"version": VERSION}
+        return {"version": __version__}
 
 
 def _caller(request: Request) -> Caller:

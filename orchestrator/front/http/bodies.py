@@ -98,6 +98,11 @@ class ChunkOptions(StreamOptions):
     """What a stream of chunks contains besides text."""
 
     include_usage: bool = Field(False, description="Send a last chunk with the token counts.")
+    include_elapsed_ms: bool = Field(
+        False,
+        description="Add elapsed_ms to chunks: time since the request's arrival, by the server's "
+        "clock.",
+    )
 
 
 def _of_body(text: str) -> str:
@@ -142,6 +147,9 @@ class SampledBody(_Sampled):
         'message Speculation, such as {"rule": {"name": "exact"}}.',
     )
     return_token_ids: bool = Field(False, description="Add token_ids to choices.")
+    return_token_texts: bool = Field(
+        False, description="Add token_texts to choices: what of the text each token completed."
+    )
     return_origins: bool = Field(
         False, description="Add each token's origin, and the cost of loose ones in nats."
     )
@@ -164,6 +172,11 @@ class GenerationBody(SampledBody):
         None, description="What a stream contains; only with stream."
     )
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="Number of choices per prompt.")
+    return_rounds: bool = Field(
+        False,
+        description="Add rounds to choices: each round's drafts and decisions; and at the end "
+        "num_draft_tokens_per_round, with which speculation reproduces the run.",
+    )
 
 
 class ChatMessageBody(BaseModel):

@@ -21,7 +21,10 @@ def chat_options(body: ChatBody, models: Models) -> GenerateOptions:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     prediction = body.prediction.text if body.prediction else ""
-    return options_of(body, models, max_tokens=most, logprobs=logprobs, prediction=prediction)
+    return options_of(
+        body, models, max_tokens=most, logprobs=logprobs, prediction=prediction,
+        return_rounds=body.return_rounds,
+    )  # fmt: skip
 
 
 class ChatReply(Reply):
@@ -58,9 +61,12 @@ class ChatReply(Reply):
             "logprobs": self._logprobs(chunk),
         }
 
+    def empty(self) -> dict[str, Any]:
+        return {"delta": {}, "logprobs": None}
+
     def last(self, index: int) -> dict[str, Any]:
         rest = self._parsed(index, "", self._gathered[index].completion)
-        return {"delta": _delta(*rest) if any(rest) else {}, "logprobs": None}
+        return self.empty() | ({"delta": _delta(*rest)} if any(rest) else {})
 
     def reason(self, index: int, completion: Completion) -> str:
         whole = completion.finish_reason is FinishReason.STOP

@@ -8,7 +8,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from flyspec.errors import ResourceExhaustedError
-from flyspec.values.generation import Chunk, Completion, Event, Started
+from flyspec.values.generation import Chunk, Completion, Event, RoundRecord, Started
 from flyspec.values.requests import GenerationRequest
 
 AT_ONCE = 8
@@ -26,6 +26,7 @@ class Gathered:
 
     started: Started | None = None
     chunks: list[Chunk] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
     completion: Completion | None = None
 
     def add(self, event: Event) -> None:
@@ -34,6 +35,8 @@ class Gathered:
                 self.started = event
             case Chunk():
                 self.chunks.append(event)
+            case RoundRecord():
+                self.rounds.append(event)
             case Completion():
                 self.completion = event
 

@@ -36,7 +36,10 @@ def completion_options(body: CompletionBody, models: Models) -> GenerateOptions:
     """Raises `InvalidArgumentError`, `NoSuchModelError`."""
     if body.max_tokens == 0 and not body.echo:
         raise InvalidArgumentError("max_tokens must be at least 1, or 0 with echo")
-    return options_of(body, models, max_tokens=max(1, body.max_tokens), logprobs=body.logprobs)
+    return options_of(
+        body, models, max_tokens=max(1, body.max_tokens), logprobs=body.logprobs,
+        return_rounds=body.return_rounds,
+    )  # fmt: skip
 
 
 def prompts_of(body: CompletionBody) -> dict[str, Prompt]:
@@ -119,7 +122,7 @@ class CompletionReply(Reply):
     def delta(self, index: int, chunk: Chunk) -> dict[str, Any]:
         return {"text": chunk.text, "logprobs": self._logprobs(index, [chunk])}
 
-    def last(self, index: int) -> dict[str, Any]:
+    def empty(self) -> dict[str, Any]:
         return {"text": "", "logprobs": None}
 
     def _echo(self, index: int) -> Echo | None:

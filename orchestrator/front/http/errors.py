@@ -77,6 +77,7 @@ DESCRIPTIONS = {
     403: "The API key or certificate does not permit this.",
     404: "There is no such model or path.",
     408: "The body did not come in time.",
+    409: "The drafter's state does not permit this.",
     413: "The body is too large.",
     429: "A limit is reached; `Retry-After` says when to try again.",
     503: "The target cannot be reached, or the server is draining.",

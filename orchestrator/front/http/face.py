@@ -9,16 +9,20 @@ from starlette.middleware.cors import CORSMiddleware
 
 from flyspec.config import HTTP_PORT, OrchestratorSettings
 from flyspec.security import ApiKeys, Scope
+from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck
 from orchestrator.front.http.app import make_app, paths_of
 from orchestrator.front.http.gate import HttpGate, HttpMetrics, Limits
 from orchestrator.front.http.server import HttpServer
+from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
 
 def make_server(
     generations: Generations,
+    fleet: Fleet,
     settings: OrchestratorSettings,
+    rules: RuleBook,
     keys: ApiKeys | None,
     max_body_bytes: int,
     registry: CollectorRegistry,
@@ -28,7 +32,7 @@ def make_server(
     A port that was not chosen explicitly gives way to a free one.
     """
     security = settings.port_security
-    app = make_app(generations)
+    app = make_app(generations, fleet, settings, rules)
     gate = HttpGate(
         app,
         security,

@@ -27,8 +27,11 @@ from orchestrator.front.http.event_stream import STOPPED
 
 log = logging.getLogger(__name__)
 
-OPEN = ("/health", "/version")
-"""Paths without access checks: probes send no keys."""
+OPEN = ("/", "/health", "/version")
+"""Paths without access checks: probes send no keys, nor do browsers for a page's files."""
+OPEN_BELOW = "/page/"
+ANY_SCOPE = "/v1/drafters"
+"""Paths from here on accept keys of any scope, and decide themselves what each may do."""
 DISCARD_S, DISCARD_BYTES = 5.0, 64 << 20
 """Maximum of a refused body that is still read; beyond it the connection breaks."""
 OTHER = "other"
@@ -108,7 +111,8 @@ class HttpGate:
     async def _answer(self, exchange: _Exchange) -> None:
         scope = exchange.scope
         try:
-            if scope["path"] not in OPEN:
+            path = scope["path"]
+            if path not in OPEN and not path.startswith(OPEN_BELOW):
                 self._check(scope, exchange.headers)
             exchange.check_length()
             await self._app(scope, exchange.receive, exchange.send)
@@ -131,7 +135,8 @@ class HttpGate:
             self._names.admit(scope["state"]["connection"].certificate_names)
         if self._keys is not None:
             given = headers.get(AUTHORIZATION_KEY.encode())
-            self._keys.admit(given and given.decode("latin-1"), "header")
+            any_scope = scope["path"].startswith(ANY_SCOPE)
+            self._keys.admit(given and given.decode("latin-1"), "header", any_scope)
 
 
 class _Exchange:

@@ -17,13 +17,15 @@ from flyspec.values.generation import (
     Event,
     FinishReason,
     GenerationTimings,
+    RoundRecord,
     SpeculationMetrics,
     Started,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.front.http.bodies import GenerationBody, SampledBody
+from orchestrator.front.http.bodies import ChunkOptions, GenerationBody, SampledBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
+from orchestrator.front.http.round_documents import round_document
 
 Events = AsyncGenerator[tuple[int, Event], None]
 
@@ -49,6 +51,7 @@ class Reply(ABC):
         self, body: GenerationBody, model: str, fingerprint: str, tokenizer: Tokenizer, count: int
     ) -> None:
         self._body, self._tokenizer = body, tokenizer
+        self._arrived = time.perf_counter()
         self._gathered = [Gathered() for _ in range(count)]
         self._base = {
             "id": f"{self.id_prefix}-{request_id()}",
@@ -74,8 +77,12 @@ class Reply(ABC):
         """Return a chunk's part of a choice."""
 
     @abstractmethod
+    def empty(self) -> dict[str, Any]:
+        """Return a chunk's part of a choice that has no text."""
+
     def last(self, index: int) -> dict[str, Any]:
         """Return the last chunk's part of a choice."""
+        return self.empty()
 
     def reason(self, index: int, completion: Completion) -> str:
         """Return why a choice ended, as OpenAI calls it."""
@@ -93,6 +100,7 @@ class Reply(ABC):
         choices = [
             {"index": index, **self.choice(index, gathered), **self._end(index, gathered)}
             | self._details(gathered.chunks, gathered.started)
+            | self._rounds(*gathered.rounds)
             for index, gathered in enumerate(self._gathered)
         ]
         return {
@@ -108,10 +116,13 @@ class Reply(ABC):
     async def stream(self, events: Events) -> AsyncGenerator[bytes, None]:
         """Yield server-sent events; an error after the first is one of them, and the last."""
         shared = json.dumps({**self._base, "object": self.chunk_object}, ensure_ascii=False)[:-1]
-        wants_usage = self._body.stream_options and self._body.stream_options.include_usage
+        wanted = self._body.stream_options or ChunkOptions()
+        wants_usage = wanted.include_usage
         usage = {"usage": None} if wants_usage else {}
 
         def frame(choices: list[Any], **more: Any) -> bytes:
+            if wanted.include_elapsed_ms:
+                more["elapsed_ms"] = round(1e3 * (time.perf_counter() - self._arrived), 3)
             rest = json.dumps({"choices": choices, **usage, **more}, ensure_ascii=False)
             return f"data: {shared}, {rest[1:]}\n\n".encode()
 
@@ -127,6 +138,10 @@ class Reply(ABC):
                             begun = True
                     case Chunk() if event.text or (event.token_ids and self._tells_tokens):
                         part = self.delta(index, event) | self._details([event])
+                        yield frame([{"index": index, **part, "finish_reason": None}])
+                        begun = True
+                    case RoundRecord():
+                        part = self.empty() | self._rounds(event)
                         yield frame([{"index": index, **part, "finish_reason": None}])
                         begun = True
                     case Completion():
@@ -156,13 +171,23 @@ class Reply(ABC):
         completion = gathered.completion
         assert completion is not None, "the events of a choice end with it"
         reason = self.reason(index, completion)
-        return {"finish_reason": reason, "stop_reason": self.stop_reason(completion)}
+        end: dict[str, Any] = {"finish_reason": reason, "stop_reason": self.stop_reason(completion)}
+        if self._body.return_rounds:
+            end["num_draft_tokens_per_round"] = list(completion.num_draft_tokens_per_round)
+        return end
+
+    def _rounds(self, *records: RoundRecord) -> dict[str, Any]:
+        """Return the rounds, if they were asked for."""
+        if not self._body.return_rounds:
+            return {}
+        return {"rounds": [round_document(record, self._tokenizer) for record in records]}
 
     @property
     def _tells_tokens(self) -> bool:
         """Whether chunks say something of tokens that have completed no text."""
         body = self._body
-        return bool(body.return_token_ids or body.return_origins or self.wants_logprobs)
+        asked = body.return_token_ids, body.return_token_texts, body.return_origins
+        return any(asked) or self.wants_logprobs
 
     def _details(self, chunks: Sequence[Chunk], started: Started | None = None) -> dict[str, Any]:
         """Return what was asked for beyond OpenAI's fields; at the end, with the choice's seed."""
@@ -213,6 +238,8 @@ def token_details(
         details["token_ids"] = [token for chunk in chunks for token in chunk.token_ids]
         if started:
             details["prompt_token_ids"] = list(started.prompt_token_ids)
+    if body.return_token_texts:
+        details["token_texts"] = [text for chunk in chunks for text in chunk.token_texts]
     if body.return_origins:
         details["origins"] = [Origin(o).name for chunk in chunks for o in chunk.origins]
         details["loose_gaps_nats"] = [gap for chunk in chunks for gap in chunk.loose_gaps_nats]

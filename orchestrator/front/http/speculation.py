@@ -9,7 +9,8 @@ from google.protobuf import json_format
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
-from flyspec.v1 import generation_pb2
+from flyspec.rules import PARAMETERS, member_name
+from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 
 
@@ -20,8 +21,9 @@ def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
         raise InvalidArgumentError(
             f'speculation.rule: must be an object such as {{"name": "exact"}}, got {rule!r:.50}'
         )
+    given = {**speculation, **({"rule": _with_members(rule)} if rule else {})}
     try:
-        json_format.ParseDict({"speculation": speculation}, message)
+        json_format.ParseDict({"speculation": given}, message)
     except json_format.ParseError as error:
         # Each level says which field it failed to parse; what is wrong comes last.
         what = str(error).split("field: ")[-1].split(' at "')[0].splitlines()[0]
@@ -35,3 +37,23 @@ def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
             "speculation.eager: not over HTTP, where sent text cannot be retracted"
         )
     return options
+
+
+def _with_members(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a rule with numbers for enum members that are named as in flags and files."""
+    values = dict(rule)
+    for field in common_pb2.Rule.DESCRIPTOR.fields:
+        parameter = PARAMETERS.get(field.name)
+        if parameter is None or not parameter.members:
+            continue
+        members = {member_name(member): int(member) for member in parameter.members}
+        for key in {field.name, field.json_name} & rule.keys():
+            value = rule[key]
+            if value in [*members]:
+                values[key] = members[value]
+            elif isinstance(value, str) and not value.isupper():  # else the proto's name
+                raise InvalidArgumentError(
+                    f"speculation.rule.{field.name} must be one of {', '.join(members)}, got "
+                    f"{value!r:.50}"
+                )
+    return values

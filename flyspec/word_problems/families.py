@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from demo import wording
+from flyspec.word_problems import wording
 
 LIMIT = 99  # maximum result
 START = 50  # maximum number in a question, except for money

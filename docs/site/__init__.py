@@ -1,0 +1,1 @@
+"""The site of the documentation: `make docs`. Reference pages are made from the code itself."""

@@ -1,0 +1,225 @@
+"""The target and the draft model: whether and how they will be served, and what they need."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from flyspec.chat_template import DEFAULT, ChatTemplates
+from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
+from flyspec.doctor.findings import Diagnosis, Mark
+from flyspec.engine.checkpoint import Checkpoint
+from flyspec.engine.devices import NamedDevice
+from flyspec.engine.native.eligible import library_for
+from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.model_files import check_model_files, finder
+from flyspec.preflight.cuda import check_device
+from flyspec.values.admin import TokenizerBundle
+from flyspec.values.chat import Chat
+
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+@dataclass
+class Examined:
+    """A model as far as its files show: what would be loaded, and its tokenizer, if known."""
+
+    role: str
+    settings: ModelServerSettings
+    name: str
+    device: NamedDevice | None = None
+    checkpoint: Checkpoint | None = None
+    bundle: TokenizerBundle | None = None
+
+    @property
+    def section(self) -> str:
+        return f"{self.role} model {self.name}"
+
+
+def target(settings: VerifySettings) -> Generator[Diagnosis, None, Examined]:
+    """Examine the target."""
+    found = Examined("target", settings, settings.model)
+    yield from _model(found, settings.tensor_parallel_size)
+    if found.bundle is not None:
+        yield _chat_template(found.section, found.bundle)
+    return found
+
+
+def draft(settings: DraftSettings) -> Generator[Diagnosis, None, Examined | None]:
+    """Examine the draft model, if there is one."""
+    if not settings.model:
+        text = "none: drafts come from prompt lookup, which pays off where texts repeat"
+        yield Diagnosis("draft model", "model", Mark.OK, text)
+        return None
+    found = Examined("draft", settings, settings.model)
+    yield from _model(found, 1)
+    return found
+
+
+def _model(found: Examined, ranks: int) -> Iterator[Diagnosis]:
+    section, settings = found.section, found.settings
+    try:
+        found.device = check_device(settings.device)
+        yield Diagnosis(section, "device", Mark.OK, f"{found.device} (--device {settings.device})")
+        raw = check_model_files(found.name)
+        if raw is None:
+            text = "not on this machine yet; it is downloaded at the start, and examined then"
+            yield Diagnosis(section, "files", Mark.WARNING, text)
+            return
+        found.checkpoint = checkpoint = _checkpoint(found, ranks)
+    except ConfigError as error:
+        yield Diagnosis(section, "model", Mark.ERROR, str(error))
+        return
+    config = checkpoint.config
+    yield Diagnosis(section, "model", Mark.OK, _described(checkpoint))
+    yield from _quantized(section, config)
+    yield _engine(section, checkpoint, settings)
+    try:
+        found.bundle = _bundle(found.name, config)
+    except ConfigError as error:
+        yield Diagnosis(section, "tokenizer", Mark.ERROR, f"--model {found.name}: {error}")
+        return
+    size, fingerprint = _vocabulary_size(found.bundle), found.bundle.fingerprint
+    text = f"{size:,} tokens, fingerprint {fingerprint}"
+    yield Diagnosis(section, "tokenizer", Mark.OK, text, {"fingerprint": fingerprint})
+
+
+def _checkpoint(found: Examined, ranks: int) -> Checkpoint:
+    from flyspec.engine.configuration import own_context_length, plan_checkpoint, read_config
+
+    _, config = read_config(found.name)
+    length = found.settings.max_model_len
+    if found.role == "draft":
+        length = min(length, own_context_length(config))  # it drafts nothing beyond
+    assert found.device is not None
+    return plan_checkpoint(
+        found.name, config, found.device, found.settings.dtype, finder(found.name), length, ranks
+    )
+
+
+def _described(checkpoint: Checkpoint) -> str:
+    config = checkpoint.config.get_text_config()
+    kind = checkpoint.config.model_type
+    return (
+        f"{kind}, {config.num_hidden_layers} layers, {checkpoint.dtype}, context of "
+        f"{checkpoint.context_length:,} tokens"
+    )
+
+
+def _engine(section: str, checkpoint: Checkpoint, settings: ModelServerSettings) -> Diagnosis:
+    device, dtype = str(checkpoint.device), str(checkpoint.dtype)
+    if checkpoint.tensor_parallel_size > 1:
+        text = f"transformers' modules in {checkpoint.tensor_parallel_size} processes"
+        return Diagnosis(section, "engine", Mark.OK, text)
+    library = library_for("it", checkpoint.config, device, dtype, settings.block_size)
+    if isinstance(library, str):
+        slow = device.startswith("cpu") and library.startswith("no native step")
+        text = f"transformers' modules: {library.removeprefix('it ')}"
+        return Diagnosis(section, "engine", Mark.WARNING if slow else Mark.OK, text)
+    return Diagnosis(
+        section, "engine", Mark.OK, f"native step for {library.name}, if its trial passes"
+    )
+
+
+def _quantized(section: str, config: Any) -> Iterator[Diagnosis]:
+    quantization = getattr(config, "quantization_config", None)
+    if not quantization:
+        return
+    given = quantization if isinstance(quantization, dict) else vars(quantization)
+    method = str(getattr(given.get("quant_method"), "value", given.get("quant_method")))
+    missing = missing_packages(given, method)
+    if missing is None:
+        text = f"{method}: unknown to this transformers; update it or use another checkpoint"
+        yield Diagnosis(section, "quantization", Mark.ERROR, text)
+    elif missing:
+        text = f"{method} needs packages that are missing: pip install {' '.join(missing)}"
+        yield Diagnosis(section, "quantization", Mark.ERROR, text)
+    else:
+        yield Diagnosis(section, "quantization", Mark.OK, f"{method}; its packages are installed")
+
+
+def missing_packages(quantization: dict[str, Any], method: str) -> list[str] | None:
+    """Return the packages that transformers' quantizer asks for and are not installed.
+
+    None for an unknown method. A quantizer's module names them by the functions it imports to ask,
+    such as `is_bitsandbytes_available`.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    if method == "bitsandbytes":
+        method += "_8bit" if quantization.get("load_in_8bit") else "_4bit"
+    quantizer = AUTO_QUANTIZER_MAPPING.get(method)
+    if quantizer is None:
+        return None
+    asked = vars(sys.modules[quantizer.__module__])
+    names = [n[3:-10] for n in asked if n.startswith("is_") and n.endswith("_available")]
+    packages = [n for n in names if n != "torch" and not n.startswith("torch_")]
+    return [name.replace("_", "-") for name in packages if not _installed(name)]
+
+
+def _installed(name: str) -> bool:
+    if find_spec(name) is not None:
+        return True
+    package, _, module = name.partition("_")
+    within = bool(module) and find_spec(package) is not None
+    return within and find_spec(f"{package}.{module}") is not None
+
+
+def _bundle(name: str, config: Any) -> TokenizerBundle:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    from flyspec.engine.bundle import tokenizer_bundle
+    from flyspec.engine.configuration import unreadable
+    from flyspec.model_files import model_source
+
+    source = model_source(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        try:
+            generation = GenerationConfig.from_pretrained(source)
+        except OSError:  # there is none
+            generation = GenerationConfig.from_model_config(config)
+    except Exception as error:
+        raise ConfigError(str(unreadable(name, error)).partition(": ")[2]) from None
+    return tokenizer_bundle(tokenizer, generation)
+
+
+def _vocabulary_size(bundle: TokenizerBundle) -> int:
+    from tokenizers import Tokenizer
+
+    return int(Tokenizer.from_buffer(bundle.tokenizer_json).get_vocab_size(True))
+
+
+def _chat_template(section: str, bundle: TokenizerBundle) -> Diagnosis:
+    templates = dict(bundle.named_chat_templates)
+    if bundle.chat_template:
+        templates[DEFAULT] = bundle.chat_template
+    if not templates:
+        text = (
+            "none: chats are refused, texts are served; add a chat_template.jinja to the model's "
+            "directory"
+        )
+        return Diagnosis(section, "chat template", Mark.WARNING, text)
+    render = ChatTemplates(templates, dict(bundle.special_tokens)).render
+    chat = Chat.of_user("Hello")
+    try:
+        plain = render(chat)
+    except InvalidArgumentError as error:
+        text = f"cannot render a chat: {error}; chats are refused; replace the template"
+        return Diagnosis(section, "chat template", Mark.WARNING, text)
+    try:
+        tools = render(Chat(chat.messages, tools=(_TOOL,))) != plain
+    except InvalidArgumentError:
+        tools = False
+    knows = "and tools" if tools else "but ignores tools: requests with tools will not call them"
+    return Diagnosis(section, "chat template", Mark.OK, f"renders chats, {knows}", {"tools": tools})

@@ -1,0 +1,39 @@
+"""A target's tokenizer as the orchestrator gets it, from transformers' objects. No torch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from flyspec.chat_template import DEFAULT
+from flyspec.errors import ConfigError
+from flyspec.tokenizer import fingerprint
+from flyspec.values.admin import TokenizerBundle
+
+
+def tokenizer_bundle(tokenizer: Any, generation_config: Any) -> TokenizerBundle:
+    """Collect what encodes, decodes and ends a sequence from transformers' objects."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigError("the model has no fast tokenizer (tokenizer.json); convert it first")
+    eos = generation_config.eos_token_id
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    eos_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    control = {*eos_ids, *tokenizer.all_special_ids}
+    control |= {i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    pad = tokenizer.pad_token_id
+    templates = tokenizer.chat_template or {}
+    if isinstance(templates, str):
+        templates = {DEFAULT: templates}
+    return TokenizerBundle(
+        tokenizer_json=backend.to_str().encode(),
+        fingerprint=fingerprint(backend, None if pad in eos_ids else pad),
+        eos_token_ids=tuple(sorted(eos_ids)),
+        control_token_ids=tuple(sorted(control)),
+        bos_token_id=tokenizer.bos_token_id,
+        chat_template=templates.get(DEFAULT, ""),
+        generation_config_json=json.dumps(generation_config.to_diff_dict()),
+        named_chat_templates=tuple(sorted((n, t) for n, t in templates.items() if n != DEFAULT)),
+        special_tokens=tuple(sorted(tokenizer.special_tokens_map.items())),
+    )

@@ -1,0 +1,260 @@
+"""The files of a model: where `--model` finds them, and what is wrong with them. No torch.
+
+A name is a directory, or the id of a repository on a hub of models, whose files may be in the
+hub's cache on this machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from flyspec.errors import ConfigError
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+_SUFFIX = ".safetensors"
+_INDEX_SUFFIX = ".safetensors.index.json"
+_ADAPTER = "adapter_config.json"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+_TOKENIZERS = (
+    "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
+    "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
+)  # fmt: skip
+"""Files from which transformers makes a tokenizer; the first is best."""
+_TRUE = {"1", "true", "yes", "on"}
+_HUB_S = 0.5
+"""Seconds to wait for a hub's name or port, to say early that there is no network."""
+_FORMAT = "give a directory in Hugging Face format (config.json, *.safetensors, tokenizer.json)"
+
+
+def is_path(name: str) -> bool:
+    """Whether `--model NAME` is a path, rather than a hub id."""
+    return name.startswith((".", "/", "~")) or Path(name).exists()
+
+
+def model_source(name: str) -> str:
+    """Return what transformers loads for `--model NAME`: a directory or a hub id.
+
+    Raises `ConfigError` for a directory without a model. Uses neither torch nor the hub, so a
+    service can fail before imports that take seconds.
+    """
+    if not is_path(name):
+        if not _HUB_ID.fullmatch(name):
+            raise ConfigError(
+                f"--model {name}: no such directory{_nearby(Path(name))}; {_FORMAT} or a hub id "
+                "(NAME or OWNER/NAME)"
+            )
+        return name
+    folder = Path(name).expanduser()
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"--model {name}: {_no_model(folder)}")
+    return str(folder)
+
+
+def served_name(name: str) -> str:
+    """Return the name of `--model NAME` for clients: its directory's name, or the hub id."""
+    source = model_source(name)
+    return source if source == name and not Path(name).exists() else Path(source).resolve().name
+
+
+def _no_model(folder: Path) -> str:
+    """What is at a path that is no directory with a config.json, and what to give instead."""
+    if not folder.exists():
+        return f"no such directory{_nearby(folder)}; {_FORMAT} or a hub id"
+    if folder.is_file():
+        if folder.suffix == ".gguf":
+            return _gguf(folder.name)
+        return f"is a file; {_FORMAT}"
+    if (folder / _ADAPTER).is_file():
+        return (
+            f"is an adapter of {_base_of(folder)}, not a model; merge it into its base with PEFT "
+            "(merge_and_unload, then save_pretrained) and give the result"
+        )
+    files = sorted(file.name for file in folder.iterdir())
+    if gguf := [name for name in files if name.endswith(".gguf")]:
+        return _gguf(gguf[0])
+    inside = [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
+    inside += [path.parent for path in sorted(folder.glob(f"snapshots/*/{CONFIG}"))]
+    if inside:
+        return f"no {CONFIG} there; did you mean {inside[0]}?"
+    if "params.json" in files:
+        return f"no {CONFIG} there, but its developer's own format; {_FORMAT}"
+    return f"no {CONFIG} there; {_FORMAT} or a hub id"
+
+
+def _gguf(name: str) -> str:
+    return (
+        f"{name} is in llama.cpp's format, GGUF, which is not read; give the directory of the "
+        "safetensors checkpoint that it was made from"
+    )
+
+
+def _base_of(folder: Path) -> str:
+    try:
+        return str(json.loads((folder / _ADAPTER).read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another model"
+
+
+def _nearby(path: Path) -> str:
+    """A sibling of a path that does not exist, with a similar name."""
+    try:
+        siblings = [p.name for p in path.expanduser().parent.iterdir() if p.is_dir()]
+    except OSError:
+        return ""
+    close = difflib.get_close_matches(path.name, siblings, 1, 0.6)
+    return f" (did you mean {path.parent / close[0]}?)" if close else ""
+
+
+def check_model_files(name: str) -> Mapping[str, Any] | None:
+    """Check a model's files before anything large is imported; return its config.json.
+
+    None for a hub id whose files are not on this machine yet. Raises `ConfigError`.
+    """
+    find = finder(name)
+    path = find(CONFIG)
+    if path is None:
+        if find(_ADAPTER):
+            base = _base_of(Path(find(_ADAPTER) or "").parent)
+            raise ConfigError(f"--model {name}: is an adapter of {base}, not a model; merge it")
+        if reason := _unreachable():
+            raise ConfigError(
+                f"--model {name}: no such directory{_nearby(Path(name))}; as a hub id, it is not "
+                f"in the cache of this machine, and {reason}; give the path of a directory, or "
+                f"download it where there is a network (hf download {name})"
+            )
+        return None
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--model {name}: {CONFIG} cannot be read: {error}") from None
+    if not isinstance(config, dict) or not config.get("model_type"):
+        raise ConfigError(
+            f"--model {name}: its {CONFIG} has no model_type, so it is not a model of "
+            f"transformers; {_FORMAT}"
+        )
+    if is_path(name):
+        _check_shards(name, find_weights(name, find, config.get("transformers_weights")))
+        if not any(map(find, _TOKENIZERS)):
+            raise ConfigError(
+                f"--model {name}: no tokenizer there ({', '.join(_TOKENIZERS[:3])} or the like); "
+                "copy tokenizer.json and tokenizer_config.json from the model it was made from"
+            )
+    return config
+
+
+def finder(name: str) -> Callable[[str], Path | None]:
+    """Return a function from the name of a model's file to its path, if it is on this machine."""
+    source = model_source(name)
+    return _in_folder(Path(source)) if is_path(name) else _in_cache(source)
+
+
+def _in_folder(folder: Path) -> Callable[[str], Path | None]:
+    def find(file: str) -> Path | None:
+        return folder / file if (folder / file).is_file() else None
+
+    return find
+
+
+def _in_cache(hub_id: str) -> Callable[[str], Path | None]:
+    def find(file: str) -> Path | None:
+        try:
+            from huggingface_hub import try_to_load_from_cache
+            from huggingface_hub.errors import HFValidationError
+        except ImportError:
+            return None
+        try:
+            found = try_to_load_from_cache(hub_id, file)
+        except HFValidationError as error:
+            raise ConfigError(
+                f"--model {hub_id}: is neither a directory nor a hub id: {error}"
+            ) from None
+        return Path(found) if isinstance(found, str) else None
+
+    return find
+
+
+def _unreachable() -> str:
+    """Why the hub cannot be asked; empty if it perhaps can. Takes half a second at most."""
+    for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        if os.environ.get(variable, "").lower() in _TRUE:
+            return f"{variable} forbids asking the hub"
+    if any(
+        os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    ):
+        return ""
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    problems: list[str] = []
+
+    def ask() -> None:  # in a thread: a name may take long to resolve
+        try:
+            socket.create_connection((hub.hostname or "", hub.port or 443), _HUB_S).close()
+        except TimeoutError:
+            pass
+        except OSError as error:
+            problems.append(f"{hub.hostname} cannot be reached ({error.strerror or error})")
+
+    asking = threading.Thread(target=ask, name="ask_hub", daemon=True)
+    asking.start()
+    asking.join(_HUB_S)
+    return problems[0] if problems else ""
+
+
+def find_weights(name: str, find: Callable[[str], Path | None], named: str | None = None) -> Path:
+    """Return the weights file or index; rejects anything that is not entirely safetensors.
+
+    `find` returns the path of a file of the model, or None. `named` is the file that its
+    configuration names. Raises `ConfigError`.
+    """
+    candidates = [named] if named else [WEIGHTS, INDEX]
+    for candidate in candidates:
+        if not str(candidate).endswith((_SUFFIX, _INDEX_SUFFIX)):
+            raise _unsafe(name, f"its configuration names {candidate!r}")
+        found = find(candidate)
+        if found is None:
+            continue
+        if str(candidate).endswith(_INDEX_SUFFIX):
+            _check_index(name, found)
+        return found
+    others = [file for file in ("pytorch_model.bin", "pytorch_model.bin.index.json") if find(file)]
+    there = f", only {others[0]}" if others else ""
+    raise _unsafe(name, f"there is no {' and no '.join(map(str, candidates))}{there}")
+
+
+def _check_index(name: str, path: Path) -> None:
+    """Reject an index that names anything but safetensors files beside it."""
+    try:
+        files = set(json.loads(path.read_text())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"--model {name}: {path.name} cannot be read: {error!r}") from None
+    for file in sorted(map(str, files)):
+        if not file.endswith(_SUFFIX) or Path(file).name != file:
+            raise _unsafe(name, f"{path.name} names {file!r}")
+
+
+def _check_shards(name: str, weights: Path) -> None:
+    """Reject a directory that lacks files of its index, as after an interrupted download."""
+    if weights.name.endswith(_INDEX_SUFFIX):
+        files = sorted(set(json.loads(weights.read_text())["weight_map"].values()))
+        if missing := [file for file in files if not (weights.parent / file).is_file()]:
+            raise ConfigError(
+                f"--model {name}: {len(missing)} of its {len(files)} weights files are missing, "
+                f"such as {missing[0]}; was the download interrupted?"
+            )
+
+
+def _unsafe(name: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"--model {name}: {reason}; only safetensors weights are read, since other formats can run "
+        "code. If you trust the weights, convert them with transformers' save_pretrained"
+    )

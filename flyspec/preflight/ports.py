@@ -1,0 +1,53 @@
+"""Whether a port can be listened on, and who has it otherwise."""
+
+from __future__ import annotations
+
+import socket
+
+from flyspec.errors import ConfigError
+
+
+def check_port(flag: str, host: str, port: int) -> None:
+    """Raise `ConfigError` for a port in use, or a host that is not this machine."""
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"{flag} {port}: must be between 0 and 65535 (0 picks a free one)")
+    if problem := port_problem(host, port):
+        raise ConfigError(
+            f"{flag} {port}: cannot listen on {host}: {problem}; stop the other process or choose "
+            "another port (0 picks a free one)"
+        )
+
+
+def port_problem(host: str, port: int) -> str:
+    """Return why this process cannot listen there, with the process that does; empty if it can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return f"{error.strerror or error}{holder(port)}"
+    return ""
+
+
+def holder(port: int) -> str:
+    """Return " (by NAME, process ID)" for the process listening on a port, if it can be known."""
+    import psutil  # only if there is a problem
+
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            if listens and connection.pid:
+                return f" (by {_name(psutil.Process(connection.pid))}, process {connection.pid})"
+    except (psutil.Error, OSError):
+        pass
+    return ""
+
+
+def _name(process: object) -> str:
+    """What a process runs: its program, or the module that its Python does."""
+    command: list[str] = process.cmdline()  # type: ignore[attr-defined]
+    for module in ("flyspec", "draft_service", "verify_service", "orchestrator"):
+        if any(part == module or part.endswith(f"/{module}") for part in command):
+            return module
+    return str(process.name())  # type: ignore[attr-defined]

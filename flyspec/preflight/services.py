@@ -1,0 +1,100 @@
+"""What can be checked of a service's settings before it imports torch or connects to others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from flyspec.config import (
+    NO_PORT,
+    DraftSettings,
+    ModelServerSettings,
+    OrchestratorSettings,
+    ServerSettings,
+    VerifySettings,
+)
+from flyspec.engine.architectures import kind_of
+from flyspec.engine.heads import layer_heads
+from flyspec.engine.native.family import FAMILIES
+from flyspec.engine.supported import check_heads, check_length, unserved
+from flyspec.errors import ConfigError
+from flyspec.model_files import check_model_files
+from flyspec.preflight.cuda import check_device, check_torch
+from flyspec.preflight.ports import check_port
+from flyspec.security import ApiKeys
+
+_RANK = "RANK"
+"""torchrun's variable; ranks above 0 do not listen."""
+
+
+def check_verify(settings: VerifySettings) -> None:
+    """Check a verify service's settings and its model's files."""
+    check_torch(f"--model {settings.model}")
+    _check_port(settings, listens=os.environ.get(_RANK, "0") == "0")
+    text = _check_model(settings, settings.model)
+    if text is None:
+        return
+    check_length(settings.max_model_len, _context_length(text))
+    if settings.tensor_parallel_size > 1 and _has_heads(text):
+        layers = layer_heads(SimpleNamespace(**{"num_hidden_layers": 1, **text}))
+        heads = {(heads, kv_heads) for heads, kv_heads, _ in layers}
+        check_heads(settings.model, heads, settings.tensor_parallel_size)
+
+
+def check_draft(settings: DraftSettings) -> None:
+    """Check a draft service's settings, and its model's files if it has a model."""
+    _check_port(settings)
+    if not settings.model:
+        if settings.drafter not in ("", "prompt_lookup"):
+            raise ConfigError(f"--drafter {settings.drafter}: needs a draft model; set --model")
+        return
+    check_torch(f"--model {settings.model}")
+    _check_model(settings, settings.model)
+
+
+def check_orchestrator(settings: OrchestratorSettings) -> None:
+    """Check the orchestrator's ports, certificates and keys; it checks the rest itself at once."""
+    _check_port(settings)
+    settings.admin_security.credentials()
+    if settings.api_keys_file:
+        ApiKeys(settings.api_keys_file)
+    check_port("--admin-port", settings.admin_host or settings.host, settings.admin_port)
+    if settings.http_port not in (None, NO_PORT):
+        check_port("--http-port", settings.host, settings.http_port)
+
+
+def _check_port(settings: Any, listens: bool = True) -> None:
+    _check_security(settings)
+    if listens:
+        check_port("--port", settings.host, settings.port)
+        if settings.metrics_port not in (None, NO_PORT):
+            check_port("--metrics-port", settings.host, settings.metrics_port)
+
+
+def _check_security(settings: ServerSettings) -> None:
+    settings.port_security.credentials()
+
+
+def _check_model(settings: ModelServerSettings, name: str) -> Mapping[str, Any] | None:
+    """Check device and files; return the configuration of the text model, if it is here."""
+    check_device(settings.device)
+    config = check_model_files(name)
+    if config is None:
+        return None
+    if kind := kind_of(config):
+        raise unserved(name, f"it is {kind}")
+    text = config.get("text_config")
+    return text if isinstance(text, Mapping) else config
+
+
+def _has_heads(text: Mapping[str, Any]) -> bool:
+    """Whether ranks certainly split the heads that a configuration names."""
+    return text.get("model_type") in FAMILIES and "num_attention_heads" in text
+
+
+def _context_length(text: Mapping[str, Any]) -> int | None:
+    """The longest context in tokens that a configuration names; None if it names none."""
+    length = text.get("max_position_embeddings")
+    return length if isinstance(length, int) and length > 0 else None

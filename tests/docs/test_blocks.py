@@ -1,0 +1,88 @@
+"""Every code block of the documents says what it is, and what cannot be run is at least parsed."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tomllib
+
+import pytest
+import yaml
+
+from tests.docs.blocks import ROOT, UNRUN, Block, blocks, documents
+from tests.docs.commands import check_body, check_shell
+
+LANGUAGES = ("sh", "python", "javascript", "json", "toml", "yaml", "text")
+COMMAND = re.compile(r"^\$? ?(flyspec|python|pip|make|curl|kubectl|docker|npm) \S", re.MULTILINE)
+ALL = [block for document in documents() for block in blocks(document)]
+
+
+@pytest.mark.parametrize("block", ALL, ids=str)
+def test_block(block: Block) -> None:
+    assert block.language in LANGUAGES, "fence it, and name its language: one of these"
+    if block.mark in UNRUN:
+        assert block.reason, f"say why after <!-- {block.mark}: -->"
+    match block.language:
+        case "sh":
+            check_shell(block.text)
+        case "python":
+            compile(block.text, str(block), "exec")
+        case "javascript" if node := shutil.which("node"):
+            check = [node, "--check", "--input-type=module", "-"]
+            done = subprocess.run(check, input=block.text, text=True, capture_output=True)
+            assert not done.returncode, done.stderr
+        case "json":
+            found = json.loads(block.text)
+            if "messages" in found:
+                check_body("/v1/chat/completions", found)
+        case "toml":
+            tomllib.loads(block.text)
+        case "yaml":
+            assert [*yaml.safe_load_all(block.text)]
+        case "text":
+            hidden = COMMAND.search(block.text)
+            assert not hidden, f"a command that nothing checks: {hidden and hidden[0]}"
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_links_of_documents_outside_the_site_lead_somewhere(document):
+    """The site's links are checked when it is built."""
+    text = (ROOT / document).read_text()
+    for link in re.findall(r'(?:\]\(| src(?:set)?=")([^)"#]+)', text):
+        if not link.startswith("http"):
+            assert ((ROOT / document).parent / link).exists(), link
+
+
+def test_a_block_without_a_language_is_found(tmp_path):
+    document = tmp_path / "some.md"
+    document.write_text(
+        "Text.\n\n    flyspec serve\n\n<!-- gpu: big -->\n```sh\nflyspec serve\n```\n"
+    )
+    indented, fenced = blocks(str(document))
+    assert (indented.language, indented.line) == ("", 3)
+    assert (fenced.language, fenced.mark, fenced.reason) == ("sh", "gpu", "big")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "flyspec generate --num-speculative-token 3 x",
+        "flyspec generate --max-tokens many x",
+        "flyspec serv",
+        "FLYSPEC_VERIFY_SESSIONS=3 python -m verify_service --model x",
+        "python -m verify_service --modell x",
+        "python -m loadtest ramp --ratez 1",
+        "make tests",
+        "pip install 'flyspec[everything]'",
+        "kubectl apply -k k8s/overlays/none",
+        "curl http://127.0.0.1:8000/v1/chat",
+        """curl http://127.0.0.1:8000/v1/completions -d '{"prompt": 3.5}'""",
+        "if true; then",
+        "unheard-of x",
+    ],
+)
+def test_a_wrong_command_is_found(wrong):
+    with pytest.raises((Exception, SystemExit)):
+        check_shell(wrong)

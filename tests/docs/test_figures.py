@@ -1,0 +1,46 @@
+"""Figures and tables that are drawn or copied from something else equal it."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from docs.figures import DATA, IMAGES, figures
+from tests.docs.blocks import ROOT
+
+GROUPS = {
+    "word problems": "word problems",
+    "code (HumanEval)": "HumanEval",
+    "general (Spec-Bench mt)": "spec_bench_question/mt",
+    "summaries (Spec-Bench)": "spec_bench_question/summarization",
+    "random tokens": "random tokens",
+}
+"""Rows of the README's table, and the groups of docs/performance.md."""
+
+
+def test_figures_are_drawn_from_their_data() -> None:
+    """Otherwise run `python -m docs.figures --draw`."""
+    for name, svg in figures(json.loads(DATA.read_text())).items():
+        assert (IMAGES / name).read_text() == svg
+
+
+def rows(document: str, part: str = "") -> list[list[str]]:
+    """Return the rows of a document's tables, or of those between two marks."""
+    text = (ROOT / document).read_text()
+    if part:
+        text = text.split(f"<!-- {part} -->")[1].split(f"<!-- /{part} -->")[0]
+    lines = text.splitlines()
+    return [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines if line.startswith("|")]
+
+
+@pytest.mark.parametrize("shown", GROUPS)
+def test_the_readme_has_the_measured_speeds(shown: str) -> None:
+    (found,) = [row for row in rows("README.md") if row[0] == shown]
+    name = GROUPS[shown]
+    plain = {row[1]: row for row in rows("docs/performance.md", "plain") if row[0] == name}
+    others = {row[1]: row for row in rows("docs/performance.md", "others") if row[0] == name}
+    ratios = [f"{plain[rule][2].split()[0]} ({plain[rule][3]})" for rule in ("exact", "fly")]
+    beside = [f"{float(others['fly'][column].split()[0]):.1f}" for column in (6, 7)]
+    assert found[1:] == [plain["plain again"][5], *ratios, *beside]

@@ -1,0 +1,79 @@
+"""What the page shows when services die, and when the server is gone."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from flyspec.cli.stack import Stack, StackOptions
+from tests.page.browser import RacePage
+from tests.waiting import until
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+
+LONG = {"api": "completions", "max_tokens": 2000, "k": 6, "seed": 1, "repeats": "1", "rule": "fly"}
+PROMPT = "def fibonacci(n):"
+
+
+async def tokens_of(page, side):
+    return await page.tab.locator(f"#lane-{side} .token").count()
+
+
+async def test_a_killed_target_shows_and_the_stream_resumes(page, stack):
+    await page.set(prompt=PROMPT, **LONG)
+    await page.tab.click("#race-button")
+    await page.is_in("recording-rule", seconds=120)
+    await until(lambda: tokens_of(page, "rule"))
+    stack.services["verify"].send(signal.SIGKILL)
+    notice = page.tab.locator("#lane-rule .recovery")
+    await notice.wait_for()
+    assert "target is lost" in await notice.inner_text()
+    assert (await page.tab.evaluate("fetch('health').then(reply => reply.status)")) == 503
+    before = await tokens_of(page, "rule")
+    await page.is_in("replaying", seconds=200)
+    await page.tab.click("#skip")
+    await page.is_in("finished")
+    assert await tokens_of(page, "rule") > before
+    recovery = page.tab.locator("#lane-rule .recovery[data-kind=TARGET_REOPENED]")
+    assert await recovery.count() >= 1
+    assert re.search(r"Target lost and reopened after .* s", await recovery.first.inner_text())
+    # The link's run has the same text: the target lost nothing.
+    link = await page.tab.locator("#link").input_value()
+    first = await page.tokens("rule")
+    async with RacePage.opened(page.tab.context.browser, link) as again:
+        await again.race(prompt=None)
+        assert await again.tokens("rule") == first
+
+
+async def test_a_killed_drafter_shows(page, stack):
+    await page.set(prompt=PROMPT, **LONG)
+    await page.tab.click("#race-button")
+    await page.is_in("recording-rule", seconds=120)
+    await until(lambda: tokens_of(page, "rule"))
+    stack.services["draft"].send(signal.SIGKILL)
+    await page.is_in("replaying", seconds=200)
+    await page.tab.click("#skip")
+    await page.is_in("finished")
+    recoveries = page.tab.locator("#lane-rule .recovery[data-kind^=DRAFTER]")
+    assert await recoveries.count() >= 1
+    assert "rafter" in await recoveries.first.inner_text()
+
+
+async def test_a_server_that_is_gone_is_said_so(browser):
+    async with (
+        Stack(StackOptions(http_port=0, draft_model="")) as stack,
+        RacePage.opened(browser, stack.http_url) as page,
+    ):
+        await page.set(prompt=PROMPT, **LONG)
+        await page.tab.click("#race-button")
+        await page.is_in("recording-plain")
+        await until(lambda: tokens_of(page, "plain"))
+        stack.services["orchestrator"].send(signal.SIGKILL)
+        await page.is_in("failed")
+        assert "connection to the server was lost" in await page.text("#problem")
+        await page.tab.click("#race-button")
+        await page.is_in("failed")
+        assert "The server does not answer." in await page.text("#problem")
+        assert await page.text("#race-button") == "Race"
