@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from flyspec.cli.stack import ROOT, Stack
+from flyspec.cli.service import ROOT
+from flyspec.cli.stack import Stack
 from tests.cli.processes import ENVIRONMENT
 
 PROGRAM = """

@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from typer.main import get_command
 
 from flyspec.cli.main import app
-from flyspec.cli.stack import ROOT
+from flyspec.cli.service import ROOT
 
 Page = tuple[tuple[str, ...], Any]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.wrong_inputs import CASES, LIMIT_S, WrongInput, folder, row, run
-from flyspec.cli.stack import ROOT
+from flyspec.cli.service import ROOT
 
 DOCUMENT = (ROOT / "docs" / "wrong-inputs.md").read_text(encoding="utf-8")
 

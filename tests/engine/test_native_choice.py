@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from flyspec.bundled import DRAFT, MODELS
+from flyspec.bundled import MODELS
 from flyspec.config import DraftSettings, ModelServerSettings
 from flyspec.engine import devices
 from flyspec.engine.devices import choose_dtype
@@ -252,7 +252,7 @@ def test_a_trial_is_not_repeated_for_a_model_that_computes_the_same(
     found: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    loaded = load_model(str(DRAFT), "cpu", "auto")
+    loaded = load_model(str(MODELS / "draft"), "cpu", "auto")
     trials: list[Any] = []
     monkeypatch.setattr(choice, "try_out", lambda *of: trials.append(of) or trial.try_out(*of))
     settings = DraftSettings(max_sessions=2)
