@@ -10,6 +10,7 @@ torch offers devices written in Python experimentally (`torch.utils.backend_regi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from flyspec.engine import devices
 from tests.stand_in_counts import Kind, capturing_with, count_operation, note
 
 NAME = "standin"
@@ -304,6 +306,7 @@ def register() -> torch.device:
     accelerator = torch._C._get_accelerator()
     _setup_privateuseone_for_python_backend(NAME, _Module())
     torch._C._get_accelerator = lambda *_: accelerator
+    devices._DEVICE = re.compile(f"{devices._DEVICE.pattern}|({NAME})")
     library = torch.library.Library("aten", "IMPL")
     _libraries.append(library)
     # All that torch asks of the device itself: the rest reaches `__torch_dispatch__`.

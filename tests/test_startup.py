@@ -37,7 +37,7 @@ def test_an_import_that_catches_everything_does_not_outlive_sigterm() -> None:
 def test_what_is_wrong_with_a_model_is_said_before_torch_is_imported() -> None:
     for module in ("verify_service", "draft_service"):
         code = (
-            "import runpy, sys; sys.modules['torch'] = None; "
+            "import atexit, runpy, sys; atexit.register(lambda: print('torch' in sys.modules)); "
             f"runpy.run_module('{module}', run_name='__main__', alter_sys=True)"
         )
         done = subprocess.run(
@@ -49,3 +49,4 @@ def test_what_is_wrong_with_a_model_is_said_before_torch_is_imported() -> None:
         )
         assert done.returncode == 2, done.stderr
         assert "--model /nowhere: no such directory" in done.stderr
+        assert done.stdout == "False\n"

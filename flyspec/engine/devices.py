@@ -11,7 +11,7 @@ from flyspec.errors import ConfigError
 
 AUTO = "auto"
 NARROW_HIDDEN_SIZE = 256
-_DEVICE = re.compile(r"(cpu|cuda)(?::(\d+))?")
+_DEVICE = re.compile(r"(cpu|cuda)(:\d+)?")
 _FAST_BFLOAT16 = {"avx512_bf16", "amx_tile"}
 """Flags of processors that multiply bfloat16."""
 
@@ -61,10 +61,10 @@ def read_device(device: str) -> NamedDevice | None:
     """Return the device that `--device` names; None for `auto`. Raises `ConfigError`."""
     if device == AUTO:
         return None
-    match = _DEVICE.fullmatch(device)
-    if not match or (match[1] == "cpu" and match[2] not in (None, "0")):
+    kind, _, index = device.partition(":")
+    if not _DEVICE.fullmatch(device) or (kind == "cpu" and index not in ("", "0")):
         raise ConfigError(f"--device {device}: unknown device; use cpu, cuda, cuda:N or auto")
-    return NamedDevice(match[1], int(match[2]) if match[2] else None)
+    return NamedDevice(kind, int(index) if index else None)
 
 
 def no_cuda(device: str, reason: str) -> ConfigError:

@@ -190,7 +190,6 @@ class Pool(Generic[S]):
         self._interval_s, self._timeout_s, self._misfit = interval_s, timeout_s, misfit
         self._replicas: dict[str, Replica[S]] = {}
         self._watchers: dict[str, asyncio.Task[None]] = {}
-        self._probes: set[asyncio.Task[None]] = set()
         self._discoverer: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
@@ -260,17 +259,12 @@ class Pool(Generic[S]):
 
     async def refresh(self) -> None:
         """Probe all replicas. One that is still being prepared is not waited for."""
-        probes = [asyncio.create_task(self._probe(replica)) for replica in self.replicas]
-        self._probes.update(probes)
-        for probe in probes:
-            probe.add_done_callback(self._probes.discard)
-        if probes:
-            done, _ = await asyncio.wait(probes, timeout=2 * self._timeout_s)
-            for probe in done:
-                probe.result()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(2 * self._timeout_s):
+                await asyncio.gather(*(self._probe(replica) for replica in self.replicas))
 
     async def close(self) -> None:
-        tasks = [*self._watchers.values(), *self._probes, *filter(None, [self._discoverer])]
+        tasks = [*self._watchers.values(), *filter(None, [self._discoverer])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
