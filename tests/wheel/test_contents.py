@@ -78,7 +78,7 @@ def test_the_sdist_has_what_the_wheel_is_built_from(distributions):
 
 def test_metadata(metadata, tools, distributions, folder):
     assert metadata["Version"] == __version__
-    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["License-Expression"] == "Apache-2.0 AND MIT"
     assert metadata["Author"] == "The flyspec developers"
     assert metadata.get_all("Classifier")
     assert {url.split(", ")[1].startswith(TREE) for url in metadata.get_all("Project-URL")} == {

@@ -43,13 +43,6 @@ def test_python(installed, tools, folder, served, example):
     run(tools / "mypy", "--strict", "example.py", cwd=folder)
 
 
-@pytest.mark.parametrize("example", examples("javascript"))
-def test_node(folder, served, example):
-    (folder / "example.mjs").write_text(served.at(example))
-    run("npm", "install", "--silent", "--no-audit", "--no-fund", "openai", cwd=folder)
-    assert run("node", "example.mjs", cwd=folder).strip()
-
-
 def test_curl(folder, served):
     assert '"assistant"' in run(*map(served.at, curl()), cwd=folder)
 
