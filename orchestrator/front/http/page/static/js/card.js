@@ -6,10 +6,14 @@ const MARGIN = 8;
 
 export class Card {
   #root = byId("card");
+  #place = "";
 
   constructor() {
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.hide());
-    document.addEventListener("scroll", () => this.hide(), { passive: true });
+    // Focus scrolls the page first, and is told of it when the card is already there.
+    document.addEventListener(
+      "scroll", () => this.#place !== `${scrollX} ${scrollY}` && this.hide(), { passive: true },
+    );
   }
 
   /** Shows a description below (or above) a rectangle of the window. */
@@ -31,6 +35,7 @@ export class Card {
     const top = below + height < innerHeight ? below : Math.max(MARGIN, rect.top - height - MARGIN);
     this.#root.style.left = `${left}px`;
     this.#root.style.top = `${top}px`;
+    this.#place = `${scrollX} ${scrollY}`;
   }
 
   hide() {
