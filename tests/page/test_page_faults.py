@@ -26,12 +26,12 @@ async def test_a_killed_target_shows_and_the_stream_resumes(page, stack):
     await page.tab.click("#race-button")
     await page.is_in("recording-rule", seconds=120)
     await until(lambda: tokens_of(page, "rule"))
+    before = await tokens_of(page, "rule")
     stack.services["verify"].send(signal.SIGKILL)
     notice = page.tab.locator("#lane-rule .recovery").first
     await notice.wait_for()
     # It may be back before anything else is said: services are restarted within a second.
     assert re.search("[Tt]arget (is )?lost", await notice.inner_text())
-    before = await tokens_of(page, "rule")
     await page.is_in("replaying", seconds=200)
     await page.tab.click("#skip")
     await page.is_in("finished")
