@@ -12,12 +12,21 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, HTTP_PORT, VERIFY_PORT
 from tests.docs.blocks import ROOT, UNRUN, Block, blocks
 from tests.docs.commands import SERVICES, commands, variables
 
 LIMIT_S = 240
 STARTING_S = 120
-PORTS = {"draft_service": 50051, "verify_service": 50052, "orchestrator": 50050, "flyspec": 50050}
+PORTS = {
+    "draft_service": {"--port": DRAFT_PORT},
+    "verify_service": {"--port": VERIFY_PORT},
+    "orchestrator": {"--port": GENERATION_PORT, "--admin-port": ADMIN_PORT},
+    "flyspec": {
+        "--port": GENERATION_PORT, "--admin-port": ADMIN_PORT, "--http-port": HTTP_PORT,
+        "--draft-port": DRAFT_PORT, "--verify-port": VERIFY_PORT,
+    },
+}  # fmt: skip
 SHARED = ["flyspec", "serve"]
 _KEEP = 'trap \'{ export -p; declare -f; echo "cd $(printf %q "$PWD")"; } > "$STATE"\' EXIT\n'
 
@@ -38,7 +47,7 @@ def server_of(block: Block) -> list[str]:
 def ports_of(words: list[str]) -> list[int]:
     """Return the ports that a server's command makes it listen on."""
     program = words[0] if words[0] == "flyspec" else words[2]
-    ports = {"--port": PORTS[program]} | ({"--http-port": 8000} if program == "flyspec" else {})
+    ports = dict(PORTS[program])
     for flag, value in pairwise(words):
         if flag in ports:
             ports[flag] = int(value)
