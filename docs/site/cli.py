@@ -10,6 +10,7 @@ from typing import Any
 import typer.main
 
 from docs.site.tables import table
+from flyspec.cli.help import sections_of
 from flyspec.cli.main import app
 
 
@@ -26,13 +27,7 @@ def _command(command: Any, parent: Any, path: str) -> Iterator[str]:
     yield cleandoc(command.help or "") + "\n\n"
     usage = " ".join(piece.strip("{}") for piece in command.collect_usage_pieces(context))
     yield f"```text\n{path} {usage}\n```\n\n"
-    headings: dict[str, list[tuple[str, str]]] = {}
-    for parameter in command.get_params(context):
-        if record := parameter.get_help_record(context):
-            heading = getattr(parameter, "rich_help_panel", None)
-            heading = heading or f"{parameter.param_type_name.capitalize()}s"
-            headings.setdefault(heading, []).append(record)
-    for heading, records in headings.items():
+    for heading, records in sections_of(command, context).items():
         yield f"**{heading}**\n\n"
         yield table(["", ""], [(_flag(flag), _escape(text)) for flag, text in records]) + "\n"
     if subcommands:

@@ -35,6 +35,17 @@ def _corrected(message: str) -> str:
     return f"{found[1]!r} is not one of {found[2]}{close}"
 
 
+def sections_of(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+    """Return what help says of a command's arguments and options, by heading."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for parameter in command.get_params(ctx):
+        if record := parameter.get_help_record(ctx):
+            heading = getattr(parameter, "rich_help_panel", None)
+            heading = heading or f"{parameter.param_type_name.capitalize()}s"
+            sections.setdefault(heading, []).append(record)
+    return {heading: records for heading, records in sections.items() if records}
+
+
 class _HelpLayout:
     """How a command or group is described."""
 
@@ -54,13 +65,7 @@ class _HelpLayout:
             formatter.write("\n".join(["", *(f"  {line}" for line in lines), ""]))
 
     def format_options(self: Any, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-        for parameter in self.get_params(ctx):
-            if record := parameter.get_help_record(ctx):
-                heading = getattr(parameter, "rich_help_panel", None)
-                heading = heading or f"{parameter.param_type_name.capitalize()}s"
-                sections.setdefault(heading, []).append(record)
-        for heading, records in sections.items():
+        for heading, records in sections_of(self, ctx).items():
             lines = [line for flag, text in records for line in _lines(flag, text, formatter.width)]
             if lines:
                 formatter.write("\n".join(["", f"{heading}:", *lines, ""]))
