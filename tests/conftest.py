@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,11 @@ settings.register_profile(
 )
 settings.register_profile("full", settings.get_profile("short"), max_examples=1000)
 settings.load_profile("short")
+
+
+def pytest_runtest_teardown(item):
+    """Locust replaces sockets and threads: imported here, it would break whatever runs next."""
+    assert "locust" not in sys.modules, f"{item.nodeid} imported locust into the tests' process"
 
 
 @pytest.fixture(scope="session")

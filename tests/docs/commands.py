@@ -147,7 +147,7 @@ def check_module(module: str, arguments: list[str]) -> None:
     elif module in ("pip", "venv"):
         if module == "pip":
             check_pip(arguments)
-    elif module.startswith("loadtest") and "gevent" not in sys.modules:
+    elif module.startswith("loadtest") and "locust" not in sys.modules:
         _elsewhere(module, arguments)
     else:
         spec = find_spec(module)
@@ -175,7 +175,7 @@ def _worker() -> subprocess.Popen[str]:
 
 
 def _elsewhere(*command: object) -> None:
-    """Check a command of the load tests in another process: locust replaces the socket module."""
+    """Check a command of the load tests in another process: locust replaces sockets and threads."""
     worker = _worker()
     assert worker.stdin
     assert worker.stdout
@@ -185,7 +185,7 @@ def _elsewhere(*command: object) -> None:
 
 
 def _answer() -> None:
-    import gevent  # noqa: F401
+    import locust  # noqa: F401
 
     for line in sys.stdin:
         try:
