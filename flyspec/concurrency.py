@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class StoppedEarly(KeyboardInterrupt):
@@ -16,6 +17,41 @@ class StoppedEarly(KeyboardInterrupt):
     def __init__(self, reached: Any) -> None:
         super().__init__()
         self.reached = reached
+
+
+def whatever_reached(work: Callable[[], T], then: Callable[[T], V]) -> V:
+    """Return what `then` makes of the work's result, also if Ctrl-C ended the work early.
+
+    Raises `StoppedEarly` with it in that case.
+    """
+    try:
+        result = work()
+    except StoppedEarly as end:
+        raise StoppedEarly(then(end.reached)) from None
+    return then(result)
+
+
+class UntilCtrlC:
+    """A context that Ctrl-C leaves, after which the program goes on, once something was `reached`.
+
+    For work that is not a coroutine; `until_interrupted` is for those.
+    """
+
+    def __init__(self) -> None:
+        self.reached = self.stopped = False
+
+    def __enter__(self) -> UntilCtrlC:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        self.stopped = kind is KeyboardInterrupt and self.reached
+        return self.stopped
+
+    def result(self, found: T) -> T:
+        """Return what was found. Raises `StoppedEarly` with it if Ctrl-C was pressed."""
+        if self.stopped:
+            raise StoppedEarly(found)
+        return found
 
 
 async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -21,6 +21,7 @@ from flyspec.bench import rounds
 from flyspec.bench.options import JudgeOptions
 from flyspec.bench.rounds import SEED, START_POSITION, RandomRound, make_round
 from flyspec.bench.summaries import grouped
+from flyspec.concurrency import UntilCtrlC
 from flyspec.engine.distributions import decode
 from flyspec.engine.loading import resolve_device
 from flyspec.engine.logits import token_logprobs
@@ -133,7 +134,11 @@ class _Case:
 
 
 def measure(o: JudgeOptions) -> JudgeReport:
-    """Time every rule, K, way of sampling and kind of round, in a rotating order."""
+    """Time every rule, K, way of sampling and kind of round, in a rotating order.
+
+    Raises `StoppedEarly` with the medians until then if Ctrl-C was pressed after all had their
+    first counted run.
+    """
     if o.threads:
         torch.set_num_threads(o.threads)
     dtype, device = getattr(torch, o.dtype), resolve_device(o.device)
@@ -145,7 +150,8 @@ def measure(o: JudgeOptions) -> JudgeReport:
     layer_ns: dict[int, list[int]] = {k: [] for k in o.ks}
     times: list[list[int]] = [[] for _ in cases]
     shares: list[list[float]] = [[] for _ in cases]
-    with progress("judging", len(cases) * (o.repeats + 1)) as advance:
+    until = UntilCtrlC()
+    with until, progress("judging", len(cases) * (o.repeats + 1)) as advance:
         for repeat in range(o.repeats + 1):
             turn = repeat % len(cases)
             for index in [*range(turn, len(cases)), *range(turn)]:
@@ -161,20 +167,23 @@ def measure(o: JudgeOptions) -> JudgeReport:
                     times[index].append(judged)
                     shares[index].append(judged / layer)
                 advance()
+            until.reached = repeat > 0
     costs = [
         case.make(int(statistics.median(t)), statistics.median(s))
         for case, t, s in zip(cases, times, shares, strict=True)
     ]
-    return JudgeReport(
-        vocab_size=o.vocab_size,
-        hidden_size=o.hidden_size,
-        dtype=o.dtype,
-        device=str(device),
-        threads=torch.get_num_threads(),
-        repeats=o.repeats,
-        layers=[LayerCost(k, k + 1, int(statistics.median(t))) for k, t in layer_ns.items()],
-        rules=[cost for cost in costs if isinstance(cost, RuleCost)],
-        sampling=[cost for cost in costs if isinstance(cost, SamplingCost)],
+    return until.result(
+        JudgeReport(
+            vocab_size=o.vocab_size,
+            hidden_size=o.hidden_size,
+            dtype=o.dtype,
+            device=str(device),
+            threads=torch.get_num_threads(),
+            repeats=min(map(len, times)),
+            layers=[LayerCost(k, k + 1, int(statistics.median(t))) for k, t in layer_ns.items()],
+            rules=[cost for cost in costs if isinstance(cost, RuleCost)],
+            sampling=[cost for cost in costs if isinstance(cost, SamplingCost)],
+        )
     )
 
 

@@ -23,6 +23,7 @@ from flyspec.bench.options import PairOptions
 from flyspec.bench.prompts import fresh_requests
 from flyspec.bench.summaries import grouped
 from flyspec.client import AsyncClient
+from flyspec.concurrency import interrupted
 from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, FittedTable, record_table
@@ -88,6 +89,7 @@ async def measure(client: AsyncClient, o: PairOptions, metrics_port: int) -> lis
 
     `metrics_port` is the verify service's. A replaying drafter first rehearses with the longest
     rounds, so that it knows the text it will draft; K auto learns nothing from the time that takes.
+    If interrupted, returns what was measured in all modes until then.
     """
     prompts = fresh_requests(o.problems, o.problem_seed)
     items = [[Item("word problems", i, prompt) for i, prompt in enumerate(prompts)]]
@@ -116,7 +118,10 @@ async def measure(client: AsyncClient, o: PairOptions, metrics_port: int) -> lis
 
     if o.replay_drafter is not None:
         await speed.measure(modes(MOST_BY_AUTO), items, 1)
-    return await speed.measure(modes(o.num_speculative_tokens), items, o.repeats + 1)
+    samples = await speed.measure(modes(o.num_speculative_tokens), items, o.repeats + 1)
+    if interrupted() and not samples[-1].repeat:
+        raise asyncio.CancelledError  # nothing that counts was reached
+    return samples
 
 
 def report(samples: Sequence[Sample]) -> list[PairReport]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
+from flyspec.concurrency import UntilCtrlC
 from flyspec.errors import FlyspecError
 
 BARE_IMPORT = "import torch; from transformers import LlamaForCausalLM; print('imported')"
@@ -31,6 +32,10 @@ class ProcessStart:
     first_output_s: float
     seconds: float
     cpu_s: float
+
+
+Pair = tuple[ProcessStart, ProcessStart]
+"""The bare import, and `generate --local`."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,11 @@ def run(command: Sequence[str]) -> ProcessStart:
 
 def measure(
     flags: Sequence[str], repeats: int, step: Callable[[], None] = lambda: None
-) -> list[tuple[ProcessStart, ProcessStart]]:
+) -> list[Pair]:
     """Return pairs of starts: the bare import, and `generate --local` with flags for its stack.
 
     Both run once before, so that files are in the page cache. `step` is called after each pair.
+    Raises `StoppedEarly` with the pairs until then if Ctrl-C was pressed after one that counts.
     """
     bare = [sys.executable, "-c", BARE_IMPORT]
     generate = [
@@ -79,13 +85,15 @@ def measure(
         "--max-tokens", "8", "--color", "never", PROMPT,
     ]  # fmt: skip
     pairs = []
-    for _ in range(repeats + 1):
-        pairs.append((run(bare), run(generate)))
-        step()
-    return pairs[1:]
+    with UntilCtrlC() as until:
+        for _ in range(repeats + 1):
+            pairs.append((run(bare), run(generate)))
+            until.reached = len(pairs) > 1
+            step()
+    return until.result(pairs[1:])
 
 
-def report(pairs: Sequence[tuple[ProcessStart, ProcessStart]]) -> StartupReport:
+def report(pairs: Sequence[Pair]) -> StartupReport:
     return StartupReport(
         len(pairs),
         statistics.median(bare.first_output_s for bare, _ in pairs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import statistics
 import time
 import uuid
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from flyspec.bench.options import RoundOptions
 from flyspec.bench.prompts import fresh_requests
-from flyspec.bench.transport import Leg, echoes, exchanges
+from flyspec.bench.transport import Echoes, Exchanges, Leg, echoes, exchanges
 from flyspec.client import AsyncClient
+from flyspec.concurrency import interrupted, until_interrupted
 from flyspec.progress import progress
 from flyspec.telemetry.traces import traceparent_of, wall_ns
 from flyspec.values.generation import Chunk, Completion
@@ -39,7 +41,7 @@ async def run(client: AsyncClient, o: RoundOptions) -> TracedRun:
     """Run every prompt once to warm up, then `repeats` times traced, untraced, and echoed.
 
     The work of both kinds of echoes is as long as the models' in the warm-up's rounds; the bare
-    ones' messages are as long as a round's.
+    ones' messages are as long as a round's. If interrupted, returns what was measured until then.
     """
     prompts = fresh_requests(o.problems, o.problem_seed)
     options = GenerateOptions(
@@ -58,17 +60,34 @@ async def run(client: AsyncClient, o: RoundOptions) -> TracedRun:
                 warm.append(completion)
                 advance()
             done.legs = _legs(warm)
-            for prompt in prompts * o.repeats:
-                trace_id, chunks, _ = await _generate(client, prompt, options)
-                done.chunks_ns[trace_id] = chunks
-                _, _, untraced = await _generate(client, prompt, options, traced=False)
-                if overhead_ns := untraced.timings.round_overhead_p50_ns:
-                    done.overheads_ns.append(overhead_ns)
-                for ways, times in ((bare, done.echoes_ns), (typed, done.exchanges_ns)):
-                    took = [await ways.outside_ns(done.legs) for _ in range(_ECHO_ROUNDS)]
-                    times += took[2:]  # the first ones find the processes asleep
-                advance()
+            with until_interrupted():
+                for prompt in prompts * o.repeats:
+                    await _trace(client, prompt, options, done, (bare, typed))
+                    advance()
+    if interrupted() and not done.exchanges_ns:
+        raise asyncio.CancelledError
     return done
+
+
+async def _trace(
+    client: AsyncClient,
+    prompt: Prompt,
+    options: GenerateOptions,
+    done: TracedRun,
+    ways: tuple[Echoes, Exchanges],
+) -> None:
+    """Generate with a trace and without, then echo; add the times to `done`."""
+    trace_id, chunks, _ = await _generate(client, prompt, options)
+    _, _, untraced = await _generate(client, prompt, options, traced=False)
+    found = []
+    for way in ways:
+        took = [await way.outside_ns(done.legs) for _ in range(_ECHO_ROUNDS)]
+        found.append(took[2:])  # the first ones find the processes asleep
+    done.chunks_ns[trace_id] = chunks
+    if overhead_ns := untraced.timings.round_overhead_p50_ns:
+        done.overheads_ns.append(overhead_ns)
+    done.echoes_ns += found[0]
+    done.exchanges_ns += found[1]
 
 
 def text_times_ns(chunks_ns: Sequence[int], ends_ns: Sequence[int]) -> list[int]:

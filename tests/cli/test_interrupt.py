@@ -7,8 +7,23 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from flyspec.cli.stack import Stack
 from tests.cli.processes import start
+
+JUDGE = "judge --rules exact --vocab-size 1000 --hidden-size 64 --repeats 10000000"
+SMALL = "--problems 1 --max-tokens 24 --repeats 10000"
+LONG = [
+    f"pair {SMALL} --rules exact",
+    f"round {SMALL}",
+    "throughput --concurrency 2 --repeats 10000 --max-tokens 24",
+    "prefill-stall --sessions 2 --context 64 --prompt-tokens 256 --steps 4 --repeats 10000",
+    "engine --batch 1 --context 64 --repeats 1000000",
+    "device --device cpu --batch 1 --context 64 --repeats 300 --mode eager",
+    "startup --repeats 1000",
+]
+"""Other measurements, which take long to have a result."""
 
 
 async def test_generate_says_what_it_reached(stack: Stack) -> None:
@@ -43,3 +58,21 @@ async def test_eval_and_bench_show_what_they_measured(stack: Stack, tmp_path: Pa
         assert b"exact" in out
         assert b"interrupted" in err
         assert json.loads(file.read_text())[key]
+
+
+@pytest.mark.parametrize(
+    "command", [JUDGE, *(pytest.param(command, marks=pytest.mark.full) for command in LONG)]
+)
+async def test_parts_show_what_they_measured(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    process = await start("bench", *command.split(), "--output", str(file))
+    assert process.stderr is not None
+    async with asyncio.timeout(200):
+        while b" of " not in (line := await process.stderr.readline()):
+            assert line, "it ended"
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert out
+    assert b"interrupted; these are the results until then" in err
+    assert json.loads(file.read_text())

@@ -9,11 +9,12 @@ from transformers.utils.logging import disable_progress_bar
 
 from flyspec.bench.device.judging import judging_times
 from flyspec.bench.device.models import MODES, BenchModel, Wanted, build, noted
-from flyspec.bench.device.report import DeviceReport, DraftTime
+from flyspec.bench.device.report import DeviceReport, DraftTime, JudgingTime, StepTime
 from flyspec.bench.device.steps import Measuring, draft_times, step_times
 from flyspec.bench.device.timing import Allowance, copy_bandwidth
 from flyspec.bench.machine import this_machine
 from flyspec.bench.options import DeviceOptions
+from flyspec.concurrency import UntilCtrlC
 from flyspec.engine.loading import resolve_device
 
 _COPIED = {"cuda": 4 << 30, "cpu": 64 << 20}
@@ -25,7 +26,8 @@ _STEPS, _DRAFTS = 0.65, 0.85
 def measure(o: DeviceOptions) -> DeviceReport:
     """Measure the copy bandwidth, the target's steps, the draft model's proposals, and judging.
 
-    What fails is noted, and the rest is measured. Raises `ConfigError` for models that do not load.
+    What fails is noted, and the rest is measured. Raises `ConfigError` for models that do not load,
+    and `StoppedEarly` with what was measured until Ctrl-C was pressed.
     """
     if o.threads:
         torch.set_num_threads(o.threads)
@@ -38,42 +40,50 @@ def measure(o: DeviceOptions) -> DeviceReport:
     modes = [mode for mode in MODES if mode in o.modes]
     how = Measuring(modes, bandwidth, o.repeats, allowance, failures)
     target = _model(o, Wanted("--shape", o.shape, o.model, o.device, o.dtype))
-    steps = step_times(target, o.batches, o.tokens, _contexts(o, target), how, _STEPS)
     info, attention = target.loaded.info, target.attention
-    del target
-    _free(device)
+    steps: list[StepTime] = []
     drafts: list[DraftTime] = []
+    judging: list[JudgingTime] = []
     draft = ""
-    if o.draft_shape or o.draft_model:
-        wanted = Wanted("--draft-shape", o.draft_shape, o.draft_model, o.device, o.dtype)
-        model = _model(o, wanted)
-        draft = model.loaded.info.name
-        contexts, k = _contexts(o, model), o.num_speculative_tokens
-        drafts = draft_times(model, o.batches, k, contexts, how, _DRAFTS)
-        del model
+    with UntilCtrlC() as until:
+        for step in step_times(target, o.batches, o.tokens, _contexts(o, target), how, _STEPS):
+            steps.append(step)
+            until.reached = True
+        del target
         _free(device)
-    judging = []
-    with noted(failures, "judging"), torch.inference_mode():
-        judging = judging_times(
-            device, torch.bfloat16, o.vocab_size, o.num_speculative_tokens, o.batches, o.repeats
+        if o.draft_shape or o.draft_model:
+            wanted = Wanted("--draft-shape", o.draft_shape, o.draft_model, o.device, o.dtype)
+            model = _model(o, wanted)
+            draft = model.loaded.info.name
+            contexts, k = _contexts(o, model), o.num_speculative_tokens
+            for proposal in draft_times(model, o.batches, k, contexts, how, _DRAFTS):
+                drafts.append(proposal)
+            del model
+            _free(device)
+        with noted(failures, "judging"), torch.inference_mode():
+            judging += judging_times(
+                device, torch.bfloat16, o.vocab_size, o.num_speculative_tokens, o.batches,
+                o.repeats,
+            )  # fmt: skip
+    return until.result(
+        DeviceReport(
+            device=str(device),
+            dtype=info.dtype,
+            target=info.name,
+            draft=draft,
+            target_parameters=info.num_parameters,
+            attention=attention,
+            block_size=o.block_size,
+            vocab_size=o.vocab_size,
+            repeats=o.repeats,
+            bandwidth=bandwidth,
+            copied_bytes=copied,
+            machine=this_machine(),
+            failures=failures,
+            steps=steps,
+            drafts=drafts,
+            judging=judging,
         )
-    return DeviceReport(
-        device=str(device),
-        dtype=info.dtype,
-        target=info.name,
-        draft=draft,
-        target_parameters=info.num_parameters,
-        attention=attention,
-        block_size=o.block_size,
-        vocab_size=o.vocab_size,
-        repeats=o.repeats,
-        bandwidth=bandwidth,
-        copied_bytes=copied,
-        machine=this_machine(),
-        failures=failures,
-        steps=steps,
-        drafts=drafts,
-        judging=judging,
     )
 
 

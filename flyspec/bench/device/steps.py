@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import NamedTuple, TypeVar
@@ -35,12 +35,11 @@ class Measuring(NamedTuple):
         cells: Sequence[Cell],
         measure: Callable[[Mode, Cell], Cost],
         until: float,
-    ) -> list[Cost]:
+    ) -> Iterator[Cost]:
         """Measure all cells in each mode, up to this share of the allowed time.
 
         Modes have equal parts of it: the last one, which compiles, is not left without.
         """
-        found = []
         begin = self.allowance.spent
         with progress(what, len(cells) * len(self.modes)) as advance:
             for number, mode in enumerate(model.turn_on(self.modes, self.failures), 1):
@@ -51,9 +50,8 @@ class Measuring(NamedTuple):
                         self.failures[f"{name} and what follows"] = "out of time"
                         break
                     with noted(self.failures, name):
-                        found.append(measure(mode, cell))
+                        yield measure(mode, cell)
                     advance()
-        return found
 
 
 def step_times(
@@ -63,7 +61,7 @@ def step_times(
     contexts: Sequence[int],
     how: Measuring,
     until: float,
-) -> list[StepTime]:
+) -> Iterator[StepTime]:
     """Time every kind of step in each mode."""
 
     def measure(mode: Mode, cell: tuple[int, int, int]) -> StepTime:
@@ -86,7 +84,7 @@ def draft_times(
     contexts: Sequence[int],
     how: Measuring,
     until: float,
-) -> list[DraftTime]:
+) -> Iterator[DraftTime]:
     """Time proposals of K greedy tokens per sequence: K steps that read weights and cache."""
 
     def measure(mode: Mode, cell: tuple[int, int]) -> DraftTime:

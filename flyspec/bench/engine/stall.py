@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from flyspec.bench.engine.stall_report import Arrival, StallReport, StepRecord, report_chunk
 from flyspec.bench.engine.steps import context_limit
 from flyspec.bench.options import STALL_GROWTH, StallOptions
+from flyspec.concurrency import interrupted, until_interrupted
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import StepBudget
@@ -53,7 +54,10 @@ class RecordingEngine(VerifyEngine):
 
 
 async def measure(options: StallOptions) -> StallReport:
-    """Let the prompt arrive `repeats` times per chunk size. Raises `ConfigError`."""
+    """Let the prompt arrive `repeats` times per chunk size. Raises `ConfigError`.
+
+    If interrupted, returns what was measured with all chunk sizes until then.
+    """
     limit = context_limit(options.model)
     if options.max_model_len > limit:
         raise ConfigError(
@@ -69,7 +73,8 @@ async def measure(options: StallOptions) -> StallReport:
     rng = random.Random(0)
     chunks = options.all_chunks
     arrivals: dict[int, list[Arrival]] = {chunk: [] for chunk in chunks}
-    with progress("measuring", options.repeats * len(chunks)) as advance:
+    total = options.repeats * len(chunks)
+    with progress("measuring", total) as advance, until_interrupted():
         for repeat in range(options.repeats):
             turn = repeat % len(chunks)
             for chunk in [*chunks[turn:], *chunks[:turn]]:
@@ -80,8 +85,11 @@ async def measure(options: StallOptions) -> StallReport:
                 finally:
                     engine.stop()
                 advance()
+    times = min(map(len, arrivals.values()))
+    if interrupted() and not times:
+        raise asyncio.CancelledError
     info = loaded.info
-    reports = [report_chunk(chunk, of, options) for chunk, of in arrivals.items()]
+    reports = [report_chunk(chunk, of[:times], options) for chunk, of in arrivals.items()]
     return StallReport(
         info.name, info.dtype, info.device, torch.get_num_threads(), options, reports
     )

@@ -29,6 +29,7 @@ from flyspec.bench.engine.steps_report import (
     StepCost,
 )
 from flyspec.bench.options import EngineOptions
+from flyspec.concurrency import UntilCtrlC
 from flyspec.config import VerifySettings
 from flyspec.engine.cache_table import Copy
 from flyspec.engine.configuration import own_context_length, read_config
@@ -48,7 +49,11 @@ def context_limit(model: str) -> int:
 
 
 def measure(options: EngineOptions) -> EngineReport:
-    """Measure every tensor-parallel size. Raises `ConfigError`."""
+    """Measure every tensor-parallel size. Raises `ConfigError`.
+
+    Raises `StoppedEarly` with the medians until then if Ctrl-C was pressed after a counted run of
+    all steps of the only size.
+    """
     limit = context_limit(options.model)
     if options.slot_tokens > limit:
         raise ConfigError(
@@ -106,7 +111,8 @@ def _measure(options: EngineOptions, size: int) -> EngineReport:
     run = EngineRun(
         size, torch.get_num_threads(), bench.step_costs(), bench.prefill_costs(), memory
     )
-    return EngineReport(info.name, info.dtype, info.device, options.repeats, [run])
+    found = EngineReport(info.name, info.dtype, info.device, bench.repeats, [run])
+    return bench.until.result(found)
 
 
 class _Bench:
@@ -114,6 +120,7 @@ class _Bench:
 
     def __init__(self, runner: Model, options: EngineOptions) -> None:
         self._runner, self._options = runner, options
+        self.until, self.repeats = UntilCtrlC(), 0
         rng = random.Random(0)
         vocab_size = runner.info.vocab_size
         self._token_ids = [rng.randrange(vocab_size) for _ in range(options.slot_tokens)]
@@ -131,7 +138,8 @@ class _Bench:
         """Measure everything once to warm up, then `repeats` times."""
         self._fill()
         runs = self._options.repeats + 1
-        with progress(what, runs * (len(self._cells) + len(self._chunks))) as advance:
+        count = runs * (len(self._cells) + len(self._chunks))
+        with self.until, progress(what, count) as advance:
             for repeat in range(runs):
                 kept = repeat > 0
                 turn = repeat * len(self._cells) // runs
@@ -150,6 +158,7 @@ class _Bench:
                     if kept:
                         samples.append(times)
                     advance()
+                self.repeats, self.until.reached = repeat, kept
 
     def step_costs(self) -> list[StepCost]:
         costs = []

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from flyspec.bench.modes import FlyspecMode, Item, Noise, Sample
 from flyspec.bench.options import ThroughputOptions
 from flyspec.bench.prompts import fresh_requests
-from flyspec.bench.speed import run_batch
+from flyspec.bench.speed import run_batch, whole
 from flyspec.bench.summaries import grouped
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
+from flyspec.concurrency import until_interrupted
 from flyspec.progress import progress
 
 
@@ -70,7 +71,10 @@ class LevelReport:
 async def measure(
     client: AsyncClient, admin: AdminClient, vocab_size: int, o: ThroughputOptions
 ) -> list[LevelSample]:
-    """Run the largest N to warm up, then every N both ways, `repeats` times."""
+    """Run the largest N to warm up, then every N both ways, `repeats` times.
+
+    If interrupted, returns what was measured both ways until then.
+    """
     mode = FlyspecMode(
         o.rule.name,
         client,
@@ -86,8 +90,9 @@ async def measure(
     slots = max(status.verify.sessions.limit, status.draft.sessions.limit)
     noise = Noise(client, vocab_size, slots)
     await run_batch(mode, _items(max(levels), o.problem_seed), max(levels))
-    samples = []
-    with progress("measuring", 2 * len(levels) * o.repeats) as advance:
+    samples: list[LevelSample] = []
+    total = 2 * len(levels) * o.repeats
+    with progress("measuring", total) as advance, until_interrupted():
         for repeat in range(o.repeats):
             turn = repeat % len(levels)
             for index in [*range(turn, len(levels)), *range(turn)]:
@@ -103,7 +108,7 @@ async def measure(
                     hit_rate = hits / max(1, queries)
                     samples.append(LevelSample(n, repeat, at_once, seconds, done, hit_rate))
                     advance()
-    return samples
+    return whole(samples, 2)
 
 
 def _items(number: int, seed: int) -> list[Item]:

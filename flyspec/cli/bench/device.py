@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from flyspec.bench.options import DeviceOptions
 from flyspec.cli.options import with_flags
 from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.cli.stack import StackOptions
+from flyspec.concurrency import whatever_reached
+
+if TYPE_CHECKING:
+    from flyspec.bench.device.report import DeviceReport
 
 
 @with_flags
@@ -16,13 +21,13 @@ def bench_device(options: DeviceOptions, results: Results) -> None:
     from flyspec.bench.device.measure import measure
     from flyspec.bench.device.tables import NOTES, device_shown
 
-    def use() -> BenchReport:
-        o = options
-        if not o.shape and not o.model:
-            bundled = StackOptions().resolved()
-            o = replace(o, model=str(bundled.model), draft_model=str(bundled.draft_model))
-        found = measure(o)
+    o = options
+    if not o.shape and not o.model:
+        bundled = StackOptions().resolved()
+        o = replace(o, model=str(bundled.model), draft_model=str(bundled.draft_model))
+
+    def shown(found: DeviceReport) -> BenchReport:
         document = {"kind": "device", "options": vars(o), **vars(found)}
         return BenchReport(document, [*device_shown(found), notes(NOTES)])
 
-    results.of(use)
+    results.of(lambda: whatever_reached(lambda: measure(o), shown))

@@ -10,10 +10,13 @@ from flyspec.cli.bench.common import models_of
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import BenchReport, PlottedResults, Results, notes
 from flyspec.cli.stack import Stack, StackOptions
+from flyspec.concurrency import whatever_reached
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from flyspec.bench.engine.stall_report import StallReport
+    from flyspec.bench.engine.steps_report import EngineReport
     from flyspec.client import AsyncClient
 
 
@@ -24,13 +27,13 @@ def bench_engine(options: EngineOptions, results: PlottedResults) -> None:
     from flyspec.bench.engine.steps import measure
     from flyspec.bench.engine.tables import engine_shown
 
-    def use() -> BenchReport:
-        found = measure(replace(options, model=options.model or _bundled_target()))
+    def shown(found: EngineReport) -> BenchReport:
         return BenchReport(
             vars(found), engine_shown(found), plot=lambda path: plot_engine(found, path)
         )
 
-    results.of(use)
+    o = replace(options, model=options.model or _bundled_target())
+    results.of(lambda: whatever_reached(lambda: measure(o), shown))
 
 
 @with_flags
@@ -41,16 +44,15 @@ def bench_stall(options: StallOptions, results: PlottedResults) -> None:
     from flyspec.bench.engine.tables import stall_summary, stall_table
     from flyspec.cli.runtime import run_async
 
-    def use() -> BenchReport:
-        model = options.model or _bundled_target()
-        found = run_async(measure(replace(options, model=model)))
+    def shown(found: StallReport) -> BenchReport:
         return BenchReport(
             vars(found),
             [stall_table(found), stall_summary(found)],
             plot=lambda path: plot_stall(found, path),
         )
 
-    results.of(use)
+    o = replace(options, model=options.model or _bundled_target())
+    results.of(lambda: whatever_reached(lambda: run_async(measure(o)), shown))
 
 
 def _bundled_target() -> str:
@@ -92,8 +94,7 @@ def bench_judge(options: JudgeOptions, results: Results) -> None:
     """Compare the time to judge a round with the forward pass of the target's output layer."""
     from flyspec.bench import judging
 
-    def use() -> BenchReport:
-        found = judging.measure(options)
+    def report(found: judging.JudgeReport) -> BenchReport:
         goal = {"target_share": judging.TARGET_SHARE, "worst_share": found.worst_share}
         shown: list[RenderableType] = [
             *judging.judge_tables(found),
@@ -106,4 +107,4 @@ def bench_judge(options: JudgeOptions, results: Results) -> None:
         ]
         return BenchReport({**vars(found), **goal}, shown)
 
-    results.of(use)
+    results.of(lambda: whatever_reached(lambda: judging.measure(options), report))

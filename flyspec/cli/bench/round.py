@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flyspec.bench.options import RoundOptions
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.cli.stack import StackOptions
+from flyspec.concurrency import whatever_reached
 from flyspec.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flyspec.bench.timeline import TracedSpan
+    from flyspec.bench.timeline_run import TracedRun
 
 
 @with_flags
@@ -20,17 +27,25 @@ def bench_round(models: ModelFlags, options: RoundOptions, results: Results) -> 
 
 
 def _measure(models: ModelFlags, options: RoundOptions) -> BenchReport:
-    from flyspec.bench import timeline_tables
-    from flyspec.bench.timeline import read_spans, report, round_ends, round_lines
-    from flyspec.bench.timeline_run import run, text_times_ns
+    from flyspec.bench.timeline import read_spans
+    from flyspec.bench.timeline_run import run
     from flyspec.cli.runtime import run_async, with_server
 
     with tempfile.TemporaryDirectory(prefix="flyspec-round-") as folder:
         files = {s: Path(folder) / f"{s}.jsonl" for s in ("orchestrator", "draft", "verify")}
         flags = {service: to_flags(traces_file=file) for service, file in files.items()}
         stack = StackOptions(**vars(models), log_level="warning", last_flags=flags)
-        done = run_async(with_server(stack, None, lambda client, _: run(client, options)))
-        spans = read_spans(files.values())
+        return whatever_reached(
+            lambda: run_async(with_server(stack, None, lambda client, _: run(client, options))),
+            lambda done: _report(done, read_spans(files.values()), options),
+        )
+
+
+def _report(done: TracedRun, spans: Sequence[TracedSpan], options: RoundOptions) -> BenchReport:
+    from flyspec.bench import timeline_tables
+    from flyspec.bench.timeline import report, round_ends, round_lines
+    from flyspec.bench.timeline_run import text_times_ns
+
     lines = round_lines(spans, done.chunks_ns)
     if not lines:
         raise ConfigError("no round had drafts; raise --max-tokens or choose another --drafter")

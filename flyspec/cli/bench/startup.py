@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.options import StartupOptions
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.results import BenchReport, Results, notes
+from flyspec.concurrency import whatever_reached
+
+if TYPE_CHECKING:
+    from flyspec.bench import startup
 
 _NOTES = (
     "bare import: a new process that imports torch and transformers' Llama\n"
@@ -24,14 +29,25 @@ def bench_startup(models: ModelFlags, options: StartupOptions, results: Results)
 
 def _measure(models: ModelFlags, options: StartupOptions) -> BenchReport:
     from flyspec.bench import startup
-    from flyspec.bench.machine import this_machine
     from flyspec.progress import progress
-    from flyspec.tables import make_table
 
     default = ModelFlags()
     given = {name: v for name, v in vars(models).items() if v != getattr(default, name)}
-    with progress("starting", options.repeats + 1) as step:
-        pairs = startup.measure(to_flags(**given), options.repeats, step)
+
+    def measure() -> list[startup.Pair]:
+        with progress("starting", options.repeats + 1) as step:
+            return startup.measure(to_flags(**given), options.repeats, step)
+
+    return whatever_reached(
+        measure, lambda pairs: _report(pairs, {**vars(options), "models": given})
+    )
+
+
+def _report(pairs: list[startup.Pair], document: dict[str, Any]) -> BenchReport:
+    from flyspec.bench import startup
+    from flyspec.bench.machine import this_machine
+    from flyspec.tables import make_table
+
     found = startup.report(pairs)
     table = make_table(
         ("", "bare import", "generate --local", "ratio"),
@@ -49,7 +65,7 @@ def _measure(models: ModelFlags, options: StartupOptions) -> BenchReport:
         f"{found.runs} runs of each, in turn",
     )  # fmt: skip
     return BenchReport(
-        {**vars(options), **vars(found), "models": given, "machine": this_machine()},
+        {**document, **vars(found), "machine": this_machine()},
         [table, notes(_NOTES)],
         {"runs": [[dataclasses.asdict(start) for start in pair] for pair in pairs]},
     )
