@@ -66,7 +66,7 @@ manifests: $(VENV)/.installed-dev ## validate and scan Kubernetes manifests and 
 
 prometheus: ## install Prometheus for the tests (root on Debian)
 	@echo "== Prometheus"
-	@sh k8s/monitoring/install.sh
+	@sh tests/install.sh "rules, alerts and dashboards will NOT be checked" "prometheus promtool" prometheus
 
 unit: $(VENV)/.installed-dev prometheus
 	@echo "== pytest"
@@ -89,9 +89,9 @@ http-clients: $(CLIENTS)/.installed ## run others' clients against the HTTP API 
 
 # The page's tests drive Debian's Chromium, and need a package that nothing else does.
 PAGE := build/page-test
-$(PAGE)/.installed: tests/page/requirements.txt tests/page/package.json tests/page/install.sh | $(VENV)/.installed-dev
+$(PAGE)/.installed: tests/page/requirements.txt tests/page/package.json tests/install.sh | $(VENV)/.installed-dev
 	@echo "== installing Chromium, Playwright, axe-core"
-	@sh tests/page/install.sh
+	@sh tests/install.sh "the page will NOT be tested in a browser" chromium chromium fonts-dejavu-core
 	@rm -rf $(PAGE)/site && mkdir -p $(PAGE)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --target $(PAGE)/site -r tests/page/requirements.txt
 	@cp tests/page/package.json $(PAGE)/

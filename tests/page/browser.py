@@ -36,7 +36,7 @@ async def chromium() -> AsyncIterator[Any]:
 
     path = shutil.which("chromium")
     if path is None:
-        raise FileNotFoundError("chromium is not installed; see tests/page/install.sh")
+        raise FileNotFoundError("chromium is not installed; see tests/install.sh")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=[*QUIET])
         yield browser
