@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     end_on_sigterm()
-    from flyspec.config import DraftSettings, environment_names, from_command_line
+    from flyspec.config import DraftSettings
     from flyspec.serving import run
+    from flyspec.settings_sources import environment_names, from_command_line
 
     settings = from_command_line(DraftSettings, "draft_service")
     run(_serve(settings), environment_names(DraftSettings))

@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 
 def main() -> None:
     end_on_sigterm()
-    from flyspec.config import OrchestratorSettings, environment_names, from_command_line
+    from flyspec.config import OrchestratorSettings
     from flyspec.serving import run
+    from flyspec.settings_sources import environment_names, from_command_line
 
     settings = from_command_line(OrchestratorSettings, "orchestrator")
     run(_serve(settings), environment_names(OrchestratorSettings))

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run until SIGTERM."""
     end_on_sigterm()
-    from flyspec.config import VerifySettings, environment_names, from_command_line
+    from flyspec.config import VerifySettings
     from flyspec.serving import run
+    from flyspec.settings_sources import environment_names, from_command_line
 
     settings = from_command_line(VerifySettings, "verify_service")
     run(_serve(settings), environment_names(VerifySettings))

@@ -21,10 +21,11 @@ from draft_service.sessions import Sessions
 from draft_service.telemetry import DraftTelemetry
 from flyspec.bench.replay import DraftErrors, ReplayModel, Said
 from flyspec.client import AsyncClient
-from flyspec.config import DraftSettings, from_command_line
+from flyspec.config import DraftSettings
 from flyspec.engine.model import Model
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
+from flyspec.settings_sources import from_command_line
 from flyspec.startup import end_on_sigterm
 from flyspec.values.admin import ModelInfo
 from flyspec.values.requests import GenerateOptions

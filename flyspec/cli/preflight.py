@@ -6,15 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flyspec.cli.service import DRAFT_FLAGS
-from flyspec.config import (
-    DraftSettings,
-    OrchestratorSettings,
-    VerifySettings,
-    environment_names,
-    read_settings,
-)
+from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.preflight import check_draft, check_orchestrator, check_verify
+from flyspec.settings_sources import environment_names, read_settings
 from flyspec.speculation_length import AUTO
 from flyspec.spelling import respell
 

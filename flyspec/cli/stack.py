@@ -21,17 +21,12 @@ from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.preflight import check_services
 from flyspec.cli.service import Child, ServiceDiedError, child_environment
 from flyspec.concurrency import all_or_first_error
-from flyspec.config import (
-    NO_PORT,
-    DraftSettings,
-    OrchestratorSettings,
-    VerifySettings,
-    from_command_line,
-)
+from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
 from flyspec.preflight import check_port
 from flyspec.process import available_cores
+from flyspec.settings_sources import from_command_line
 from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
 from flyspec.startup import READY
 

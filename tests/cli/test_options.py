@@ -15,9 +15,10 @@ from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack, StackOptions
 from flyspec.client import GenerateOptions
-from flyspec.config import DraftSettings, VerifySettings, from_command_line
+from flyspec.config import DraftSettings, VerifySettings
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.settings_sources import from_command_line
 from flyspec.values.tokens import SamplingParams
 
 DEFAULTS = GenerateOptions(max_tokens=5, rule=Rule(""))

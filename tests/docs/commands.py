@@ -25,12 +25,8 @@ import jsonschema
 import typer.main
 
 from flyspec.cli.program import single
-from flyspec.config import (
-    DraftSettings,
-    OrchestratorSettings,
-    VerifySettings,
-    from_command_line,
-)
+from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.settings_sources import from_command_line
 from orchestrator.front.http.app import openapi_schema
 from tests.docs.blocks import ROOT
 

@@ -15,12 +15,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
-from flyspec.config import (
-    DraftSettings,
-    ModelServerSettings,
-    VerifySettings,
-    from_command_line,
-)
+from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine import cache_size, device_memory, runner
 from flyspec.engine.cache_size import check_fits, plan_cache
 from flyspec.engine.checkpoint import Checkpoint
@@ -28,6 +23,7 @@ from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory, host_memor
 from flyspec.engine.memory import plan_kv_cache
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
+from flyspec.settings_sources import from_command_line
 from tests.engine.random_models import loaded_model, make_model
 
 GB = 10**9

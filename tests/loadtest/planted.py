@@ -14,10 +14,11 @@ from dataclasses import replace
 
 from draft_service import server, service
 from flyspec import rpc, wire
-from flyspec.config import DraftSettings, from_command_line
+from flyspec.config import DraftSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rpc import malformed, streams
 from flyspec.serving import run
+from flyspec.settings_sources import from_command_line
 from flyspec.values.rounds import DraftChunk, DraftOpen
 from flyspec.values.tokens import SamplingParams
 
