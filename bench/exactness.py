@@ -18,7 +18,8 @@ from flyspec.cli.options.stack import setting
 from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import VerifySettings

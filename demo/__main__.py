@@ -8,7 +8,8 @@ import sys
 
 from flyspec.cli.program import run, single
 from flyspec.cli.runtime import run_async
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.starting import shown
 from flyspec.errors import FlyspecError
 from flyspec.progress import error_console

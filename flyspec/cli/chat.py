@@ -10,7 +10,7 @@ import typer
 
 from flyspec.cli.options import Color, ModelFlags, with_flags
 from flyspec.cli.runtime import refuse_model_flags
-from flyspec.cli.stack import StackOptions
+from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.streaming import DEFAULTS, wants_color
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag

@@ -13,7 +13,8 @@ from flyspec.cli.json_output import print_json
 from flyspec.cli.options import ListeningFlags, read_address, read_admin_address, with_flags
 from flyspec.cli.runtime import run_async
 from flyspec.cli.serve import DEFAULTS, served
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 

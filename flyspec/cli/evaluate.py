@@ -8,7 +8,8 @@ from flyspec.bench.options import EvalOptions
 from flyspec.cli.bench.common import Address, Local, models_of
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import BenchReport, Results, notes
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ import typer
 from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.streaming import (
     DEFAULTS,
     StreamedAnswer,

@@ -15,7 +15,8 @@ from flyspec.concurrency import StoppedEarly, interrupted
 
 if TYPE_CHECKING:
     from flyspec.cli.options import ModelFlags
-    from flyspec.cli.stack import Stack, StackOptions
+    from flyspec.cli.stack import Stack
+    from flyspec.cli.stack_options import StackOptions
     from flyspec.client import AsyncClient, Credentials
 
 T = TypeVar("T")

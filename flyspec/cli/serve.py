@@ -15,7 +15,8 @@ import typer
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import ListeningFlags, with_flags
 from flyspec.cli.runtime import run_async
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.starting import showing
 from flyspec.cli.supervisor import supervise
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
@@ -110,8 +111,8 @@ def _document(stack: Stack) -> dict[str, object]:
         "address": stack.address,
         "admin_address": stack.admin_address,
         "http_url": stack.http_url,
-        "draft_address": stack.draft_address,
-        "verify_address": stack.verify_address,
+        "draft_address": stack.options.draft_address,
+        "verify_address": stack.options.verify_address,
         "metrics_ports": _metrics_ports(stack),
         "pids": {name: service.pid for name, service in stack.services.items()},
     }
@@ -133,8 +134,8 @@ def _welcome(stack: Stack) -> str:
             f"  generation  {stack.address}",
             f"  HTTP        {stack.http_url or 'none: install flyspec[http]'}",
             f"  admin       {stack.admin_address}",
-            f"  draft       {stack.draft_address}   {o.draft_model or 'prompt lookup'}",
-            f"  verify      {stack.verify_address}   {o.model}",
+            f"  draft       {stack.options.draft_address}   {o.draft_model or 'prompt lookup'}",
+            f"  verify      {stack.options.verify_address}   {o.model}",
             "  metrics     "
             + ", ".join(f"{name} :{port}" for name, port in _metrics_ports(stack).items() if port),
             "try it:",

@@ -9,37 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from flyspec import bundled
 from flyspec.cli.fork_server import ForkServer, can_fork
-from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.preflight import check_services
 from flyspec.cli.service import Child, ServiceDiedError, child_environment
+from flyspec.cli.stack_options import LOOPBACK, PORTS, StackOptions
 from flyspec.concurrency import all_or_first_error
-from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
-from flyspec.errors import ConfigError
-from flyspec.flags import Flag, LogLevel
+from flyspec.config import NO_PORT
 from flyspec.preflight import check_port
 from flyspec.process import available_cores
-from flyspec.settings_sources import from_command_line
-from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
 from flyspec.startup import READY
 
 T = TypeVar("T")
 
-LOOPBACK = "127.0.0.1"
 _MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator": "orchestrator"}
-_PORTS_OF = {
-    "verify": {"verify_port": "port"},
-    "draft": {"draft_port": "port"},
-    "orchestrator": {"port": "port", "admin_port": "admin_port", "http_port": "http_port"},
-}
-"""Port options by service, with the names under which it announces them when ready."""
 _MODEL_IMPORTS = (
     "verify_service.server",
     "draft_service.server",
@@ -48,10 +35,6 @@ _MODEL_IMPORTS = (
     "transformers.models.llama.modeling_llama",  # most models are Llamas, or resemble one
 )
 """What services with a model need, imported before their settings are known."""
-_PORTS = "Where to listen"
-_port = partial(Flag, min=0, group=_PORTS)
-_orchestrator = partial(setting, OrchestratorSettings)
-
 
 OnStage = Callable[[str, str], None]
 """Called with a service and what it does next."""
@@ -66,77 +49,6 @@ def torch_threads() -> int:
     Draft and target take turns, but torch's threads hold their cores, so each gets half.
     """
     return max(1, available_cores() // 2)
-
-
-# fmt: off
-@dataclass(frozen=True)
-class StackOptions(ModelFlags):
-    """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
-
-    For ports of 0, free ones are picked. Only the orchestrator listens on `host` and, for its
-    operator, `admin_host`; the others listen on loopback. `threads` is the total over all ranks of
-    the target; 0 leaves it to the service, with half of the cores for torch. A `draft_device` of
-    None means `device`. `orchestrator_flags`, and `service_flags` (for draft and verify service),
-    are passed on unchanged. Benchmarks add flags to a service with `last_flags`, or replace it by
-    another module (`modules`); the keys are draft, verify and orchestrator.
-    """
-
-    served_model_name: Annotated[str, setting(VerifySettings, "served_model_name")] = ""
-    drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
-    rule: Annotated[str, _orchestrator("rule")] = "fly"
-    num_speculative_tokens: Annotated[SpeculationLength, _orchestrator(
-        "num_speculative_tokens", read=read_speculation_length,
-    )] = AUTO
-    max_sessions: Annotated[int, setting(VerifySettings, "max_sessions")] = 32
-    host: Annotated[str, _orchestrator(
-        "host", group=_PORTS, help="Address to listen on; draft and verify stay on loopback.",
-    )] = LOOPBACK
-    admin_host: Annotated[str, _orchestrator("admin_host", group=_PORTS)] = LOOPBACK
-    port: Annotated[int, _orchestrator("port", group=_PORTS)] = 0
-    admin_port: Annotated[int, _orchestrator("admin_port", group=_PORTS)] = 0
-    http_port: Annotated[int | None, _orchestrator("http_port", group=_PORTS)] = NO_PORT
-    draft_port: Annotated[int, _port("Draft service's port (0: pick a free one).")] = 0
-    verify_port: Annotated[int, _port("Verify service's port (0: pick a free one).")] = 0
-    log_level: Annotated[LogLevel, _orchestrator("log_level")] = "info"
-    # fmt: on
-    drain_grace_s: float = 10.0
-    orchestrator_flags: tuple[str, ...] = ()
-    service_flags: tuple[str, ...] = ()
-    last_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    modules: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = 1800.0
-
-    def resolved(self) -> StackOptions:
-        """Return a copy with models, devices and memory shares filled in."""
-        changes: dict[str, Any] = {}
-        if self.model is None:
-            if not (bundled.TARGET / "model.safetensors").is_file():
-                raise ConfigError(
-                    f"no --model given, and no bundled models in {bundled.MODELS}; "
-                    "pass --model DIR and --draft-model DIR"
-                )
-            changes["model"] = str(bundled.TARGET)
-            if self.draft_model is None:
-                changes["draft_model"] = str(bundled.DRAFT)
-        elif self.draft_model is None:
-            changes["draft_model"] = ""
-        if self.draft_device is None:
-            changes["draft_device"] = self.device
-        if changes.get("draft_model", self.draft_model):
-            changes |= self.gpu_shares()
-        if self.rules_file:
-            changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
-        return replace(self, **changes)
-
-    def on_free_ports(self, **changes: Any) -> StackOptions:
-        """Return these options, changed, for another stack beside one that runs."""
-        ports = {name: 0 for of_service in _PORTS_OF.values() for name in of_service}
-        return replace(self, **ports | {"http_port": NO_PORT} | changes)
-
-    def flags(self, *names: str) -> list[str]:
-        """Return these fields as flags of a service, without the `draft_` or `verify_` prefix."""
-        values = {n.removeprefix("draft_").removeprefix("verify_"): getattr(self, n) for n in names}
-        return to_flags(**values)
 
 
 class Stack:
@@ -156,35 +68,22 @@ class Stack:
         self._fork_server: ForkServer | None = None
         self._on_log = on_log
 
-    # --- addresses --------------------------------------------------------------------------
-
     @property
     def address(self) -> str:
-        return _address(self.options.host, self.options.port)
+        return self.options.address
 
     @property
     def admin_address(self) -> str:
-        return _address(self.options.admin_host, self.options.admin_port)
+        return self.options.admin_address
 
     @property
     def http_url(self) -> str | None:
         """Base URL of the HTTP API; None without one."""
-        port = self.options.http_port
-        if port in (None, NO_PORT):
-            return None
-        flags = from_command_line(OrchestratorSettings, "", self.options.orchestrator_flags)
-        scheme = "https" if flags.ssl_certfile else "http"
-        return f"{scheme}://{_address(self.options.host, port)}"
+        return self.options.http_url
 
-    @property
-    def draft_address(self) -> str:
-        return _address(LOOPBACK, self.options.draft_port)
-
-    @property
-    def verify_address(self) -> str:
-        return _address(LOOPBACK, self.options.verify_port)
-
-    # --- life cycle -------------------------------------------------------------------------
+    def flags(self, name: str) -> list[str]:
+        """Return the flags with which a service is started."""
+        return self.options.flags(name)
 
     async def __aenter__(self) -> Self:
         try:
@@ -269,11 +168,6 @@ class Stack:
             if self._fork_server is not None:
                 await self._fork_server.close()
 
-    def _services_speak_tls(self) -> bool:
-        """Whether draft and verify service have certificates, from flags or environment."""
-        flags = ["--model", str(self.options.model), *self.options.service_flags]
-        return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
-
     def _check(self) -> None:
         """Find errors before a large model is loaded."""
         from orchestrator.generation.rule_files import load_rules
@@ -337,42 +231,9 @@ class Stack:
         threads = {"verify": o.threads, "draft": o.draft_threads, "orchestrator": 1}[name]
         return threads or torch_threads()
 
-    def flags(self, name: str) -> list[str]:
-        """Return the flags with which a service is started."""
-        return [*self._own_flags(name), *self.options.last_flags.get(name, ())]
-
-    def _own_flags(self, name: str) -> list[str]:
-        o = self.options
-        common = o.flags("log_level", "drain_grace_s")
-        if name == "orchestrator":
-            flags = [*common, *o.flags("host", "port", "admin_host", "admin_port", "http_port",
-                                       "rule", "num_speculative_tokens", "rules_file"),
-                     "--verify-address", self.verify_address,
-                     "--draft-address", self.draft_address]  # fmt: skip
-            if not self._services_speak_tls():  # they listen on loopback without TLS
-                flags += ["--upstream-tls", "false"]
-            return [*flags, *o.orchestrator_flags]
-        if name == "verify":
-            own = o.flags("model", "served_model_name", "verify_port", "device", "dtype", "threads",
-                          "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
-                          "kv_cache_memory_bytes")  # fmt: skip
-        else:
-            own = o.flags("draft_model", "draft_port", "draft_device", "draft_dtype",
-                          "draft_threads", "drafter", "draft_gpu_memory_utilization",
-                          "draft_kv_cache_memory_bytes")  # fmt: skip
-        limits = o.flags("max_sessions", "max_model_len", "block_size", "attention_backend",
-                         "enforce_eager")  # fmt: skip
-        return [*common, "--host", LOOPBACK, *limits, *o.service_flags, *own]
-
     async def _ready(self, service: Child) -> None:
         await service.ready(partial(self.on_stage, service.name))
-        ports = _PORTS_OF[service.name]
+        ports = PORTS[service.name]
         found = {option: service.facts.get(fact, NO_PORT) for option, fact in ports.items()}
         self.options = replace(self.options, **found)
         self.on_stage(service.name, READY)
-
-
-def _address(host: str, port: int) -> str:
-    """Return the address at which this machine reaches a service listening on `host`."""
-    reachable = LOOPBACK if host in ("0.0.0.0", "") else "::1" if host == "::" else host
-    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"

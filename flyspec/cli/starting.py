@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from flyspec.cli.stack import OnStage, Stack, StackOptions
+    from flyspec.cli.stack import OnStage, Stack
+    from flyspec.cli.stack_options import StackOptions
 
 NAMES = {"verify": "verify service", "draft": "draft service", "orchestrator": "orchestrator"}
 _LAST = "orchestrator"

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
-from flyspec.cli.stack import LOOPBACK
+from flyspec.cli.stack_options import LOOPBACK
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype, Flag, LogLevel
 from loadtest.chaos.restartable import Restartable

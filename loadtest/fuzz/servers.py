@@ -11,7 +11,8 @@ from typing import Any, Self
 import grpc
 
 from flyspec.cli.service import Child
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
@@ -168,7 +169,7 @@ async def bundled(name: str, on_log: Callable[[str], None]) -> AsyncIterator[Ser
     )  # fmt: skip
     async with Stack(options, on_log=on_log) as stack:
         await _fill_slots(stack.address)
-        addresses = {"draft": stack.draft_address, "verify": stack.verify_address,
+        addresses = {"draft": stack.options.draft_address, "verify": stack.options.verify_address,
                      "generation": stack.address, "admin": stack.admin_address}  # fmt: skip
         async with Server(name, addresses, stack.services) as server:
             yield server

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from tests.tiny import make_model
 
 

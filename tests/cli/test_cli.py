@@ -16,7 +16,8 @@ import pytest
 from flyspec.bundled import TARGET
 from flyspec.cli.render import visible
 from flyspec.cli.service import ROOT
-from flyspec.cli.stack import ServiceDiedError, Stack, StackOptions
+from flyspec.cli.stack import ServiceDiedError, Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient
 from flyspec.errors import ConfigError
 from tests.cli.processes import (
@@ -354,7 +355,7 @@ def test_healthcheck_and_drafters(stack: Stack) -> None:
     assert health.code == 0
     assert health.documents[0]["status"] == "SERVING"
     assert health.documents[0]["orchestrator"]["active_generations"] == 0
-    for address in (stack.draft_address, stack.verify_address):
+    for address in (stack.options.draft_address, stack.options.verify_address):
         assert invoke("healthcheck", "--address", address).code == 0
     drafters = invoke("drafters", "list", "--admin-address", stack.admin_address, "--json")
     names = [d["name"] for d in drafters.documents[0]["drafters"]]

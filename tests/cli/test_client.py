@@ -196,7 +196,12 @@ async def test_a_server_that_does_not_answer() -> None:
 
 
 async def test_losing_the_server_in_mid_stream(stack: Stack) -> None:
-    services = ["--verify-address", stack.verify_address, "--draft-address", stack.draft_address]
+    services = [
+        "--verify-address",
+        stack.options.verify_address,
+        "--draft-address",
+        stack.options.draft_address,
+    ]
     flags = [*services, "--port", "0", "--admin-port", "0", "--metrics-port", "-1"]
     server = await Child.start("orchestrator", "orchestrator", flags, 1, lambda _: None)
     await server.ready()

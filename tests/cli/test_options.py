@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from flyspec.cli.main import app
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.service import Child
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.client import GenerateOptions
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from flyspec.bundled import MODELS
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from tests.e2e.installation import PORTS, Installation, credentials_from
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import UnavailableError
 from flyspec.rules import Rule

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from flyspec.bundled import TARGET
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, Credentials
 from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
 from flyspec.word_problems import problems as word_problems

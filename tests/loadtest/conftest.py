@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from flyspec.bundled import TARGET
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from loadtest.options import DEFAULT_ADDRESSES, ProtocolName
 
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from flyspec.bundled import MODELS
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from tests.observability.observed import SERVICES, Observed
 
 

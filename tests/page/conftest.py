@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.supervisor import supervise
 from flyspec.security import ApiKey, Scope
 from flyspec.security.keys import entry_of, new_key

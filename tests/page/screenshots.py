@@ -11,7 +11,8 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from tests.page.browser import BUS, NARROW, WIDE, RacePage, chromium
 
 MAX_BYTES = 200_000

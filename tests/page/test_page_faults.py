@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from tests.page.browser import RacePage
 from tests.waiting import until
 

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from flyspec import rpc
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import PermissionDeniedError, UnavailableError
 from flyspec.rules import Rule
@@ -126,7 +127,9 @@ async def test_a_certificate_of_another_part_may_not_do_the_orchestrators_work(s
         (secure.operator, grpc.StatusCode.PERMISSION_DENIED),
         (secure.orchestrator, grpc.StatusCode.OK),
     ):
-        link = rpc.Link(secure.stack.verify_address, ChannelSecurity(files(pair, secure.ours)))
+        link = rpc.Link(
+            secure.stack.options.verify_address, ChannelSecurity(files(pair, secure.ours))
+        )
         call = verify_pb2_grpc.VerifyServiceStub(link.channel).Describe(request)
         assert await call.code() is status
         await link.close()
@@ -138,7 +141,7 @@ async def test_a_certificate_of_another_part_may_not_do_the_orchestrators_work(s
 
 
 async def test_a_drafter_that_is_registered_is_spoken_to_over_tls(secure):
-    port = secure.stack.draft_address.rpartition(":")[2]
+    port = secure.stack.options.draft_address.rpartition(":")[2]
     async with secure.admin(secure.operator) as admin:
         drafter, _ = await admin.register_drafter("second", f"dns:///localhost:{port}")
         assert drafter.usable
@@ -248,10 +251,10 @@ async def test_the_command_line_takes_keys_and_certificates_from_the_environment
     assert "Handshake failed" not in made.stderr  # gRPC's own words
     made = await run("drafters", "list", "--admin-address", stack.admin_address, "--json")
     assert json.loads(made.stdout)["drafters"]
-    made = await run("healthcheck", "--address", stack.verify_address)
+    made = await run("healthcheck", "--address", stack.options.verify_address)
     assert made.returncode == 0, made.stdout
     made = await run(
-        "healthcheck", "--address", stack.verify_address, FLYSPEC_SSL_CERTFILE="",
+        "healthcheck", "--address", stack.options.verify_address, FLYSPEC_SSL_CERTFILE="",
         FLYSPEC_SSL_KEYFILE="",
     )  # fmt: skip
     assert made.returncode == 1

@@ -14,7 +14,7 @@ from flyspec.cli.bench.round import bench_round
 from flyspec.cli.bench.startup import bench_startup
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import Results
-from flyspec.cli.stack import StackOptions
+from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 
 app = typer.Typer(invoke_without_command=True)

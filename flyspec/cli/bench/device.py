@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from flyspec.bench.options import DeviceOptions
 from flyspec.cli.options import with_flags
 from flyspec.cli.results import BenchReport, Results, notes
-from flyspec.cli.stack import StackOptions
+from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import whatever_reached
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from flyspec.bench.options import EngineOptions, JudgeOptions, StallOptions, Thr
 from flyspec.cli.bench.common import models_of
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import BenchReport, PlottedResults, Results, notes
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import whatever_reached
 
 if TYPE_CHECKING:

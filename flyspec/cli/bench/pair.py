@@ -14,7 +14,8 @@ from flyspec.bundled import TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.results import BenchReport, Results, notes
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.errors import ConfigError
 from flyspec.speculation_length import SpeculationLength, requested
 

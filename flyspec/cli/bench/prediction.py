@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from flyspec.bench.options import PredictionOptions
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import BenchReport, Results, notes
-from flyspec.cli.stack import Stack, StackOptions
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient

@@ -11,7 +11,7 @@ from flyspec.bench.options import RoundOptions
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.cli.results import BenchReport, Results, notes
-from flyspec.cli.stack import StackOptions
+from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import whatever_reached
 from flyspec.errors import ConfigError
 

@@ -1,0 +1,169 @@
+"""What a stack is started with, the addresses of its services and their flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from flyspec import bundled
+from flyspec.cli.options.stack import ModelFlags, setting, to_flags
+from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.errors import ConfigError
+from flyspec.flags import Flag, LogLevel
+from flyspec.settings_sources import from_command_line
+from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
+
+LOOPBACK = "127.0.0.1"
+PORTS = {
+    "verify": {"verify_port": "port"},
+    "draft": {"draft_port": "port"},
+    "orchestrator": {"port": "port", "admin_port": "admin_port", "http_port": "http_port"},
+}
+"""Port options by service, with the names under which it announces them when ready."""
+_LISTENING = "Where to listen"
+_port = partial(Flag, min=0, group=_LISTENING)
+_orchestrator = partial(setting, OrchestratorSettings)
+
+
+# fmt: off
+@dataclass(frozen=True)
+class StackOptions(ModelFlags):
+    """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
+
+    For ports of 0, free ones are picked. Only the orchestrator listens on `host` and, for its
+    operator, `admin_host`; the others listen on loopback. `threads` is the total over all ranks of
+    the target; 0 leaves it to the service, with half of the cores for torch. A `draft_device` of
+    None means `device`. `orchestrator_flags`, and `service_flags` (for draft and verify service),
+    are passed on unchanged. Benchmarks add flags to a service with `last_flags`, or replace it by
+    another module (`modules`); the keys are draft, verify and orchestrator.
+    """
+
+    served_model_name: Annotated[str, setting(VerifySettings, "served_model_name")] = ""
+    drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
+    rule: Annotated[str, _orchestrator("rule")] = "fly"
+    num_speculative_tokens: Annotated[SpeculationLength, _orchestrator(
+        "num_speculative_tokens", read=read_speculation_length,
+    )] = AUTO
+    max_sessions: Annotated[int, setting(VerifySettings, "max_sessions")] = 32
+    host: Annotated[str, _orchestrator(
+        "host", group=_LISTENING, help="Address to listen on; draft and verify stay on loopback.",
+    )] = LOOPBACK
+    admin_host: Annotated[str, _orchestrator("admin_host", group=_LISTENING)] = LOOPBACK
+    port: Annotated[int, _orchestrator("port", group=_LISTENING)] = 0
+    admin_port: Annotated[int, _orchestrator("admin_port", group=_LISTENING)] = 0
+    http_port: Annotated[int | None, _orchestrator("http_port", group=_LISTENING)] = NO_PORT
+    draft_port: Annotated[int, _port("Draft service's port (0: pick a free one).")] = 0
+    verify_port: Annotated[int, _port("Verify service's port (0: pick a free one).")] = 0
+    log_level: Annotated[LogLevel, _orchestrator("log_level")] = "info"
+    # fmt: on
+    drain_grace_s: float = 10.0
+    orchestrator_flags: tuple[str, ...] = ()
+    service_flags: tuple[str, ...] = ()
+    last_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    start_timeout_s: float = 1800.0
+
+    def resolved(self) -> StackOptions:
+        """Return a copy with models, devices and memory shares filled in."""
+        changes: dict[str, Any] = {}
+        if self.model is None:
+            if not (bundled.TARGET / "model.safetensors").is_file():
+                raise ConfigError(
+                    f"no --model given, and no bundled models in {bundled.MODELS}; "
+                    "pass --model DIR and --draft-model DIR"
+                )
+            changes["model"] = str(bundled.TARGET)
+            if self.draft_model is None:
+                changes["draft_model"] = str(bundled.DRAFT)
+        elif self.draft_model is None:
+            changes["draft_model"] = ""
+        if self.draft_device is None:
+            changes["draft_device"] = self.device
+        if changes.get("draft_model", self.draft_model):
+            changes |= self.gpu_shares()
+        if self.rules_file:
+            changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
+        return replace(self, **changes)
+
+    def on_free_ports(self, **changes: Any) -> StackOptions:
+        """Return these options, changed, for another stack beside one that runs."""
+        ports = {name: 0 for of_service in PORTS.values() for name in of_service}
+        return replace(self, **ports | {"http_port": NO_PORT} | changes)
+
+    def _flags(self, *names: str) -> list[str]:
+        """Return these fields as flags of a service, without the `draft_` or `verify_` prefix."""
+        values = {n.removeprefix("draft_").removeprefix("verify_"): getattr(self, n) for n in names}
+        return to_flags(**values)
+
+    @property
+    def address(self) -> str:
+        return address_of(self.host, self.port)
+
+    @property
+    def admin_address(self) -> str:
+        return address_of(self.admin_host, self.admin_port)
+
+    @property
+    def http_url(self) -> str | None:
+        """Base URL of the HTTP API; None without one."""
+        port = self.http_port
+        if port in (None, NO_PORT):
+            return None
+        flags = from_command_line(OrchestratorSettings, "", self.orchestrator_flags)
+        scheme = "https" if flags.ssl_certfile else "http"
+        return f"{scheme}://{address_of(self.host, port)}"
+
+    @property
+    def draft_address(self) -> str:
+        return address_of(LOOPBACK, self.draft_port)
+
+    @property
+    def verify_address(self) -> str:
+        return address_of(LOOPBACK, self.verify_port)
+
+    def flags(self, name: str) -> list[str]:
+        """Return the flags with which a service is started."""
+        return [*self._own_flags(name), *self.last_flags.get(name, ())]
+
+    def _own_flags(self, name: str) -> list[str]:
+        common = self._flags("log_level", "drain_grace_s")
+        if name == "orchestrator":
+            flags = [
+                *common,
+                *self._flags(
+                    "host", "port", "admin_host", "admin_port", "http_port", "rule",
+                    "num_speculative_tokens", "rules_file",
+                ),
+                *to_flags(verify_address=self.verify_address, draft_address=self.draft_address),
+            ]  # fmt: skip
+            if not self._services_speak_tls():  # they listen on loopback without TLS
+                flags += ["--upstream-tls", "false"]
+            return [*flags, *self.orchestrator_flags]
+        if name == "verify":
+            own = self._flags(
+                "model", "served_model_name", "verify_port", "device", "dtype", "threads",
+                "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
+                "kv_cache_memory_bytes",
+            )  # fmt: skip
+        else:
+            own = self._flags(
+                "draft_model", "draft_port", "draft_device", "draft_dtype", "draft_threads",
+                "drafter", "draft_gpu_memory_utilization", "draft_kv_cache_memory_bytes",
+            )  # fmt: skip
+        limits = self._flags("max_sessions", "max_model_len", "block_size", "attention_backend",
+                         "enforce_eager")  # fmt: skip
+        return [*common, "--host", LOOPBACK, *limits, *self.service_flags, *own]
+
+    def _services_speak_tls(self) -> bool:
+        """Whether draft and verify service have certificates, from flags or environment."""
+        flags = ["--model", str(self.model), *self.service_flags]
+        return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
+
+
+def address_of(host: str, port: int) -> str:
+    """Return the address at which this machine reaches a service listening on `host`."""
+    reachable = LOOPBACK if host in ("0.0.0.0", "") else "::1" if host == "::" else host
+    return f"[{reachable}]:{port}" if ":" in reachable else f"{reachable}:{port}"
