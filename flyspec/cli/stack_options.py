@@ -139,7 +139,7 @@ class StackOptions(ModelFlags):
                 ),
                 *to_flags(verify_address=self.verify_address, draft_address=self.draft_address),
             ]  # fmt: skip
-            if not self._services_speak_tls():  # they listen on loopback without TLS
+            if not self.services_speak_tls():  # they listen on loopback without TLS
                 flags += ["--upstream-tls", "false"]
             return [*flags, *self.orchestrator_flags]
         if name == "verify":
@@ -157,7 +157,7 @@ class StackOptions(ModelFlags):
                          "enforce_eager")  # fmt: skip
         return [*common, "--host", LOOPBACK, *limits, *self.service_flags, *own]
 
-    def _services_speak_tls(self) -> bool:
+    def services_speak_tls(self) -> bool:
         """Whether draft and verify service have certificates, from flags or environment."""
         flags = ["--model", str(self.model), *self.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)

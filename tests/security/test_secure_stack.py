@@ -104,7 +104,7 @@ async def test_a_client_with_a_key_generates(secure):
 
 @pytest.mark.parametrize("port", ["verify_address", "draft_address", "admin_address"])
 async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_refused(secure, port):
-    address = getattr(secure.stack, port)
+    address = getattr(secure.stack.options, port)
     for given in (
         credentials(),
         credentials(secure.ours),
@@ -276,7 +276,7 @@ async def test_serve_says_at_once_what_is_not_secure(secure):
 
 def test_services_with_certificates_by_environment_are_spoken_to_over_tls(monkeypatch):
     stack = Stack(StackOptions(model="m", draft_model=""))
-    assert not stack._services_speak_tls()
+    assert not stack.options.services_speak_tls()
     monkeypatch.setenv("FLYSPEC_VERIFY_SSL_CERTFILE", "tls.crt")
     monkeypatch.setenv("FLYSPEC_VERIFY_SSL_KEYFILE", "tls.key")
-    assert stack._services_speak_tls()
+    assert stack.options.services_speak_tls()
