@@ -18,6 +18,7 @@ from orchestrator.front import access
 from orchestrator.front.http.operators import Operators
 from tests.orchestrator.stacks import start_stack
 from tests.security.authority import Authority
+from tests.waiting import until
 
 DRAFTERS = "/v1/drafters"
 ACTIVATE = "/v1/drafters/prompt_lookup/activate"
@@ -39,13 +40,18 @@ async def test_operators_are_told_addresses_and_clients_are_not(keyed):
     assert told[0]["state"] == "ACTIVE"
     assert told[0]["usable"] is True
     async with client_of(stack, keys["operator"]) as operator:
-        reply = (await operator.get(DRAFTERS)).json()
+
+        async def tried():
+            """The list, once the drafter's first session has closed its breaker."""
+            reply = (await operator.get(DRAFTERS)).json()
+            return reply["data"][0]["replicas"][0]["breaker"] == "CLOSED" and reply
+
+        reply = await until(tried)
     whole = reply["data"]
     assert reply["administers"] is True
     assert [d["name"] for d in whole] == [d["name"] for d in told]
     (replica,) = whole[0]["replicas"]
     assert replica["address"] == whole[0]["address"] == f"127.0.0.1:{stack.draft_server.port}"
-    assert replica["breaker"] == "CLOSED"
     assert {"draft_acceptance_rate", "mean_accepted_tokens", "active_generations"} <= set(
         whole[0]["stats"]
     )
