@@ -66,7 +66,7 @@ async def bundled_stack(pytestconfig, bundled_models):
         max_model_len=2560,  # shorter than the model's limit, for memory
     )
     async with Stack(options) as running:
-        yield Installation(*(getattr(running, port) for port in PORTS))
+        yield Installation(*(getattr(running.options, port) for port in PORTS))
 
 
 @pytest.fixture(scope="session")
