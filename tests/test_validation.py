@@ -188,6 +188,11 @@ A_VALUE = {
     "divergence_top_k": 10,
     "typical_epsilon": 0.1,
     "typical_delta": 0.1,
+    "relaxed_top_k": 4,
+    "relaxed_delta": 0.2,
+    "relaxed_ratio": 0.5,
+    "confidence_threshold": 0.8,
+    "mars_ratio": 0.8,
     "random_acceptance": 0.5,
     "random_judges_matches": True,
 }
@@ -201,7 +206,11 @@ APPLIES = {
     "margin": WINDOW | {"margin_threshold"},
     "fuzzy": WINDOW | {"divergence", "divergence_threshold", "divergence_top_k"},
     "fuzzy-reference": {"divergence", "divergence_threshold", "divergence_top_k"},
+    "kl": WINDOW
+    | {"divergence", "divergence_threshold", "divergence_top_k", "confidence_threshold"},
     "rejection": {"divergence_top_k"},
+    "relaxed": WINDOW | {"relaxed_top_k", "relaxed_delta", "relaxed_ratio"},
+    "mars": WINDOW | {"mars_ratio"},
     "typical": WINDOW | {"typical_epsilon", "typical_delta"},
     "random": WINDOW | {"random_acceptance", "random_judges_matches"},
 }

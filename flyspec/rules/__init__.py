@@ -20,6 +20,7 @@ from flyspec.ranges import Range
 MAX_GUARDED_TOKENS = 1024
 MAX_WINDOW_SIZE = 1024
 MAX_DIVERGENCE_TOP_K = 1024
+MAX_RELAXED_TOP_K = 1024
 
 
 class EntropyMeasure(IntEnum):
@@ -178,6 +179,27 @@ class Rule:
     typical_delta: Annotated[float | None, _parameter(
         "δ", "accept tokens above δ·exp(-entropy) where that is below ε",
         Range(0.0, 100.0), limit="min",
+    )] = None
+    relaxed_top_k: Annotated[int | None, _parameter(
+        "k", "accept only tokens among the target's k most likely",
+        Range(1, MAX_RELAXED_TOP_K), limit="max",
+    )] = None
+    relaxed_delta: Annotated[float | None, _parameter(
+        "δ", "accept tokens whose probability is at most this below that of the most likely token",
+        Range(0.0, 1.0), limit="max",
+    )] = None
+    relaxed_ratio: Annotated[float | None, _parameter(
+        "r", "accept tokens with at least this share of the most likely token's probability, too; "
+        "1: the difference alone decides",
+        Range(0.0, 1.0), limit="min",
+    )] = None
+    confidence_threshold: Annotated[float | None, _parameter(
+        "c", "judge exactly where the target's most likely token has more than this probability",
+        Range(0.0, 1.0), limit="max",
+    )] = None
+    mars_ratio: Annotated[float | None, _parameter(
+        "θ", "accept the runner-up if its raw logit is more than this share of the largest one",
+        Range(0.0, 1.0), limit="min",
     )] = None
     random_acceptance: Annotated[float | None, _parameter(
         "r", "probability of accepting a mismatch", Range(0.0, 1.0), limit="max",

@@ -88,7 +88,8 @@ def _limits() -> Rows:
             side = "minimum" if parameter.limit == "min" else "maximum"
             measures = " for each measure" if parameter.limited_by_measure else ""
             zero = "; 0 counts as the largest value" if parameter.zero_is_all else ""
-            called = parameter.symbol or f"`{parameter.name}`"
+            named = f"`{parameter.name}`"
+            called = f"{parameter.symbol} ({named})" if parameter.symbol else named
             yield f"`{parameter.limit_name}`", f"{side} of {called}{measures}{zero}"
 
 

@@ -12,7 +12,16 @@ from flyspec.rules import Divergence, EntropyMeasure, WindowScope
 
 DEFAULT_WINDOW_SIZE = 6
 CriterionName = Literal[
-    "never", "entropy", "margin", "divergence", "reversed divergence", "typical", "random"
+    "never",
+    "entropy",
+    "margin",
+    "divergence",
+    "reversed divergence",
+    "divergence if unsure",
+    "typical",
+    "relaxed",
+    "mars",
+    "random",
 ]
 
 
@@ -103,6 +112,12 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
         "reversed divergence", largest={Divergence.TV: 1.0}, limited_as="reference_",
         draft=DraftNeeds(whole=True), raw=True,
     ),
+    "kl": RulePreset(
+        "KL(p‖q) < 0.3 where no token has p > 0.9",
+        {"divergence": Divergence.KL, "divergence_threshold": 0.3, "divergence_top_k": 50,
+         "confidence_threshold": 0.9, **_NO_WINDOW}, "divergence if unsure",
+        largest={Divergence.JS: math.log(2.0), Divergence.TV: 1.0}, draft=DraftNeeds(),
+    ),
     "rejection": RulePreset(
         "at random, preserving the target's distribution", {"divergence_top_k": 0},
         lossless=True, draft=DraftNeeds(drawn_from=True),
@@ -110,6 +125,14 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
     "typical": RulePreset(
         "p(x) > min(ε, δ·exp(−H))",
         {"typical_epsilon": 0.09, "typical_delta": 0.3, **_NO_WINDOW}, "typical",
+    ),
+    "relaxed": RulePreset(
+        "among the top 10, p(x) ≥ p(top) − 0.01",
+        {"relaxed_top_k": 10, "relaxed_delta": 0.01, "relaxed_ratio": 1.0, **_NO_WINDOW},
+        "relaxed",
+    ),
+    "mars": RulePreset(
+        "the runner-up, z₂/z₁ > 0.9, raw", {"mars_ratio": 0.9, **_NO_WINDOW}, "mars", raw=True,
     ),
     "random": RulePreset(
         "at random, with probability 0.1",

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66lyspec/v1/common.proto\x12\nflyspec.v1\"\xe2\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).flyspec.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\t \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x08\n\x06_top_kB\x15\n\x13_repetition_penalty\"\xdd\x05\n\x04Rule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x0f\x66ly_window_size\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\"\n\x15\x66ly_entropy_threshold\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66ly_entropy_top_k\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x33\n\x0f\x65ntropy_measure\x18\x05 \x01(\x0e\x32\x1a.flyspec.v1.EntropyMeasure\x12-\n\x0cwindow_scope\x18\x06 \x01(\x0e\x32\x17.flyspec.v1.WindowScope\x12\x1d\n\x10margin_threshold\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12*\n\ndivergence\x18\x08 \x01(\x0e\x32\x16.flyspec.v1.Divergence\x12!\n\x14\x64ivergence_threshold\x18\t \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10\x64ivergence_top_k\x18\n \x01(\rH\x05\x88\x01\x01\x12\x1c\n\x0ftypical_epsilon\x18\x0b \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rtypical_delta\x18\x0c \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11random_acceptance\x18\r \x01(\x01H\x08\x88\x01\x01\x12\x19\n\x11guarded_token_ids\x18\x0e \x03(\r\x12\"\n\x15random_judges_matches\x18\x0f \x01(\x08H\t\x88\x01\x01\x42\x12\n\x10_fly_window_sizeB\x18\n\x16_fly_entropy_thresholdB\x14\n\x12_fly_entropy_top_kB\x13\n\x11_margin_thresholdB\x17\n\x15_divergence_thresholdB\x13\n\x11_divergence_top_kB\x12\n\x10_typical_epsilonB\x10\n\x0e_typical_deltaB\x14\n\x12_random_acceptanceB\x18\n\x16_random_judges_matches\"9\n\x11TokenDistribution\x12\x11\n\tlog_probs\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"p\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x12\n\ntop_tokens\x18\x05 \x03(\x0c\"6\n\x08\x42uildsOn\x12\x13\n\x0bkeep_length\x18\x01 \x01(\r\x12\x15\n\rnext_token_id\x18\x02 \x01(\r\"\xca\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04\x12\x1b\n\x13weights_fingerprint\x18\x14 \x01(\t\x12\x10\n\x08numerics\x18\x15 \x01(\t\"\xb6\x01\n\rSessionStatus\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\r\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x14\n\x0copened_total\x18\x03 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x04 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x1e \x01(\r\x12\x0e\n\x06others\x18\x1f \x01(\r\x12\x16\n\x0eothers_waiting\x18  \x01(\r\"{\n\x0bProcessInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x04\x12\x17\n\x0fnum_model_loads\x18\x03 \x01(\r\x12\x11\n\tuptime_ns\x18\x04 \x01(\x04\x12\x17\n\x0fstep_running_ns\x18\x14 \x01(\x04*\xe9\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x1c\n\x18TOKEN_ORIGIN_EXACT_MODEL\x10\x01\x12\x1d\n\x19TOKEN_ORIGIN_EXACT_LOOKUP\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_LOOSE\x10\x03\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x04\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x05\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x06\x12\x1a\n\x16TOKEN_ORIGIN_PREDICTED\x10\x07*l\n\x0e\x45ntropyMeasure\x12\x1f\n\x1b\x45NTROPY_MEASURE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45NTROPY_MEASURE_NORMALIZED\x10\x01\x12\x19\n\x15\x45NTROPY_MEASURE_TOP_K\x10\x02*j\n\x0bWindowScope\x12\x1c\n\x18WINDOW_SCOPE_UNSPECIFIED\x10\x00\x12\x1d\n\x19WINDOW_SCOPE_WITHIN_ROUND\x10\x01\x12\x1e\n\x1aWINDOW_SCOPE_ACROSS_ROUNDS\x10\x02*a\n\nDivergence\x12\x1a\n\x16\x44IVERGENCE_UNSPECIFIED\x10\x00\x12\x11\n\rDIVERGENCE_JS\x10\x01\x12\x11\n\rDIVERGENCE_KL\x10\x02\x12\x11\n\rDIVERGENCE_TV\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x66lyspec/v1/common.proto\x12\nflyspec.v1\"\xe2\x02\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x01\x88\x01\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x01\x12=\n\nlogit_bias\x18\x08 \x03(\x0b\x32).flyspec.v1.SamplingParams.LogitBiasEntry\x12\x12\n\nmin_tokens\x18\t \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\x42\x08\n\x06_top_pB\x08\n\x06_top_kB\x15\n\x13_repetition_penalty\"\xcb\x07\n\x04Rule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1c\n\x0f\x66ly_window_size\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\"\n\x15\x66ly_entropy_threshold\x18\x03 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x66ly_entropy_top_k\x18\x04 \x01(\rH\x02\x88\x01\x01\x12\x33\n\x0f\x65ntropy_measure\x18\x05 \x01(\x0e\x32\x1a.flyspec.v1.EntropyMeasure\x12-\n\x0cwindow_scope\x18\x06 \x01(\x0e\x32\x17.flyspec.v1.WindowScope\x12\x1d\n\x10margin_threshold\x18\x07 \x01(\x01H\x03\x88\x01\x01\x12*\n\ndivergence\x18\x08 \x01(\x0e\x32\x16.flyspec.v1.Divergence\x12!\n\x14\x64ivergence_threshold\x18\t \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10\x64ivergence_top_k\x18\n \x01(\rH\x05\x88\x01\x01\x12\x1c\n\x0ftypical_epsilon\x18\x0b \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rtypical_delta\x18\x0c \x01(\x01H\x07\x88\x01\x01\x12\x1e\n\x11random_acceptance\x18\r \x01(\x01H\x08\x88\x01\x01\x12\x19\n\x11guarded_token_ids\x18\x0e \x03(\r\x12\"\n\x15random_judges_matches\x18\x0f \x01(\x08H\t\x88\x01\x01\x12\x1a\n\rrelaxed_top_k\x18\x10 \x01(\rH\n\x88\x01\x01\x12\x1a\n\rrelaxed_delta\x18\x11 \x01(\x01H\x0b\x88\x01\x01\x12\x1a\n\rrelaxed_ratio\x18\x12 \x01(\x01H\x0c\x88\x01\x01\x12!\n\x14\x63onfidence_threshold\x18\x13 \x01(\x01H\r\x88\x01\x01\x12\x17\n\nmars_ratio\x18\x14 \x01(\x01H\x0e\x88\x01\x01\x42\x12\n\x10_fly_window_sizeB\x18\n\x16_fly_entropy_thresholdB\x14\n\x12_fly_entropy_top_kB\x13\n\x11_margin_thresholdB\x17\n\x15_divergence_thresholdB\x13\n\x11_divergence_top_kB\x12\n\x10_typical_epsilonB\x10\n\x0e_typical_deltaB\x14\n\x12_random_acceptanceB\x18\n\x16_random_judges_matchesB\x10\n\x0e_relaxed_top_kB\x10\n\x0e_relaxed_deltaB\x10\n\x0e_relaxed_ratioB\x17\n\x15_confidence_thresholdB\r\n\x0b_mars_ratio\"9\n\x11TokenDistribution\x12\x11\n\tlog_probs\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"p\n\rTokenLogprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\x12\r\n\x05token\x18\x04 \x01(\x0c\x12\x12\n\ntop_tokens\x18\x05 \x03(\x0c\"6\n\x08\x42uildsOn\x12\x13\n\x0bkeep_length\x18\x01 \x01(\r\x12\x15\n\rnext_token_id\x18\x02 \x01(\r\"\xca\x01\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x04 \x01(\r\x12\r\n\x05\x64type\x18\x05 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x16\n\x0enum_parameters\x18\x07 \x01(\x04\x12\x1b\n\x13weights_fingerprint\x18\x14 \x01(\t\x12\x10\n\x08numerics\x18\x15 \x01(\t\"\xb6\x01\n\rSessionStatus\x12\x0e\n\x06\x61\x63tive\x18\x01 \x01(\r\x12\r\n\x05limit\x18\x02 \x01(\r\x12\x14\n\x0copened_total\x18\x03 \x01(\x04\x12\x1c\n\x14prefix_cache_queries\x18\x04 \x01(\x04\x12\x19\n\x11prefix_cache_hits\x18\x05 \x01(\x04\x12\x0f\n\x07waiting\x18\x1e \x01(\r\x12\x0e\n\x06others\x18\x1f \x01(\r\x12\x16\n\x0eothers_waiting\x18  \x01(\r\"{\n\x0bProcessInfo\x12\x13\n\x0binstance_id\x18\x01 \x01(\t\x12\x12\n\nprocess_id\x18\x02 \x01(\x04\x12\x17\n\x0fnum_model_loads\x18\x03 \x01(\r\x12\x11\n\tuptime_ns\x18\x04 \x01(\x04\x12\x17\n\x0fstep_running_ns\x18\x14 \x01(\x04*\xe9\x01\n\x0bTokenOrigin\x12\x1c\n\x18TOKEN_ORIGIN_UNSPECIFIED\x10\x00\x12\x1c\n\x18TOKEN_ORIGIN_EXACT_MODEL\x10\x01\x12\x1d\n\x19TOKEN_ORIGIN_EXACT_LOOKUP\x10\x02\x12\x16\n\x12TOKEN_ORIGIN_LOOSE\x10\x03\x12\x1b\n\x17TOKEN_ORIGIN_CORRECTION\x10\x04\x12\x16\n\x12TOKEN_ORIGIN_BONUS\x10\x05\x12\x16\n\x12TOKEN_ORIGIN_PLAIN\x10\x06\x12\x1a\n\x16TOKEN_ORIGIN_PREDICTED\x10\x07*l\n\x0e\x45ntropyMeasure\x12\x1f\n\x1b\x45NTROPY_MEASURE_UNSPECIFIED\x10\x00\x12\x1e\n\x1a\x45NTROPY_MEASURE_NORMALIZED\x10\x01\x12\x19\n\x15\x45NTROPY_MEASURE_TOP_K\x10\x02*j\n\x0bWindowScope\x12\x1c\n\x18WINDOW_SCOPE_UNSPECIFIED\x10\x00\x12\x1d\n\x19WINDOW_SCOPE_WITHIN_ROUND\x10\x01\x12\x1e\n\x1aWINDOW_SCOPE_ACROSS_ROUNDS\x10\x02*a\n\nDivergence\x12\x1a\n\x16\x44IVERGENCE_UNSPECIFIED\x10\x00\x12\x11\n\rDIVERGENCE_JS\x10\x01\x12\x11\n\rDIVERGENCE_KL\x10\x02\x12\x11\n\rDIVERGENCE_TV\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,30 +33,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_TOKENORIGIN']._serialized_start=1877
-  _globals['_TOKENORIGIN']._serialized_end=2110
-  _globals['_ENTROPYMEASURE']._serialized_start=2112
-  _globals['_ENTROPYMEASURE']._serialized_end=2220
-  _globals['_WINDOWSCOPE']._serialized_start=2222
-  _globals['_WINDOWSCOPE']._serialized_end=2328
-  _globals['_DIVERGENCE']._serialized_start=2330
-  _globals['_DIVERGENCE']._serialized_end=2427
+  _globals['_TOKENORIGIN']._serialized_start=2115
+  _globals['_TOKENORIGIN']._serialized_end=2348
+  _globals['_ENTROPYMEASURE']._serialized_start=2350
+  _globals['_ENTROPYMEASURE']._serialized_end=2458
+  _globals['_WINDOWSCOPE']._serialized_start=2460
+  _globals['_WINDOWSCOPE']._serialized_end=2566
+  _globals['_DIVERGENCE']._serialized_start=2568
+  _globals['_DIVERGENCE']._serialized_end=2665
   _globals['_SAMPLINGPARAMS']._serialized_start=40
   _globals['_SAMPLINGPARAMS']._serialized_end=394
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=303
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=351
   _globals['_RULE']._serialized_start=397
-  _globals['_RULE']._serialized_end=1130
-  _globals['_TOKENDISTRIBUTION']._serialized_start=1132
-  _globals['_TOKENDISTRIBUTION']._serialized_end=1189
-  _globals['_TOKENLOGPROBS']._serialized_start=1191
-  _globals['_TOKENLOGPROBS']._serialized_end=1303
-  _globals['_BUILDSON']._serialized_start=1305
-  _globals['_BUILDSON']._serialized_end=1359
-  _globals['_MODELINFO']._serialized_start=1362
-  _globals['_MODELINFO']._serialized_end=1564
-  _globals['_SESSIONSTATUS']._serialized_start=1567
-  _globals['_SESSIONSTATUS']._serialized_end=1749
-  _globals['_PROCESSINFO']._serialized_start=1751
-  _globals['_PROCESSINFO']._serialized_end=1874
+  _globals['_RULE']._serialized_end=1368
+  _globals['_TOKENDISTRIBUTION']._serialized_start=1370
+  _globals['_TOKENDISTRIBUTION']._serialized_end=1427
+  _globals['_TOKENLOGPROBS']._serialized_start=1429
+  _globals['_TOKENLOGPROBS']._serialized_end=1541
+  _globals['_BUILDSON']._serialized_start=1543
+  _globals['_BUILDSON']._serialized_end=1597
+  _globals['_MODELINFO']._serialized_start=1600
+  _globals['_MODELINFO']._serialized_end=1802
+  _globals['_SESSIONSTATUS']._serialized_start=1805
+  _globals['_SESSIONSTATUS']._serialized_end=1987
+  _globals['_PROCESSINFO']._serialized_start=1989
+  _globals['_PROCESSINFO']._serialized_end=2112
 # @@protoc_insertion_point(module_scope)

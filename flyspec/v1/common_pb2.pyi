@@ -254,10 +254,15 @@ class Rule(_message.Message):
     RANDOM_ACCEPTANCE_FIELD_NUMBER: _builtins.int
     GUARDED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RANDOM_JUDGES_MATCHES_FIELD_NUMBER: _builtins.int
+    RELAXED_TOP_K_FIELD_NUMBER: _builtins.int
+    RELAXED_DELTA_FIELD_NUMBER: _builtins.int
+    RELAXED_RATIO_FIELD_NUMBER: _builtins.int
+    CONFIDENCE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    MARS_RATIO_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the preset: exact, fly, fly-paper, fly-reference, margin, fuzzy,
-    fuzzy-reference, rejection, typical or random; or a name from the operator's
-    rules file.
+    fuzzy-reference, kl, rejection, typical, relaxed, mars or random; or a name
+    from the operator's rules file.
     """
     fly_window_size: _builtins.int
     """W: matching positions required after a loosely accepted token, in [0, 1024];
@@ -282,13 +287,13 @@ class Rule(_message.Message):
     p(drafted token) is below this, tau, nats, >= 0.
     """
     divergence: Global___Divergence.ValueType
-    """fuzzy, fuzzy-reference: the divergence."""
+    """fuzzy, fuzzy-reference, kl: the divergence."""
     divergence_threshold: _builtins.float
-    """fuzzy: accept a mismatch if the divergence is below this, T, in [0, 100];
+    """fuzzy, kl: accept a mismatch if the divergence is below this, T, in [0, 100];
     fuzzy-reference: accept any draft if it is at most this.
     """
     divergence_top_k: _builtins.int
-    """fuzzy: compare the k most likely tokens and one bucket for the rest, in
+    """fuzzy, kl: compare the k most likely tokens and one bucket for the rest, in
     [1, 1024]; 0: the whole vocabulary. fuzzy-reference: k of the target, from
     whole distributions. rejection: draft from the draft's k > 0 most likely
     tokens. Unset: the preset's.
@@ -302,6 +307,24 @@ class Rule(_message.Message):
     random_judges_matches: _builtins.bool
     """random: apply the probability to every draft, including matches, as the
     released control of Fuzzy Speculative Decoding does. Unset: false.
+    """
+    relaxed_top_k: _builtins.int
+    """relaxed: accept only tokens among the target's k most likely, in [1, 1024]."""
+    relaxed_delta: _builtins.float
+    """relaxed: accept tokens whose probability is at most this below that of the
+    target's most likely token, delta, in [0, 1].
+    """
+    relaxed_ratio: _builtins.float
+    """relaxed: accept tokens with at least this share of the most likely token's
+    probability, too, r, in [0, 1]; 1: the difference alone decides.
+    """
+    confidence_threshold: _builtins.float
+    """kl: judge exactly where the target's most likely token has more than this
+    probability, in [0, 1].
+    """
+    mars_ratio: _builtins.float
+    """mars: accept the runner-up if its raw logit is more than this share of the
+    largest one, theta, in [0, 1].
     """
     @_builtins.property
     def guarded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -328,11 +351,18 @@ class Rule(_message.Message):
         random_acceptance: _builtins.float | None = ...,
         guarded_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         random_judges_matches: _builtins.bool | None = ...,
+        relaxed_top_k: _builtins.int | None = ...,
+        relaxed_delta: _builtins.float | None = ...,
+        relaxed_ratio: _builtins.float | None = ...,
+        confidence_threshold: _builtins.float | None = ...,
+        mars_ratio: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "confidence_threshold", b"confidence_threshold", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "confidence_threshold", b"confidence_threshold", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__confidence_threshold: _TypeAlias = _typing.Literal["confidence_threshold"]  # noqa: Y015
+    _WhichOneofArgType__confidence_threshold: _TypeAlias = _typing.Literal["_confidence_threshold", b"_confidence_threshold"]  # noqa: Y015
     _WhichOneofReturnType__divergence_threshold: _TypeAlias = _typing.Literal["divergence_threshold"]  # noqa: Y015
     _WhichOneofArgType__divergence_threshold: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold"]  # noqa: Y015
     _WhichOneofReturnType__divergence_top_k: _TypeAlias = _typing.Literal["divergence_top_k"]  # noqa: Y015
@@ -345,14 +375,24 @@ class Rule(_message.Message):
     _WhichOneofArgType__fly_window_size: _TypeAlias = _typing.Literal["_fly_window_size", b"_fly_window_size"]  # noqa: Y015
     _WhichOneofReturnType__margin_threshold: _TypeAlias = _typing.Literal["margin_threshold"]  # noqa: Y015
     _WhichOneofArgType__margin_threshold: _TypeAlias = _typing.Literal["_margin_threshold", b"_margin_threshold"]  # noqa: Y015
+    _WhichOneofReturnType__mars_ratio: _TypeAlias = _typing.Literal["mars_ratio"]  # noqa: Y015
+    _WhichOneofArgType__mars_ratio: _TypeAlias = _typing.Literal["_mars_ratio", b"_mars_ratio"]  # noqa: Y015
     _WhichOneofReturnType__random_acceptance: _TypeAlias = _typing.Literal["random_acceptance"]  # noqa: Y015
     _WhichOneofArgType__random_acceptance: _TypeAlias = _typing.Literal["_random_acceptance", b"_random_acceptance"]  # noqa: Y015
     _WhichOneofReturnType__random_judges_matches: _TypeAlias = _typing.Literal["random_judges_matches"]  # noqa: Y015
     _WhichOneofArgType__random_judges_matches: _TypeAlias = _typing.Literal["_random_judges_matches", b"_random_judges_matches"]  # noqa: Y015
+    _WhichOneofReturnType__relaxed_delta: _TypeAlias = _typing.Literal["relaxed_delta"]  # noqa: Y015
+    _WhichOneofArgType__relaxed_delta: _TypeAlias = _typing.Literal["_relaxed_delta", b"_relaxed_delta"]  # noqa: Y015
+    _WhichOneofReturnType__relaxed_ratio: _TypeAlias = _typing.Literal["relaxed_ratio"]  # noqa: Y015
+    _WhichOneofArgType__relaxed_ratio: _TypeAlias = _typing.Literal["_relaxed_ratio", b"_relaxed_ratio"]  # noqa: Y015
+    _WhichOneofReturnType__relaxed_top_k: _TypeAlias = _typing.Literal["relaxed_top_k"]  # noqa: Y015
+    _WhichOneofArgType__relaxed_top_k: _TypeAlias = _typing.Literal["_relaxed_top_k", b"_relaxed_top_k"]  # noqa: Y015
     _WhichOneofReturnType__typical_delta: _TypeAlias = _typing.Literal["typical_delta"]  # noqa: Y015
     _WhichOneofArgType__typical_delta: _TypeAlias = _typing.Literal["_typical_delta", b"_typical_delta"]  # noqa: Y015
     _WhichOneofReturnType__typical_epsilon: _TypeAlias = _typing.Literal["typical_epsilon"]  # noqa: Y015
     _WhichOneofArgType__typical_epsilon: _TypeAlias = _typing.Literal["_typical_epsilon", b"_typical_epsilon"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence_threshold) -> _WhichOneofReturnType__confidence_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__divergence_threshold) -> _WhichOneofReturnType__divergence_threshold | None: ...
     @_typing.overload
@@ -366,9 +406,17 @@ class Rule(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_threshold) -> _WhichOneofReturnType__margin_threshold | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__mars_ratio) -> _WhichOneofReturnType__mars_ratio | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__random_acceptance) -> _WhichOneofReturnType__random_acceptance | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__random_judges_matches) -> _WhichOneofReturnType__random_judges_matches | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__relaxed_delta) -> _WhichOneofReturnType__relaxed_delta | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__relaxed_ratio) -> _WhichOneofReturnType__relaxed_ratio | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__relaxed_top_k) -> _WhichOneofReturnType__relaxed_top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_delta) -> _WhichOneofReturnType__typical_delta | None: ...
     @_typing.overload

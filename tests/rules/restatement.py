@@ -36,6 +36,19 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
         x = float(p[token])
         bound = min(setting(case, "epsilon"), setting(case, "delta") * math.exp(-entropy(p)))
         return x, x - bound, False
+    if case.rule == "relaxed":
+        x, top = float(p[token]), float(p.max())
+        slack = max(x - (top - setting(case, "below")), x - setting(case, "share") * top)
+        row = processed(case, j)
+        rank = 1 + sum(1 for other in row if other > row[token])
+        return x, slack if rank <= setting(case, "best") else -1.0, True
+    if case.rule == "mars":
+        row = case.rows[j - 1]
+        if row.max() <= 0:
+            return 0.0, -1.0, False
+        share = float(row[token] / row.max())
+        runner_up = np.sort(row)[-2]
+        return share, share - setting(case, "ratio") if row[token] >= runner_up else -1.0, False
     threshold = setting(case, "threshold")
     if case.rule == "fuzzy-reference":
         raw = probabilities(case.rows[j - 1])
@@ -48,6 +61,10 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
         row = processed(case, j)
         gap = float(row.max() - row[token])
         return gap, threshold - gap, False
+    if case.rule == "kl":
+        both = buckets(p, case.q[j - 1], case.q_whole, setting(case, "top_k"))
+        d = max(0.0, divergence(setting(case, "kind"), *both))
+        return d, min(threshold - d, setting(case, "confidence") - float(p.max())), False
     if case.rule == "fuzzy":
         both = buckets(p, case.q[j - 1], case.q_whole, setting(case, "top_k"))
         d = max(0.0, divergence(setting(case, "kind"), *both))

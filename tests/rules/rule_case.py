@@ -21,6 +21,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fuzzy": {"window": 0, "kind": "js", "threshold": 0.1, "top_k": 50},
     "fuzzy-reference": {"kind": "js", "threshold": 0.3, "top_k": 0, "matches": True},
     "rejection": {},
+    "kl": {"window": 0, "kind": "kl", "threshold": 0.3, "top_k": 50, "confidence": 0.9},
+    "relaxed": {"window": 0, "best": 10, "below": 0.01, "share": 1.0},
+    "mars": {"window": 0, "ratio": 0.9},
     "typical": {"window": 0, "epsilon": 0.09, "delta": 0.3},
     "random": {"window": 0, "threshold": 0.1, "matches": False},
 }

@@ -26,7 +26,7 @@ DIVERGENCES = {"js": Divergence.JS, "kl": Divergence.KL, "tv": Divergence.TV}
 SCOPES = {"within": WindowScope.WITHIN_ROUND, "across": WindowScope.ACROSS_ROUNDS}
 FLY = ("fly", "fly-paper", "fly-reference")
 NO_WINDOW = ("exact", "rejection", "fuzzy-reference")
-NEED_DRAFT = ("fuzzy", "fuzzy-reference")
+NEED_DRAFT = ("fuzzy", "fuzzy-reference", "kl")
 LENGTHS = [0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16]
 SHORT_LENGTHS = [0, 1, 2, 3, 4, 4, 6, 8, 10, 12, 14, 16, 16]  # so that windows outlast rounds
 
@@ -129,9 +129,14 @@ def draw_parameters(
             given["measure"] = rng.choice(["normalized", "top_k"])
         if setting(case, "measure") == "top_k" and rng.random() < 0.3:
             given["k"] = rng.choice([2, 3, 5, 64])
-    if case.rule == "fuzzy":
-        given["kind"] = rng.choice(["js", "js", "kl", "tv"])
+    if case.rule in ("fuzzy", "kl"):
+        given["kind"] = rng.choice(["js", "js", "kl", "tv"] if case.rule == "fuzzy" else ["kl"])
         given["top_k"] = rng.choice([0, 0, 2, 4, 8, 50])
+    if case.rule == "kl" and rng.random() < 0.5:
+        given["confidence"] = rng.choice([0.3, 0.5, 0.7, 0.95, 1.0])
+    if case.rule == "relaxed":
+        given["best"] = rng.choice([1, 2, 3, 5, 10, 10, 64])
+        given["share"] = rng.choice([1.0, 0.9, 0.5, 0.2, 0.1])
     if case.rule == "fuzzy-reference":
         given["kind"] = rng.choice(["js", "js", "kl", "tv"])
         given["top_k"] = rng.choice([0, 0, 0, 2, 8])
@@ -194,7 +199,8 @@ def draw_drafts(case: Case, rng: random.Random, gen: np.random.Generator) -> Non
         if rng.random() < 0.9 and not (doubly and j < 2):
             case.drafts.append(rng.choice([y[j], second[j]]))
             continue
-        likely = np.argsort(-case.rows[j])[:4].tolist()
+        number = 2 if case.rule == "mars" and rng.random() < 0.8 else 4
+        likely = np.argsort(-case.rows[j])[:number].tolist()
         others = likely if rng.random() < 0.92 else list(range(vocab))
         case.drafts.append(rng.choice([t for t in others if t != y[j]]))
     if sampled:
@@ -234,6 +240,9 @@ def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
         "fly-reference": ("theta", lambda: rng.uniform(0.02, 0.3)),
         "margin": ("threshold", lambda: rng.uniform(1.0, 6.0)),
         "fuzzy": ("threshold", lambda: rng.uniform(0.15, 0.9)),
+        "kl": ("threshold", lambda: rng.uniform(0.2, 1.2)),
+        "relaxed": ("below", lambda: rng.uniform(0.1, 0.8)),
+        "mars": ("ratio", lambda: rng.uniform(0.05, 0.7)),
         "fuzzy-reference": ("threshold", lambda: rng.uniform(0.3, 2.0)),
         "typical": ("epsilon", lambda: rng.uniform(0.005, 0.15)),
         "random": ("threshold", lambda: rng.uniform(0.75, 1.0)),
@@ -266,8 +275,11 @@ def set_equal(case: Case, name: str, index: int) -> None:
         case.draft,
     )  # fmt: skip
     at = round_.evidence(round_.processed(), index, index + 1)
-    number = float(criterion.measure(at)[0, 0].item())
-    most = 1.0 if setting(case, "measure") == "normalized" or name == "epsilon" else 20.0
+    number, *others = criterion.measure(at)[0].tolist()
+    if name == "below":  # exact if both are near
+        number = others[0] - number if 2 * number >= others[0] else 0.0
+    shares = name in ("epsilon", "below", "ratio") or setting(case, "measure") == "normalized"
+    most = 1.0 if shares else 20.0
     if not 0.0 < number < most or not math.isfinite(number):
         return
     case.given[name] = number
@@ -290,6 +302,11 @@ def arguments(case: Case) -> dict[str, Any]:
         "divergence": DIVERGENCES.get(given.get("kind", "")),
         "divergence_top_k": given.get("top_k"),
         "random_judges_matches": given.get("matches"),
+        "relaxed_top_k": given.get("best"),
+        "relaxed_delta": given.get("below"),
+        "relaxed_ratio": given.get("share"),
+        "confidence_threshold": given.get("confidence"),
+        "mars_ratio": given.get("ratio"),
         "typical_epsilon": given.get("epsilon"),
         "typical_delta": given.get("delta"),
         "guarded_token_ids": tuple(sorted(case.guarded)),

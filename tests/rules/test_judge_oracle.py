@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,10 +17,16 @@ from tests.rules.rule_cases import arguments
 from tests.rules.rule_comparison import differences, first_cases, run
 from verify_service.rules import decide_all, hear, judge, speculative_sampling
 from verify_service.rules.criteria import Criterion, divergence
-from verify_service.rules.criteria.divergence import DivergenceBelow, ReversedDivergence
+from verify_service.rules.criteria.divergence import (
+    DivergenceBelow,
+    DivergenceIfUnsure,
+    ReversedDivergence,
+)
 from verify_service.rules.criteria.entropy import Entropy
 from verify_service.rules.criteria.margin import Margin
+from verify_service.rules.criteria.mars import Mars
 from verify_service.rules.criteria.random_control import Random
+from verify_service.rules.criteria.relaxed import Relaxed
 from verify_service.rules.criteria.typical import Typical
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.observe import Observed
@@ -34,7 +41,10 @@ SCOPES: dict[str, list[str | None]] = {
     "margin": ["within", "across"],
     "fuzzy": ["within", "across"],
     "fuzzy-reference": [None],
+    "kl": ["within", "across"],
     "rejection": [None],
+    "relaxed": ["within", "across"],
+    "mars": ["within", "across"],
     "typical": ["within", "across"],
     "random": ["within", "across"],
 }
@@ -201,7 +211,17 @@ def gate(owner: type[Criterion], other: Any) -> dict[str, Mutant]:
 
 ACCEPTS = {
     owner: owner.accepts
-    for owner in (Entropy, Margin, DivergenceBelow, ReversedDivergence, Typical, Random)
+    for owner in (
+        Entropy,
+        Margin,
+        DivergenceBelow,
+        DivergenceIfUnsure,
+        ReversedDivergence,
+        Typical,
+        Relaxed,
+        Mars,
+        Random,
+    )
 }
 FUZZY = {
     **gate(DivergenceBelow, numbers_up_to),
@@ -224,6 +244,64 @@ GATES: dict[str, dict[str, Mutant]] = {
         **gate(ReversedDivergence, numbers_below),
         "true forms": (divergence, "REVERSED_FORMULAS", divergence.FORMULAS),
         "takes every match": (ReversedDivergence, "judges_matches", False),
+    },
+    "kl": {
+        **gate(
+            DivergenceIfUnsure,
+            lambda self, d, top: top <= self.confidence and d <= self.threshold,
+        ),
+        "whatever the confidence": (
+            DivergenceIfUnsure,
+            "accepts",
+            lambda self, d, top: d < self.threshold,
+        ),
+        "where it is sure": (
+            DivergenceIfUnsure,
+            "accepts",
+            lambda self, d, top: top > self.confidence and d < self.threshold,
+        ),
+    },
+    "relaxed": {
+        "turned round": (
+            Relaxed,
+            "accepts",
+            lambda self, *n: not ACCEPTS[Relaxed](self, *n),
+        ),
+        "no gate": (Relaxed, "accepts", lambda self, *numbers: True),
+        "any rank": (
+            Relaxed,
+            "accepts",
+            lambda self, x, top, _: x >= top - self.delta or x >= self.ratio * top,
+        ),
+        "k + 1": (
+            Relaxed,
+            "accepts",
+            lambda self, x, top, rank: ACCEPTS[Relaxed](self, x, top, rank - 1),
+        ),
+        "both bounds": (
+            Relaxed,
+            "accepts",
+            lambda self, x, top, rank: (
+                rank < self.top_k and x >= top - self.delta and x >= self.ratio * top
+            ),
+        ),
+        "of log-probabilities": (
+            Relaxed,
+            "accepts",
+            lambda self, x, top, rank: (
+                rank < self.top_k
+                and (math.log(x) >= math.log(top) - self.delta or x >= self.ratio * top)
+            ),
+        ),
+    },
+    "mars": {
+        **gate(Mars, lambda self, ratio, larger: larger <= 1 and ratio >= self.ratio),
+        "any rank": (Mars, "accepts", lambda self, ratio, _: ratio > self.ratio),
+        "the third, too": (
+            Mars,
+            "accepts",
+            lambda self, ratio, larger: larger <= 2 and ratio > self.ratio,
+        ),
     },
     "typical": {
         **TYPICAL,

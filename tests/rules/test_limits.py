@@ -27,6 +27,8 @@ def closed_rules() -> list[Rule]:
         shared = {"fly_window_size": 0, "window_scope": scope}
         rules.append(Rule("margin", margin_threshold=0.0, **shared))
         rules.append(Rule("random", random_acceptance=0.0, **shared))
+        rules.append(Rule("kl", divergence_threshold=0.0, **shared))
+        rules.append(Rule("mars", mars_ratio=1.0, **shared))
         rules += [
             Rule("fuzzy", divergence=kind, divergence_threshold=0.0, divergence_top_k=k, **shared)
             for kind in Divergence
@@ -42,6 +44,9 @@ WIDE = [  # within a round, W >= K
     Rule("margin", 8, margin_threshold=50.0, window_scope=WindowScope.WITHIN_ROUND),
     Rule("fuzzy", 8, divergence_threshold=50.0),
     Rule("typical", 8, typical_epsilon=0.0),
+    Rule("kl", 8, divergence_threshold=50.0, confidence_threshold=1.0),
+    Rule("relaxed", 8, relaxed_ratio=0.0),
+    Rule("mars", 8, mars_ratio=0.0),
     Rule("random", 8, random_acceptance=1.0),
 ]
 

@@ -29,6 +29,9 @@ RULES = {
     "typical": {},
     "fuzzy": {"divergence_threshold": 0.4},
     "fuzzy-reference": {},
+    "kl": {"divergence_threshold": 0.4},
+    "relaxed": {"relaxed_delta": 0.2},
+    "mars": {"mars_ratio": 0.6},
     "random": {"random_acceptance": 0.5, "random_judges_matches": True},
 }
 

@@ -54,7 +54,10 @@ RULES = [
     Rule("margin", margin_threshold=8.0, fly_window_size=9),
     Rule("fuzzy", divergence_threshold=0.6),
     Rule("fuzzy-reference", divergence_threshold=0.9),
+    Rule("kl", divergence_threshold=0.6),
     Rule("rejection"),
+    Rule("relaxed", relaxed_delta=0.05),
+    Rule("mars", mars_ratio=0.6),
     Rule("typical", typical_epsilon=0.01),
     Rule("random", random_acceptance=0.5),
 ]

@@ -10,10 +10,16 @@ from types import MappingProxyType
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS, CriterionName, RulePreset
 from verify_service.rules.criteria import Constant, Criterion
-from verify_service.rules.criteria.divergence import divergence_below, reversed_divergence
+from verify_service.rules.criteria.divergence import (
+    divergence_below,
+    divergence_if_unsure,
+    reversed_divergence,
+)
 from verify_service.rules.criteria.entropy import entropy_gate
 from verify_service.rules.criteria.margin import margin
+from verify_service.rules.criteria.mars import mars
 from verify_service.rules.criteria.random_control import random_control
+from verify_service.rules.criteria.relaxed import relaxed
 from verify_service.rules.criteria.typical import typical
 from verify_service.rules.window import Window
 
@@ -50,7 +56,10 @@ _CRITERIA: Mapping[CriterionName, Callable[[Rule], Criterion]] = MappingProxyTyp
         "margin": margin,
         "divergence": divergence_below,
         "reversed divergence": reversed_divergence,
+        "divergence if unsure": divergence_if_unsure,
         "typical": typical,
+        "relaxed": relaxed,
+        "mars": mars,
         "random": random_control,
     }
 )

@@ -153,6 +153,27 @@ class ReversedDivergence(DivergenceBelow):
         return numbers[0] <= self.threshold
 
 
+@dataclass(frozen=True, slots=True)
+class DivergenceIfUnsure(DivergenceBelow):
+    """A divergence below T where the target is unsure; where it is confident, nothing is accepted.
+
+    Judge decoding without training (arXiv 2601.04766): KL(p || q) < T where no token has more than
+    0.9 of the target's probability, as its released code (sunshy-1/JuDi) computes it.
+    """
+
+    confidence: float = 0.9
+
+    def measure(self, at: Evidence) -> Tensor:
+        """Return the divergence, as `DivergenceBelow`, and the largest probability: [n, 2]."""
+        found = DivergenceBelow.measure(self, at)
+        top = torch.softmax(computable(at.processed), dim=-1).amax(dim=-1, keepdim=True)
+        return torch.cat([found, top.to(found.dtype)], dim=-1)
+
+    def accepts(self, *numbers: float) -> bool:
+        divergence, top = numbers
+        return top <= self.confidence and divergence < self.threshold
+
+
 def divergence_below(rule: Rule) -> Criterion:
     """Return a rule's criterion; nothing is below a threshold of 0."""
     if not rule.divergence_threshold:
@@ -166,3 +187,17 @@ def reversed_divergence(rule: Rule) -> Criterion:
     assert kind is not None
     assert threshold is not None
     return ReversedDivergence(kind, threshold, rule.divergence_top_k or 0)
+
+
+def divergence_if_unsure(rule: Rule) -> Criterion:
+    """Return a rule's criterion; nothing is below a threshold of 0."""
+    if not rule.divergence_threshold:
+        return Constant(False)
+    assert rule.divergence is not None
+    assert rule.confidence_threshold is not None
+    return DivergenceIfUnsure(
+        rule.divergence,
+        rule.divergence_threshold,
+        rule.divergence_top_k or 0,
+        rule.confidence_threshold,
+    )
