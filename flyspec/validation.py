@@ -40,10 +40,11 @@ def distribution_spec(rule: Rule, sampling: SamplingParams) -> DistributionSpec 
     """Return which draft distributions a resolved rule needs; None if it needs none."""
     needs = RULE_PRESETS[rule.name].draft
     # Greedy drawing: both distributions are a single token, which the drafts already give.
-    if needs is None or (needs.drawn_from and sampling.greedy):
+    if needs is None or (needs.drawn_from and sampling.greedy and not needs.also_greedy):
         return None
     top_k = 0 if needs.whole else rule.divergence_top_k or 0
-    return DistributionSpec(top_k, needs.drawn_from, RULE_PRESETS[rule.name].raw)
+    drawn_from = needs.drawn_from and not sampling.greedy
+    return DistributionSpec(top_k, drawn_from, RULE_PRESETS[rule.name].raw)
 
 
 def distribution_warnings(

@@ -193,6 +193,8 @@ A_VALUE = {
     "relaxed_ratio": 0.5,
     "confidence_threshold": 0.8,
     "mars_ratio": 0.8,
+    "ensemble_weight": 0.5,
+    "cactus_delta": 0.5,
     "random_acceptance": 0.5,
     "random_judges_matches": True,
 }
@@ -209,6 +211,8 @@ APPLIES = {
     "kl": WINDOW
     | {"divergence", "divergence_threshold", "divergence_top_k", "confidence_threshold"},
     "rejection": {"divergence_top_k"},
+    "ensemble": {"divergence_top_k", "ensemble_weight"},
+    "cactus": {"divergence_top_k", "cactus_delta"},
     "relaxed": WINDOW | {"relaxed_top_k", "relaxed_delta", "relaxed_ratio"},
     "mars": WINDOW | {"mars_ratio"},
     "typical": WINDOW | {"typical_epsilon", "typical_delta"},

@@ -81,7 +81,8 @@ class RoundJudge:
                     distributions[: len(drafts)],
                     drafts,
                     session.info.vocab_size,
-                    renormalise=RULE_PRESETS[session.rule.name].draws,
+                    renormalise=RULE_PRESETS[session.rule.name].draws
+                    and not session.sampling.greedy,
                     device=rows.device,
                 )
                 if distributions

@@ -48,6 +48,14 @@ class Distributions:
         ids = self.token_ids
         return Distributions(self.log_probs[start:stop], None if ids is None else ids[start:stop])
 
+    def log_probs_of(self, token_ids: Tensor) -> Tensor:
+        """Return the log-probability of one token per position, -inf if it is not listed: [K]."""
+        if self.token_ids is None:
+            return self.log_probs.gather(-1, token_ids[:, None])[:, 0]
+        # Padding repeats ids with -inf, which the maximum ignores.
+        same = self.token_ids == token_ids[:, None]
+        return torch.where(same, self.log_probs, -torch.inf).amax(dim=-1)
+
 
 @dataclass(frozen=True)
 class RoundedDistributions:

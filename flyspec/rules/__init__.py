@@ -201,6 +201,15 @@ class Rule:
         "θ", "accept the runner-up if its raw logit is more than this share of the largest one",
         Range(0.0, 1.0), limit="min",
     )] = None
+    ensemble_weight: Annotated[float | None, _parameter(
+        "w", "weight of the target in the mixture with the draft's distribution; 1: the target "
+        "alone",
+        Range(0.0, 1.0), limit="min",
+    )] = None
+    cactus_delta: Annotated[float | None, _parameter(
+        "δ", "divergence that a drafted token's raised probability may cost, nats",
+        Range(0.0, 100.0), unit="nats", limit="max",
+    )] = None
     random_acceptance: Annotated[float | None, _parameter(
         "r", "probability of accepting a mismatch", Range(0.0, 1.0), limit="max",
     )] = None

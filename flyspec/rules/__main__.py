@@ -51,7 +51,8 @@ def _draft(preset: RulePreset) -> str:
     if preset.draft is None:
         return "–"
     top_k = 0 if preset.draft.whole else preset.defaults["divergence_top_k"]
-    return (f"top {top_k}" if top_k else "whole") + "; none if greedy" * preset.draft.drawn_from
+    greedy = preset.draft.drawn_from and not preset.draft.also_greedy
+    return (f"top {top_k}" if top_k else "whole") + "; none if greedy" * greedy
 
 
 def _value(value: Any) -> str:

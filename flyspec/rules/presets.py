@@ -21,6 +21,8 @@ CriterionName = Literal[
     "typical",
     "relaxed",
     "mars",
+    "ensemble",
+    "cactus",
     "random",
 ]
 
@@ -30,11 +32,13 @@ class DraftNeeds:
     """The draft distributions that a rule needs.
 
     `whole`: over the whole vocabulary, regardless of `divergence_top_k`. `drawn_from`: drafts are
-    drawn from what is sent, processed like the target's; if greedy, nothing is sent.
+    drawn from what is sent, processed like the target's; if greedy, nothing is sent, or, with
+    `also_greedy`, the same distribution, from which nothing is drawn.
     """
 
     whole: bool = False
     drawn_from: bool = False
+    also_greedy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +125,15 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
     "rejection": RulePreset(
         "at random, preserving the target's distribution", {"divergence_top_k": 0},
         lossless=True, draft=DraftNeeds(drawn_from=True),
+    ),
+    "ensemble": RulePreset(
+        "at random by 1 − w + w·p/q; greedy: x is the choice of w·p + (1 − w)·q",
+        {"ensemble_weight": 0.7, "divergence_top_k": 0}, "ensemble",
+        draft=DraftNeeds(drawn_from=True, also_greedy=True),
+    ),
+    "cactus": RulePreset(
+        "at random by h/q, where h raises p(x) within 0.2 nats",
+        {"cactus_delta": 0.2, "divergence_top_k": 0}, "cactus", draft=DraftNeeds(drawn_from=True),
     ),
     "typical": RulePreset(
         "p(x) > min(ε, δ·exp(−H))",

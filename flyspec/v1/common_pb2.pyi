@@ -259,10 +259,12 @@ class Rule(_message.Message):
     RELAXED_RATIO_FIELD_NUMBER: _builtins.int
     CONFIDENCE_THRESHOLD_FIELD_NUMBER: _builtins.int
     MARS_RATIO_FIELD_NUMBER: _builtins.int
+    ENSEMBLE_WEIGHT_FIELD_NUMBER: _builtins.int
+    CACTUS_DELTA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the preset: exact, fly, fly-paper, fly-reference, margin, fuzzy,
-    fuzzy-reference, kl, rejection, typical, relaxed, mars or random; or a name
-    from the operator's rules file.
+    fuzzy-reference, kl, rejection, ensemble, cactus, typical, relaxed, mars or
+    random; or a name from the operator's rules file.
     """
     fly_window_size: _builtins.int
     """W: matching positions required after a loosely accepted token, in [0, 1024];
@@ -295,8 +297,8 @@ class Rule(_message.Message):
     divergence_top_k: _builtins.int
     """fuzzy, kl: compare the k most likely tokens and one bucket for the rest, in
     [1, 1024]; 0: the whole vocabulary. fuzzy-reference: k of the target, from
-    whole distributions. rejection: draft from the draft's k > 0 most likely
-    tokens. Unset: the preset's.
+    whole distributions. rejection, ensemble, cactus: draft from the draft's
+    k > 0 most likely tokens. Unset: the preset's.
     """
     typical_epsilon: _builtins.float
     """typical: epsilon, in [0, 1]."""
@@ -325,6 +327,14 @@ class Rule(_message.Message):
     mars_ratio: _builtins.float
     """mars: accept the runner-up if its raw logit is more than this share of the
     largest one, theta, in [0, 1].
+    """
+    ensemble_weight: _builtins.float
+    """ensemble: weight of the target in the mixture with the draft's distribution,
+    w, in [0, 1]; 1: the target alone.
+    """
+    cactus_delta: _builtins.float
+    """cactus: divergence that a drafted token's raised probability may cost,
+    delta, nats, >= 0.
     """
     @_builtins.property
     def guarded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -356,17 +366,23 @@ class Rule(_message.Message):
         relaxed_ratio: _builtins.float | None = ...,
         confidence_threshold: _builtins.float | None = ...,
         mars_ratio: _builtins.float | None = ...,
+        ensemble_weight: _builtins.float | None = ...,
+        cactus_delta: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "confidence_threshold", b"confidence_threshold", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta", "_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_ensemble_weight", b"_ensemble_weight", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "cactus_delta", b"cactus_delta", "confidence_threshold", b"confidence_threshold", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "ensemble_weight", b"ensemble_weight", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "confidence_threshold", b"confidence_threshold", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta", "_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_ensemble_weight", b"_ensemble_weight", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "cactus_delta", b"cactus_delta", "confidence_threshold", b"confidence_threshold", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "ensemble_weight", b"ensemble_weight", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cactus_delta: _TypeAlias = _typing.Literal["cactus_delta"]  # noqa: Y015
+    _WhichOneofArgType__cactus_delta: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta"]  # noqa: Y015
     _WhichOneofReturnType__confidence_threshold: _TypeAlias = _typing.Literal["confidence_threshold"]  # noqa: Y015
     _WhichOneofArgType__confidence_threshold: _TypeAlias = _typing.Literal["_confidence_threshold", b"_confidence_threshold"]  # noqa: Y015
     _WhichOneofReturnType__divergence_threshold: _TypeAlias = _typing.Literal["divergence_threshold"]  # noqa: Y015
     _WhichOneofArgType__divergence_threshold: _TypeAlias = _typing.Literal["_divergence_threshold", b"_divergence_threshold"]  # noqa: Y015
     _WhichOneofReturnType__divergence_top_k: _TypeAlias = _typing.Literal["divergence_top_k"]  # noqa: Y015
     _WhichOneofArgType__divergence_top_k: _TypeAlias = _typing.Literal["_divergence_top_k", b"_divergence_top_k"]  # noqa: Y015
+    _WhichOneofReturnType__ensemble_weight: _TypeAlias = _typing.Literal["ensemble_weight"]  # noqa: Y015
+    _WhichOneofArgType__ensemble_weight: _TypeAlias = _typing.Literal["_ensemble_weight", b"_ensemble_weight"]  # noqa: Y015
     _WhichOneofReturnType__fly_entropy_threshold: _TypeAlias = _typing.Literal["fly_entropy_threshold"]  # noqa: Y015
     _WhichOneofArgType__fly_entropy_threshold: _TypeAlias = _typing.Literal["_fly_entropy_threshold", b"_fly_entropy_threshold"]  # noqa: Y015
     _WhichOneofReturnType__fly_entropy_top_k: _TypeAlias = _typing.Literal["fly_entropy_top_k"]  # noqa: Y015
@@ -392,11 +408,15 @@ class Rule(_message.Message):
     _WhichOneofReturnType__typical_epsilon: _TypeAlias = _typing.Literal["typical_epsilon"]  # noqa: Y015
     _WhichOneofArgType__typical_epsilon: _TypeAlias = _typing.Literal["_typical_epsilon", b"_typical_epsilon"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cactus_delta) -> _WhichOneofReturnType__cactus_delta | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__confidence_threshold) -> _WhichOneofReturnType__confidence_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__divergence_threshold) -> _WhichOneofReturnType__divergence_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__divergence_top_k) -> _WhichOneofReturnType__divergence_top_k | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ensemble_weight) -> _WhichOneofReturnType__ensemble_weight | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fly_entropy_threshold) -> _WhichOneofReturnType__fly_entropy_threshold | None: ...
     @_typing.overload

@@ -92,6 +92,8 @@ RULE: list[tuple[list[str], dict[str, Any]]] = [
     (["--relaxed-ratio", "0.7"], {"relaxed_ratio": 0.7}),
     (["--confidence-threshold", "0.8"], {"confidence_threshold": 0.8}),
     (["--mars-ratio", "0.85"], {"mars_ratio": 0.85}),
+    (["--ensemble-weight", "0.5"], {"ensemble_weight": 0.5}),
+    (["--cactus-delta", "0.1"], {"cactus_delta": 0.1}),
     (["--random-acceptance", "0"], {"random_acceptance": 0.0}),
     (["--random-judges-matches"], {"random_judges_matches": True}),
     (["--no-random-judges-matches"], {"random_judges_matches": False}),

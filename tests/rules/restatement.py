@@ -10,7 +10,16 @@ import math
 
 import numpy as np
 
-from tests.rules.rule_case import Case, Expected, Open, drafted, own_tokens, processed, setting
+from tests.rules.rule_case import (
+    Case,
+    Expected,
+    Open,
+    drafted,
+    own_tokens,
+    processed,
+    sampling,
+    setting,
+)
 from tests.rules.rule_definitions import (
     buckets,
     divergence,
@@ -36,6 +45,15 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
         x = float(p[token])
         bound = min(setting(case, "epsilon"), setting(case, "delta") * math.exp(-entropy(p)))
         return x, x - bound, False
+    if case.rule == "cactus":
+        return None  # greedy: p is a single token, and nothing can be raised
+    if case.rule == "ensemble":
+        if setting(case, "weight") == 1:
+            return None
+        q = np.array([case.q[j - 1].get(t, 0.0) for t in range(len(p))])
+        v = setting(case, "weight") * p + (1 - setting(case, "weight")) * q
+        behind = float(v.max() - v[token])
+        return behind, -behind if q[token] < 1 else -1.0, True
     if case.rule == "relaxed":
         x, top = float(p[token]), float(p.max())
         slack = max(x - (top - setting(case, "below")), x - setting(case, "share") * top)
@@ -112,6 +130,11 @@ class Judgement:
         if abs(slack) < (1e-6 if case.tolerance < 1e-6 else 1e-3):
             result.close = True
         return slack > 0
+
+    def pay(self, tag: str, gap: float) -> None:
+        self.tags |= {tag, "budget of one"} if self.tokens_left == 1 else {tag}
+        self.tokens_left -= 1
+        self.cost_left -= gap
 
     def next_mismatch(self, j: int) -> int | None:
         return next((i for i in range(j + 1, self.length + 1) if not self.matches(i)), None)
@@ -253,11 +276,7 @@ class Judgement:
             if outcome == "REJECTED":
                 return self.stop(j - 1, y)
             gap = self.result.gaps[j]
-            if self.tokens_left == 1:
-                self.tags.add("budget of one")
-            self.tokens_left -= 1
-            self.cost_left -= gap
-            self.tags.add("loose")
+            self.pay("loose", gap)
             if outcome == "PROVISIONAL":
                 self.tags.add("provisional")
                 remaining = self.window - (self.length - j)
@@ -267,34 +286,78 @@ class Judgement:
                 break
         return self.stop(self.length, self.y[self.length])
 
+    def may_loosen(self, j: int) -> bool:
+        """Whether guards and budgets leave a draft that p / q rejects to the loosened ratio."""
+        case, token, y = self.case, self.x[j - 1], self.y[j - 1]
+        if case.rule == "rejection" or self.tokens_left <= 0 or self.cost_left <= 0:
+            return False
+        special = case.eos | case.control | case.guarded
+        if token in special or y in special:
+            self.tags.add("guarded" if {token, y} & case.guarded else "control")
+            return False
+        if np.isneginf(processed(case, j)[token]):
+            self.tags.add("impossible")
+            return False
+        if self.result.gaps[j] > self.cost_left:
+            self.tags.add("too dear")
+            return False
+        return True
+
+    def loosened(self, p: np.ndarray, q: dict[int, float], token: int) -> np.ndarray:
+        """The distribution that takes the place of p for this draft."""
+        if self.case.rule == "ensemble":
+            w = setting(self.case, "weight") if q[token] < 1 else 1.0
+            return w * p + (1 - w) * np.array([q.get(t, 0.0) for t in range(len(p))])
+        n = float(p[token])
+        raised = min(1.0, n + math.sqrt(2 * setting(self.case, "spend") * n * (1 - n)))
+        h = p * ((1 - raised) / (1 - n)) if n < 1 else p.copy()
+        h[token] = raised
+        return h
+
     def sample(self) -> Expected:
         """Speculative sampling: ratios, and residuals where they are missed."""
         case, close = self.case, (1e-6 if self.case.tolerance < 1e-6 else 1e-3)
         for j in range(1, self.length + 1):
             token, position = self.x[j - 1], case.start + j - 1
+            gap = float(case.rows[j - 1].max() - case.rows[j - 1][token])
             correction = self.y[j - 1]
             if position < case.exact_until:
-                stands = token == correction
+                if token == correction:
+                    self.mark("EXACT", j, token)
+                    continue
             else:
                 p, q = probabilities(processed(case, j)), case.q[j - 1]
-                ratio = float(p[token]) / q[token]
+                self.result.gaps[j] = gap
+                may = self.may_loosen(j)
                 u = float(uniforms(case.seed, position, 3, 1)[0])
-                self.result.measures[j] = ratio
+                ratio = float(p[token]) / q[token]
                 self.result.close |= abs(u - ratio) < close
-                stands = u < ratio
-                if not stands:
-                    left = p - np.array([q.get(t, 0.0) for t in range(len(p))])
-                    with np.errstate(divide="ignore"):
-                        weights = np.log(np.maximum(left, 0.0))
-                    weights += gumbel(case.seed, position, 4, len(p))
-                    correction = first_argmax(weights)
-                    best, other = np.sort(weights)[::-1][:2]
-                    self.result.close |= best - other < 100 * close or left.max() < 0.01
-            if stands:
-                self.mark("EXACT", j, token)
-                continue
+                self.result.measures[j] = ratio
+                if u < ratio:
+                    del self.result.gaps[j]
+                    self.mark("EXACT", j, token)
+                    continue
+                target = p
+                if may:
+                    target = self.loosened(p, q, token)
+                    ratio = float(target[token]) / q[token]
+                    self.result.close |= abs(u - ratio) < close
+                    self.result.measures[j] = ratio
+                    if u < ratio:
+                        self.pay("loose", gap)
+                        self.mark("LOOSE", j, correction)
+                        continue
+                left = target - np.array([q.get(t, 0.0) for t in range(len(p))])
+                if left.max() <= 0:
+                    left = target
+                with np.errstate(divide="ignore"):
+                    weights = np.log(np.maximum(left, 0.0))
+                weights += gumbel(case.seed, position, 4, len(p))
+                correction = first_argmax(weights)
+                best, other = np.sort(weights)[::-1][:2]
+                self.result.close |= best - other < 100 * close or left.max() < 0.01
             self.tags.add("residual")
-            self.result.gaps[j] = float(case.rows[j - 1].max() - case.rows[j - 1][token])
+            self.result.gaps[j] = gap
             self.mark("REJECTED", j, correction)
             return self.stop(j - 1, correction)
         return self.stop(self.length, self.y[self.length])
@@ -319,6 +382,6 @@ def restate(case: Case) -> Expected:
             tags.add("tie")
         if mismatch and judgement.x[j] in case.eos:
             tags.add("before EOS")
-    if case.rule == "rejection" and case.temperature > 0:
+    if sampling(case):
         return judgement.sample()
     return judgement.walk()

@@ -21,6 +21,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fuzzy": {"window": 0, "kind": "js", "threshold": 0.1, "top_k": 50},
     "fuzzy-reference": {"kind": "js", "threshold": 0.3, "top_k": 0, "matches": True},
     "rejection": {},
+    "ensemble": {"weight": 0.7, "top_k": 0},
+    "cactus": {"spend": 0.2, "top_k": 0},
     "kl": {"window": 0, "kind": "kl", "threshold": 0.3, "top_k": 50, "confidence": 0.9},
     "relaxed": {"window": 0, "best": 10, "below": 0.01, "share": 1.0},
     "mars": {"window": 0, "ratio": 0.9},
@@ -143,3 +145,8 @@ def own_tokens(case: Case, stream: int, count: int | None = None) -> list[int]:
     """y_1 .. y_n for all rows."""
     count = len(case.rows) if count is None else count
     return [first_argmax(perturbed(case, j, stream)) for j in range(1, count + 1)]
+
+
+def sampling(case: Case) -> bool:
+    """Whether drafts are drawn from their distributions and accepted by p / q."""
+    return case.temperature > 0 and case.rule in ("rejection", "ensemble", "cactus")

@@ -16,7 +16,16 @@ from flyspec.rules.resolve import resolve_rule
 from flyspec.values.rounds import Budget, OpenWindow
 from flyspec.values.tokens import SamplingParams
 from tests.rules.restatement import restate
-from tests.rules.rule_case import Case, Expected, Open, drafted, own_tokens, perturbed, setting
+from tests.rules.rule_case import (
+    Case,
+    Expected,
+    Open,
+    drafted,
+    own_tokens,
+    perturbed,
+    sampling,
+    setting,
+)
 from tests.rules.rule_drafts import draw_distributions, draw_from_distributions
 from verify_service.rules.inquiry import Round
 from verify_service.rules.presets import compose
@@ -25,8 +34,8 @@ MEASURES = {"normalized": EntropyMeasure.NORMALIZED, "top_k": EntropyMeasure.TOP
 DIVERGENCES = {"js": Divergence.JS, "kl": Divergence.KL, "tv": Divergence.TV}
 SCOPES = {"within": WindowScope.WITHIN_ROUND, "across": WindowScope.ACROSS_ROUNDS}
 FLY = ("fly", "fly-paper", "fly-reference")
-NO_WINDOW = ("exact", "rejection", "fuzzy-reference")
-NEED_DRAFT = ("fuzzy", "fuzzy-reference", "kl")
+NO_WINDOW = ("exact", "rejection", "fuzzy-reference", "ensemble", "cactus")
+NEED_DRAFT = ("fuzzy", "fuzzy-reference", "kl", "ensemble")
 LENGTHS = [0, 1, 2, 3, 4, 6, 8, 9, 10, 11, 12, 12, 13, 14, 15, 16]
 SHORT_LENGTHS = [0, 1, 2, 3, 4, 4, 6, 8, 10, 12, 14, 16, 16]  # so that windows outlast rounds
 
@@ -57,7 +66,7 @@ def draw_case(
     easy = rule not in ("exact", "rejection") and rng.random() < 0.35
     length = rng.choice(SHORT_LENGTHS if scope == "across" and not easy else LENGTHS)
     values = draw_logits(rng, gen, length + 1, vocab)
-    hot = rng.random() < (0.8 if rule == "rejection" else 0.35)
+    hot = rng.random() < {"rejection": 0.8, "cactus": 0.9, "ensemble": 0.6}.get(rule, 0.35)
     case = Case(rule, [], None, values, seed=rng.getrandbits(64), start=rng.randint(10, 5000))
     dtype = rng.choice([torch.float64, torch.float64, torch.float32, torch.bfloat16])
     if hot:
@@ -82,7 +91,7 @@ def draw_case(
     draw_drafts(case, rng, gen)
     if not easy:
         draw_guards(case, rng, vocab)
-    if rule in NEED_DRAFT and case.drafts:
+    if rule in NEED_DRAFT and case.drafts and not sampling(case):
         draw_distributions(case, rng, gen)
     if rule not in ("exact", "rejection") and case.drafts:
         draw_threshold(case, rng, easy)
@@ -182,7 +191,7 @@ def continue_from(
 
 def draw_drafts(case: Case, rng: random.Random, gen: np.random.Generator) -> None:
     """Nine in ten match. With penalties a row depends on the drafts before it."""
-    sampled = case.rule == "rejection" and case.temperature > 0
+    sampled = sampling(case)
     two = case.rule == "fly-reference" and case.temperature > 0
     vocab = case.rows.shape[1]
     if not (case.presence or case.frequency or sampled):
@@ -241,6 +250,8 @@ def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
         "margin": ("threshold", lambda: rng.uniform(1.0, 6.0)),
         "fuzzy": ("threshold", lambda: rng.uniform(0.15, 0.9)),
         "kl": ("threshold", lambda: rng.uniform(0.2, 1.2)),
+        "ensemble": ("weight", lambda: rng.uniform(0.2, 0.8)),
+        "cactus": ("spend", lambda: rng.uniform(0.1, 2.0)),
         "relaxed": ("below", lambda: rng.uniform(0.1, 0.8)),
         "mars": ("ratio", lambda: rng.uniform(0.05, 0.7)),
         "fuzzy-reference": ("threshold", lambda: rng.uniform(0.3, 2.0)),
@@ -261,7 +272,8 @@ def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
             given["delta"] = rng.uniform(0.05, 0.8)
         if kind > (0.8 if case.rule in FLY else 0.85) and (wrong or case.rule == "fuzzy-reference"):
             at = wrong[0] if wrong else rng.randrange(length)
-            set_equal(case, name, at)
+            if name not in ("weight", "spend"):
+                set_equal(case, name, at)
 
 
 def set_equal(case: Case, name: str, index: int) -> None:
@@ -307,6 +319,8 @@ def arguments(case: Case) -> dict[str, Any]:
         "relaxed_ratio": given.get("share"),
         "confidence_threshold": given.get("confidence"),
         "mars_ratio": given.get("ratio"),
+        "ensemble_weight": given.get("weight"),
+        "cactus_delta": given.get("spend"),
         "typical_epsilon": given.get("epsilon"),
         "typical_delta": given.get("delta"),
         "guarded_token_ids": tuple(sorted(case.guarded)),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from flyspec.engine.distributions import Distributions
-from tests.rules.rule_case import Case, own_tokens, processed, setting
+from tests.rules.rule_case import Case, own_tokens, processed, sampling, setting
 from tests.rules.rule_definitions import probabilities
 
 
@@ -24,7 +24,7 @@ def draw_q(case: Case, rng: random.Random, gen: np.random.Generator, j: int) -> 
 def draw_from_distributions(
     case: Case, rng: random.Random, gen: np.random.Generator, j: int
 ) -> int:
-    """A draft of `rejection` for the position j, whose distribution is added to the case."""
+    """A draft for the position j and its distribution, from which it is drawn."""
     q = draw_q(case, rng, gen, j)
     form = rng.random()
     if form < 0.15:  # as prompt lookup: a point mass
@@ -42,7 +42,7 @@ def draw_from_distributions(
 def draw_distributions(case: Case, rng: random.Random, gen: np.random.Generator) -> None:
     """Set `draft`, and `q` to exactly the same numbers."""
     vocab, count = case.rows.shape[1], len(case.drafts)
-    if case.rule != "rejection":
+    if not sampling(case):
         top_k = setting(case, "top_k")
         points = rng.random() < 0.05
         may_list = case.rule != "fuzzy-reference"  # compares whole distributions
@@ -70,7 +70,7 @@ def draw_distributions(case: Case, rng: random.Random, gen: np.random.Generator)
             log_probs[row, columns] = np.log([q[t] for t in tokens])
     rounded = torch.from_numpy(log_probs)
     rounded = rounded.half().float() if rng.random() < 0.5 else rounded.float()
-    if case.rule == "rejection":
+    if sampling(case):
         rounded = rounded.log_softmax(dim=-1)
     case.draft = Distributions(rounded, torch.from_numpy(ids) if lists else None)
     case.q_whole = not lists

@@ -58,6 +58,8 @@ RULES = [
     Rule("rejection"),
     Rule("relaxed", relaxed_delta=0.05),
     Rule("mars", mars_ratio=0.6),
+    Rule("ensemble", ensemble_weight=0.3),
+    Rule("cactus", cactus_delta=1.0),
     Rule("typical", typical_epsilon=0.01),
     Rule("random", random_acceptance=0.5),
 ]

@@ -12,14 +12,17 @@ from verify_service.rules.inquiry import Inquiry
 from verify_service.rules.readings import Reading
 
 _DRAFTED, _OWN, _CORRECTED = range(3)
+MOST_CORRECTIONS = 2
+"""Tokens that may replace a rejected draft, besides the target's own."""
+_COLUMNS = _CORRECTED + MOST_CORRECTIONS
 
 
 class BatchAnswers:
     """The answers to one inquiry, as `Answers`.
 
     For each stream and each measure there is a table and the round's first row in it. The table of
-    log-probabilities is of three tokens per row: the draft, the target's own, and the one that
-    would replace a rejected draft.
+    log-probabilities is of these tokens per row: the draft, the target's own, and those that would
+    replace a rejected draft, as the measure `correction` draws them.
     """
 
     def __init__(self, inquiry: Inquiry) -> None:
@@ -27,6 +30,7 @@ class BatchAnswers:
         self.tokens_at: dict[int, tuple[Reading, int]] = {}
         self.numbers_at: dict[Measure, tuple[Reading, int]] = {}
         self.logprobs_at: tuple[Reading, int] | None = None
+        self.correction: Measure | None = None
 
     def tokens(self, stream: int, first: int, stop: int) -> list[int]:
         return checked([self._token(stream, index) for index in range(first, stop)])
@@ -40,7 +44,7 @@ class BatchAnswers:
         reading, row = self.logprobs_at
         top = self._inquiry.top_logprobs or 0
         return [
-            logprobs_in(reading(row + index), self._column(index, token), 3, top)
+            logprobs_in(reading(row + index), self._column(index, token), _COLUMNS, top)
             for index, token in enumerate(token_ids, first)
         ]
 
@@ -52,4 +56,8 @@ class BatchAnswers:
         drafts = self._inquiry.round.drafts
         if index < len(drafts) and drafts[index] == token_id:
             return _DRAFTED
-        return _OWN if self._token(TARGET_STREAM, index) == token_id else _CORRECTED
+        if self._token(TARGET_STREAM, index) == token_id:
+            return _OWN
+        assert self.correction is not None, "no other token replaces a draft"
+        reading, row = self.numbers_at[self.correction]
+        return _CORRECTED + list(reading(row + index)).index(token_id)

@@ -13,11 +13,11 @@ from flyspec.engine.batched_logits import RowSampling, draw_rows, joined, trunca
 from flyspec.engine.logits import adjust, adjusts, computable, logprob_table
 from flyspec.engine.sampling import TARGET_STREAM, likeliest, row_keys
 from flyspec.engine.upload import upload
-from verify_service.rules.batch_answers import BatchAnswers
+from verify_service.rules.batch_answers import MOST_CORRECTIONS, BatchAnswers
 from verify_service.rules.criteria import Evidence, Measure
 from verify_service.rules.inquiry import Inquiry
 from verify_service.rules.readings import Readings
-from verify_service.rules.speculative_sampling import CORRECTION
+from verify_service.rules.speculative_sampling import Correction
 
 MOST_LOGITS = 1 << 24
 """Maximum logits per pass, unless a single round has more. Noise and sorting take up to 32 bytes
@@ -118,7 +118,7 @@ class BatchPass:
         return chosen[TARGET_STREAM]
 
     def _measure(self) -> dict[int, Tensor]:
-        """Take all measures; return the corrections [K, 1] of the rounds that draw some."""
+        """Take all measures; return the corrections [K, c] of the rounds that draw some."""
         asking: dict[Measure, list[int]] = {}
         corrections: dict[int, Tensor] = {}
         for which, (inquiry, round_) in enumerate(zip(self._inquiries, self._rounds, strict=True)):
@@ -131,8 +131,9 @@ class BatchPass:
                 except Exception as error:
                     self.found[which] = error
                     break
-                if measure is CORRECTION:
+                if isinstance(measure, Correction):
                     corrections[which] = table
+                    self._answers[which].correction = measure
                 self._answers[which].numbers_at[measure] = self._readings.add(table), 0
         for measure, members in asking.items():
             at, firsts = self._joined(tuple(members))
@@ -155,13 +156,14 @@ class BatchPass:
         at, firsts = self._joined(tuple(wanted))
         rows = self._rows_of(tuple(wanted))
         own = own if rows is None else own.index_select(0, rows)
-        corrected = torch.zeros_like(own)
+        corrected = torch.zeros(len(own), MOST_CORRECTIONS, dtype=own.dtype, device=own.device)
         for which, first in zip(wanted, firsts, strict=True):
             if which in corrections:
                 table = corrections[which]
-                corrected[first : first + len(table)] = table[:, 0]
+                corrected[first : first + len(table), : table.shape[1]] = table
         # Tokens of rows that are not finite are negative; nobody asks for those.
-        token_ids = torch.stack([at.token_ids, own, corrected], dim=-1).clamp_(min=0)
+        columns = [at.token_ids[:, None], own[:, None], corrected]
+        token_ids = torch.cat(columns, dim=-1).clamp_(min=0)
         reading = self._readings.add(logprob_table(at.raw, token_ids, max(wanted.values())))
         for which, first in zip(wanted, firsts, strict=True):
             self._answers[which].logprobs_at = reading, first

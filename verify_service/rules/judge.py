@@ -74,8 +74,9 @@ def hear(
     and no window within a round extends past it. So the text does not depend on how many such
     rounds are drafted at once. Windows across rounds ignore it.
 
-    `rejection` at temperature > 0 accepts with probability p / q and ignores guards and budgets. It
-    and the fuzzy rules need `draft_distributions`, K rows. `history` is the sequence before the
+    `rejection` at temperature > 0 accepts with probability p / q and ignores guards and budgets;
+    `ensemble` and `cactus` loosen that within them. They and the fuzzy rules need
+    `draft_distributions`, K rows. `history` is the sequence before the
     first draft, needed if `sampling` has penalties or `min_tokens`.
 
     Logits may have any floating type and be on any device; half precision is computed in float32.
@@ -101,14 +102,17 @@ def hear(
         history,
         draft_distributions,
     )
-    inquiry = inquire_sampling(round_) if samples else inquire(parts, round_)
+    inquiry = inquire_sampling(round_, parts.loosening) if samples else inquire(parts, round_)
     exact_until = exact_until_position - start_position
 
     def decide(answers: Answers) -> Verdict:
         window: WindowWalk
+        guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
+        purse = Purse(budget)
         if samples:
             window = WithinRound(parts.window, start_position, ())  # of size 0: no window
-            end = speculative_sampling(round_, answers, exact_until)
+            lenience = (guard, purse) if parts.loosening else None
+            end = speculative_sampling(round_, answers, lenience, exact_until)
         else:
             seen = observe(inquiry, answers)
             if parts.window.across_rounds:
@@ -117,8 +121,6 @@ def hear(
                 window = WithinRound(
                     parts.window, start_position, seen.matches, num_speculative_tokens
                 )
-            guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
-            purse = Purse(budget)
             referee = Referee(round_, seen, parts.criterion, window, guard, purse, exact_until)
             end = _walk(referee, window, eos_token_ids)
         verdict = window.verdict(end)

@@ -9,12 +9,14 @@ from types import MappingProxyType
 
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS, CriterionName, RulePreset
-from verify_service.rules.criteria import Constant, Criterion
+from verify_service.rules.criteria import Constant, Criterion, Loosening
+from verify_service.rules.criteria.cactus import cactus
 from verify_service.rules.criteria.divergence import (
     divergence_below,
     divergence_if_unsure,
     reversed_divergence,
 )
+from verify_service.rules.criteria.ensemble import ensemble_choice, ensemble_ratio
 from verify_service.rules.criteria.entropy import entropy_gate
 from verify_service.rules.criteria.margin import margin
 from verify_service.rules.criteria.mars import mars
@@ -26,10 +28,15 @@ from verify_service.rules.window import Window
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """The parts of a rule. Guards and budgets come with the round."""
+    """The parts of a rule. Guards and budgets come with the round.
+
+    Where it samples, drafts are judged by p / q, loosened if there is a `loosening`, instead of by
+    the criterion.
+    """
 
     preset: RulePreset
     criterion: Criterion
+    loosening: Loosening | None
     window: Window
     guarded_token_ids: frozenset[int]
 
@@ -44,6 +51,7 @@ def compose(rule: Rule) -> Composition:
     return Composition(
         preset,
         _CRITERIA[preset.criterion](rule),
+        loosening(rule) if (loosening := _LOOSENINGS.get(preset.criterion)) else None,
         Window(following, reach=size, scope=rule.window_scope or WindowScope.WITHIN_ROUND),
         frozenset(rule.guarded_token_ids),
     )
@@ -61,6 +69,13 @@ _CRITERIA: Mapping[CriterionName, Callable[[Rule], Criterion]] = MappingProxyTyp
         "relaxed": relaxed,
         "mars": mars,
         "random": random_control,
+        "ensemble": ensemble_choice,
+        "cactus": lambda rule: Constant(False),  # both distributions are a single token
     }
 )
 """Constructors of criteria from a resolved rule, by the preset's name for the criterion."""
+
+_LOOSENINGS: Mapping[CriterionName, Callable[[Rule], Loosening]] = MappingProxyType(
+    {"ensemble": ensemble_ratio, "cactus": cactus}
+)
+"""The same for what loosens speculative sampling."""

@@ -76,6 +76,21 @@ class Criterion(Measure):
         """Return whether a drafted token with these numbers may be accepted."""
 
 
+class Loosening(ABC):
+    """What drafts drawn from q are compared with, in place of the target's p."""
+
+    @abstractmethod
+    def ratio(self, at: Evidence, exact: Tensor) -> Tensor:
+        """Return the ratio to accept a draft with, given p(x) / q(x): [n].
+
+        It is not below the given one unless both exceed 1.
+        """
+
+    def target(self, at: Evidence, p: Tensor) -> Tensor:
+        """Return the distribution whose excess over q replaces a rejected draft: [n, V]."""
+        return p
+
+
 @dataclass(frozen=True, slots=True)
 class Constant(Criterion):
     """The same answer at every mismatch.
