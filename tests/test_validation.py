@@ -115,7 +115,8 @@ def test_too_many_biases() -> None:
         (
             Rule("fuzy"),
             "rule.name must be one of exact, fly, fly-paper, fly-reference, margin, fuzzy, "
-            "fuzzy-reference, rejection, typical, random, got 'fuzy'",
+            "fuzzy-reference, kl, rejection, ensemble, cactus, typical, relaxed, mars, random, got "
+            "'fuzy'",
         ),
         (Rule(""), "rule.name must be one of exact"),
         (Rule("fly", -1), "rule.fly_window_size must be an integer between 0 and 1024, got -1"),
@@ -321,6 +322,21 @@ def fly(name: str, window: int, *more: Any, scope: WindowScope | None = WITHIN) 
             ),
         ),
         (Rule("rejection"), 4, Rule("rejection", divergence_top_k=0)),
+        (Rule("ensemble"), 4, Rule("ensemble", divergence_top_k=0, ensemble_weight=0.7)),
+        (Rule("cactus"), 4, Rule("cactus", divergence_top_k=0, cactus_delta=0.2)),
+        (
+            Rule("relaxed"),
+            4,
+            Rule(
+                "relaxed",
+                0,
+                window_scope=WITHIN,
+                relaxed_top_k=10,
+                relaxed_delta=0.01,
+                relaxed_ratio=1.0,
+            ),
+        ),
+        (Rule("mars"), 4, Rule("mars", 0, window_scope=WITHIN, mars_ratio=0.9)),
         (
             Rule("typical"),
             4,
@@ -364,6 +380,10 @@ def test_presets_are_valid() -> None:
         (Rule("fuzzy-reference"), SAMPLED, DistributionSpec(0, raw=True)),
         (Rule("fuzzy-reference", divergence_top_k=50), SAMPLED, DistributionSpec(0, raw=True)),
         (Rule("rejection"), SAMPLED, DistributionSpec(0, draw_from_it=True)),
+        (Rule("cactus"), SamplingParams(), None),
+        (Rule("cactus"), SAMPLED, DistributionSpec(0, draw_from_it=True)),
+        (Rule("ensemble"), SamplingParams(), DistributionSpec(0)),
+        (Rule("ensemble"), SAMPLED, DistributionSpec(0, draw_from_it=True)),
         (Rule("rejection", divergence_top_k=8), SAMPLED, DistributionSpec(8, draw_from_it=True)),
         (Rule("rejection"), SamplingParams(), None),
     ],

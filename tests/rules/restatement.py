@@ -61,6 +61,8 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
         rank = 1 + sum(1 for other in row if other > row[token])
         return x, slack if rank <= setting(case, "best") else -1.0, True
     if case.rule == "mars":
+        if setting(case, "ratio") >= 1:
+            return None
         row = case.rows[j - 1]
         if row.max() <= 0:
             return 0.0, -1.0, False

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flyspec.rules import Rule
-from verify_service.rules.criteria import Criterion, Evidence
+from verify_service.rules.criteria import Constant, Criterion, Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,5 +39,6 @@ class Mars(Criterion):
 
 
 def mars(rule: Rule) -> Criterion:
+    """Return a rule's criterion; no ratio exceeds 1."""
     assert rule.mars_ratio is not None
-    return Mars(rule.mars_ratio)
+    return Constant(False) if rule.mars_ratio >= 1.0 else Mars(rule.mars_ratio)
