@@ -123,7 +123,7 @@ class RacePage:
             await self.tab.mouse.move(x + near, y)
             return bool(await self.tab.locator("#card").is_visible())
 
-        await until(is_told)  # scrolling hides it
+        await until(is_told)  # the page may still be scrolling
 
     async def set_size(self, width: int, height: int) -> None:
         await self.tab.set_viewport_size({"width": width, "height": height})

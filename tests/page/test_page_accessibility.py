@@ -75,9 +75,9 @@ async def test_a_race_by_keyboard_alone(page):
         await keyboard.press("ArrowRight")
         if "entropy" in await page.text("#card"):
             break
-    card = await page.text("#card")
+    told = await page.text("#card")
     for figure in ("origin", "round", "target's choice", "entropy"):
-        assert figure in card
+        assert figure in told
     assert await page.text("#announcer")
     await keyboard.press("Escape")
     assert await page.tab.locator("#card").is_hidden()
@@ -87,7 +87,14 @@ async def test_a_race_by_keyboard_alone(page):
     chart = page.tab.locator("#rounds-chart")
     assert await chart.get_attribute("aria-valuenow") == "2"
     assert re.search(r"drafted: \d+", await chart.get_attribute("aria-valuetext"))
-    await page.tab.locator("#card").wait_for()
+    card = page.tab.locator("#card")
+    await card.wait_for()
+    below = (await card.bounding_box())["y"] - (await chart.bounding_box())["y"]
+    await page.tab.evaluate("scrollBy(0, 40)")
+    assert await card.is_visible()
+    assert (await card.bounding_box())["y"] - (await chart.bounding_box())["y"] == pytest.approx(
+        below, abs=1
+    )
 
 
 async def test_focus_is_visible(page):

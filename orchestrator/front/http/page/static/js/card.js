@@ -6,14 +6,9 @@ const MARGIN = 8;
 
 export class Card {
   #root = byId("card");
-  #place = "";
 
   constructor() {
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.hide());
-    // Focus scrolls the page first, and is told of it when the card is already there.
-    document.addEventListener(
-      "scroll", () => this.#place !== `${scrollX} ${scrollY}` && this.hide(), { passive: true },
-    );
   }
 
   /** Shows a description below (or above) a rectangle of the window. */
@@ -33,9 +28,9 @@ export class Card {
     const left = Math.max(MARGIN, Math.min(rect.left, innerWidth - width - MARGIN));
     const below = rect.bottom + MARGIN;
     const top = below + height < innerHeight ? below : Math.max(MARGIN, rect.top - height - MARGIN);
-    this.#root.style.left = `${left}px`;
-    this.#root.style.top = `${top}px`;
-    this.#place = `${scrollX} ${scrollY}`;
+    // Its place is in the page, so that it scrolls with what it describes.
+    this.#root.style.left = `${left + scrollX}px`;
+    this.#root.style.top = `${top + scrollY}px`;
   }
 
   hide() {
