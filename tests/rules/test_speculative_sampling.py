@@ -1,5 +1,7 @@
 """`rejection` follows the target's distribution, and the test would detect it if it did not.
 
+`ensemble` follows its mixture in the same way.
+
 The target and the drafter are tables: what follows depends on the last token alone. Runs differ by
 position instead of by seed, so that drafting is one tensor operation. A run emits two tokens, in
 one round of two drafts or, if the first is rejected, in two rounds.
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from flyspec.engine import sampling as streams
 from flyspec.engine.distributions import Distributions, decode, round_off
-from flyspec.values.rounds import DistributionSpec
+from flyspec.rules import Rule
+from flyspec.values.rounds import DistributionSpec, Outcome
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules import judge, speculative_sampling
 
@@ -72,7 +75,7 @@ class Drafter:
         ]
 
 
-def emit(models: Models, drafter: Drafter, runs: int) -> Tensor:
+def emit(models: Models, drafter: Drafter, runs: int, rule: str | Rule = "rejection") -> Tensor:
     """The first two tokens of each run: [runs, 2]."""
     begin = VOCABULARY
     starts = [STRIDE * run for run in range(runs)]
@@ -84,7 +87,7 @@ def emit(models: Models, drafter: Drafter, runs: int) -> Tensor:
         contexts = [begin, *drafts]
         q = joined([known[context] for context in contexts[:-1]])
         verdict = judge(
-            "rejection", drafts, models.target[contexts], sampling=HOT, seed=SEED,
+            rule, drafts, models.target[contexts], sampling=HOT, seed=SEED,
             start_position=starts[run], draft_distributions=q,
         )  # fmt: skip
         emitted.append([*drafts[: verdict.num_accepted], verdict.next_token_id][:2])
@@ -95,7 +98,7 @@ def emit(models: Models, drafter: Drafter, runs: int) -> Tensor:
     redrafted = drafter.draw(torch.tensor(contexts), positions).tolist()
     for run, context, position, draft in zip(again, contexts, positions, redrafted, strict=True):
         verdict = judge(
-            "rejection", [draft], models.target[[context, draft]], sampling=HOT, seed=SEED,
+            rule, [draft], models.target[[context, draft]], sampling=HOT, seed=SEED,
             start_position=position, draft_distributions=known[context],
         )  # fmt: skip
         emitted[run].append(draft if verdict.num_accepted else verdict.next_token_id)
@@ -116,10 +119,13 @@ def chi_squared(counts: Tensor, wanted: Tensor) -> float:
     return torch.special.gammaincc(freedom, statistic / 2).item()
 
 
-def p_values(models: Models, emitted: Tensor) -> tuple[float, float]:
-    """Of the first token, and of both together."""
+def targets_of(models: Models) -> Tensor:
+    return (models.target.double() / HOT.temperature).softmax(dim=-1)
+
+
+def p_values(p: Tensor, emitted: Tensor) -> tuple[float, float]:
+    """Of the first token, and of both together, if they should follow p: [V + 1, V]."""
     runs = emitted.shape[0]
-    p = (models.target.double() / HOT.temperature).softmax(dim=-1)
     first = p[VOCABULARY]
     counts = torch.bincount(emitted[:, 0], minlength=VOCABULARY).double()
     pairs = torch.bincount(emitted[:, 0] * VOCABULARY + emitted[:, 1], minlength=VOCABULARY**2)
@@ -133,7 +139,8 @@ WRONG = ["residual from p", "accept stream is the draft's", "not the q that was 
 
 def check(form: str, runs: int) -> None:
     models = Models.random()
-    first, both = p_values(models, emit(models, Drafter(models, FORMS[form]), runs))
+    emitted = emit(models, Drafter(models, FORMS[form]), runs)
+    first, both = p_values(targets_of(models), emitted)
     assert first > 0.001
     assert both > 0.001
 
@@ -159,4 +166,39 @@ def test_a_wrong_sampler_fails_the_same_test(wrong: str, monkeypatch: pytest.Mon
         monkeypatch.setattr(speculative_sampling, "ACCEPT_STREAM", streams.DRAFT_STREAM)
     else:
         drafter.read = Drafter(models, 3).read  # type: ignore[method-assign]
-    assert min(p_values(models, emit(models, drafter, SHORT))) < 0.001
+    assert min(p_values(targets_of(models), emit(models, drafter, SHORT))) < 0.001
+
+
+def test_an_ensemble_follows_its_mixture_and_not_the_target() -> None:
+    models, weight = Models.random(), 0.4
+    drafter = Drafter(models, 0)
+    emitted = emit(models, drafter, SHORT, Rule("ensemble", ensemble_weight=weight))
+    drawn = round_off(drafter.logits, DistributionSpec(0, draw_from_it=True)).log_probs
+    q = drawn.double().softmax(dim=-1)
+    first, both = p_values(weight * targets_of(models) + (1 - weight) * q, emitted)
+    assert first > 0.001
+    assert both > 0.001
+    assert min(p_values(targets_of(models), emitted)) < 0.001
+
+
+def test_cactus_accepts_more_the_larger_its_budget() -> None:
+    models = Models.random()
+    begin = VOCABULARY
+    p, q = targets_of(models)[begin], Drafter(models, 0).read()[begin]
+    accepted = []
+    for delta in (0.0, 0.005, 0.05):
+        rule, found = Rule("cactus", cactus_delta=delta), 0
+        for position in range(600):
+            draft = int(Drafter(models, 0).draw(torch.tensor([begin]), [position]))
+            verdict = judge(
+                rule, [draft], models.target[[begin, draft]], sampling=HOT, seed=SEED,
+                start_position=position, draft_distributions=q,
+            )  # fmt: skip
+            (decision,) = verdict.decisions
+            h = p[draft] + (2 * delta * p[draft] * (1 - p[draft])).sqrt()
+            if decision.measure is not None and decision.outcome is not Outcome.EXACT:
+                ratio = min(1.0, h.item()) / q.log_probs[0, draft].exp().item()
+                assert decision.measure == pytest.approx(ratio, rel=1e-4)
+            found += verdict.num_accepted
+        accepted.append(found)
+    assert accepted[0] < accepted[1] < accepted[2]
