@@ -7,15 +7,24 @@ from flyspec.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient as AsyncClient
+    from flyspec.client import Chunk as Chunk
     from flyspec.client import Client as Client
+    from flyspec.client import Completion as Completion
 
 # gRPC's core writes its own lines to standard error (a port in use, a lost peer); we say it better.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
+_OF_CLIENTS = ("AsyncClient", "Chunk", "Client", "Completion")
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *_OF_CLIENTS]
+
+
 def __getattr__(name: str) -> Any:
-    """Return `Client` or `AsyncClient`, which are imported only when they are asked for."""
-    if name in ("AsyncClient", "Client"):
+    """Return a client, or a class of its results, which are imported only when asked for."""
+    if name in _OF_CLIENTS:
         from flyspec import client
 
         return getattr(client, name)

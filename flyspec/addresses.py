@@ -19,8 +19,8 @@ def address_problem(address: str, kind: str, default_port: int) -> str:
     if url := _URL.match(address):
         host = url[2] if _HOST_PORT.fullmatch(url[2]) else f"{url[2] or 'HOST'}:{default_port}"
         return (
-            f"{wanted}, which speaks gRPC, not a URL: give {host}; OpenAI's clients take the URL "
-            "of the HTTP port (docs/http.md)"
+            f"{wanted}, which speaks gRPC, not a URL: give {host}, or if that is the HTTP port, "
+            f"whose URL is for OpenAI's clients, {host.rpartition(':')[0]}:{default_port}"
         )
     if _OTHER_TARGET.match(address):
         return ""

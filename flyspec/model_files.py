@@ -231,6 +231,34 @@ def find_weights(name: str, find: Callable[[str], Path | None], named: str | Non
     raise _unsafe(name, f"there is no {' and no '.join(map(str, candidates))}{there}")
 
 
+def weight_bytes(name: str) -> int | None:
+    """Return the bytes of a model's weight files; None if some are not on this machine."""
+    try:
+        find = finder(name)
+        weights = find_weights(name, find)
+        if not weights.name.endswith(_INDEX_SUFFIX):
+            return weights.stat().st_size
+        files = set(json.loads(weights.read_text())["weight_map"].values())
+        return sum(path.stat().st_size for file in files if (path := find(file)))
+    except (OSError, ValueError, ConfigError):
+        return None
+
+
+def size_problem(target: int | None, draft: int | None) -> str:
+    """Return what is wrong with a draft model of so many bytes beside a target's; else empty."""
+    if not target or not draft or 2 * draft <= target:
+        return ""
+    if draft > target:
+        return (
+            f"the draft model has {draft / target:.1f} times the target's bytes: were --model and "
+            "--draft-model swapped?"
+        )
+    return (
+        "the draft model has more than half of the target's bytes; drafting will rarely pay off: "
+        "use a smaller one"
+    )
+
+
 def _check_index(name: str, path: Path) -> None:
     """Reject an index that names anything but safetensors files beside it."""
     try:

@@ -240,7 +240,10 @@ async def test_a_port_of_another_kind(ports, port, error, message):
 
 async def test_a_missing_server(monkeypatch):
     monkeypatch.setattr(client_requests, "FIRST_REST_S", 0.01)
-    message = r"no server at 127.0.0.1:1; start one with `flyspec serve` or give another address$"
+    message = (
+        r"no server at 127.0.0.1:1; start one with `flyspec serve`, wait until it says that it is "
+        r"ready, or give another address$"
+    )
     with Client("127.0.0.1:1") as client, pytest.raises(UnavailableError, match=message):
         client.complete("x")
     async with AsyncClient("127.0.0.1:1") as client:

@@ -54,6 +54,7 @@ CONDITIONS: tuple[Condition, ...] = (
 )
 """What `flyspec eval` compares unless rules are named."""
 
+_BY_DIVERGENCE = ("fuzzy", "fuzzy-reference")
 _VARIANTS = {
     "fly": (CONDITIONS[3],),
     "margin": (Condition("margin, K = 4", Rule("margin"), 4),),
@@ -62,10 +63,10 @@ _VARIANTS = {
 
 
 def _of_preset(name: str) -> tuple[Condition, ...]:
-    """Return the preset, once per divergence if it has one, and its variants."""
+    """Return the preset, once per divergence if it is known with several, and its variants."""
     kinds: tuple[Condition, ...] = (Condition(name, Rule(name)),)
     own = RULE_PRESETS[name].defaults.get("divergence")
-    if own is not None:
+    if own is not None and name in _BY_DIVERGENCE:
         kinds = tuple(
             Condition(f"{name}, {d.name}", Rule(name, divergence=None if d is own else d))
             for d in Divergence

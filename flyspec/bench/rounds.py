@@ -22,12 +22,14 @@ START_POSITION = 1000
 SEED = 1
 
 _SURE = 0.95  # probability of the most likely token of a certain row
-_UNSURE = (0.2, 0.19, 0.15)  # of the most likely tokens of an uncertain row
+_UNSURE = (0.2, 0.195, 0.15)  # of the most likely tokens of an uncertain row
 _TAIL_TOKENS = 2000  # share the rest of an uncertain row's probability
 _UNLIKELY = -25.0  # log-probability of all others
 _SPREAD = 2.0  # standard deviation of a certain row's other logits
 _SPECIAL_TOKENS = 256
 _WINDOW = 6  # matches after the mismatch, if K leaves room for them
+_SHIFT = 2.6  # of all logits: those of likely tokens are positive, as with real models
+_PREFERENCE = 0.25  # nats by which the draft prefers a likely mismatch
 _DRAFTED = 0.9  # draft probability of a token unlikely under the target
 
 
@@ -82,7 +84,8 @@ def make_round(
 
     If `likely`, the mismatch is as likely as the target's own token, so that a lossy rule accepts
     it; else it is next to impossible. The draft's distribution is the target's processed one, but
-    gives an unlikely mismatch most of its mass. The probabilities above hold after temperature.
+    slightly prefers a likely mismatch, and gives an unlikely one most of its mass. The
+    probabilities above hold after temperature.
     """
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(num_draft_tokens + 1, vocab_size, generator=generator) * _SPREAD
@@ -95,7 +98,7 @@ def make_round(
     if mismatch:
         index = max(0, min(num_draft_tokens // 2, num_draft_tokens - 1 - _WINDOW))
         logits[index] = _unsure_row(vocab_size, generator)
-    raw = (logits * (sampling.temperature or 1.0)).to(device, dtype)
+    raw = ((logits + _SHIFT) * (sampling.temperature or 1.0)).to(device, dtype)
     tokens = choose(raw, sampling, START_POSITION, SEED).tolist()
     log_q = process_logits(raw, sampling)[:num_draft_tokens].float().log_softmax(dim=-1)
     drafts = tokens[:num_draft_tokens]
@@ -103,7 +106,9 @@ def make_round(
         first, second = logits[index].topk(2).indices.tolist()
         likely_other = second if drafts[index] == first else first
         drafts[index] = likely_other if likely else int(logits[index, :plain].argmin())
-        if not likely:
+        if likely:
+            log_q[index, drafts[index]] += _PREFERENCE
+        else:
             log_q[index] += math.log(1 - _DRAFTED)
             log_q[index, drafts[index]] = math.log(_DRAFTED)
     return RandomRound(drafts, raw, log_q, index)

@@ -162,6 +162,13 @@ def stopped(started: Started, chunks: Sequence[Chunk], seconds: float) -> str:
     return _DOT.join([*parts, f"rule {started.rule.name}"])
 
 
+def _undrafted(started: Started) -> str:
+    """Why nothing was drafted."""
+    if started.adaptive:
+        return "no drafts: they promised no gain"
+    return "no drafts" if started.num_speculative_tokens else "no speculation"
+
+
 def summary(generation: Generation, seconds: float) -> str:
     completion, metrics = generation.completion, generation.completion.speculation
     tokens = completion.completion_tokens
@@ -171,7 +178,7 @@ def summary(generation: Generation, seconds: float) -> str:
     ]
     if metrics.num_spec_steps:
         parts += [
-            f"mean accepted {generation.mean_accepted_tokens:.2f} per round",
+            f"{generation.mean_accepted_tokens:.2f} tokens per step",
             f"loose {metrics.num_loose_tokens / max(1, tokens):.1%}"
             + (f" ({metrics.loose_cost_nats:.2f} nats)" if metrics.num_loose_tokens else ""),
         ]
@@ -182,7 +189,7 @@ def summary(generation: Generation, seconds: float) -> str:
         if (index := completion.loop_guard_token_index) is not None:
             parts.append(f"repeating, exact from token {index} on")
     else:
-        parts.append("no speculation")
+        parts.append(_undrafted(generation.started))
     parts.append(f"rule {generation.started.rule.name}")
     if generation.started.drafter:
         parts.append(f"drafter {generation.started.drafter}")
@@ -203,6 +210,6 @@ def total(generations: Sequence[Generation], seconds: float) -> str:
     return (
         f"{len(done)} prompts · {tokens} tokens in {seconds:.2f} s · "
         f"{tokens / max(seconds, 1e-9):.0f} tokens/s · "
-        f"mean accepted {tokens / max(1, rounds):.2f} per round · "
+        f"{tokens / max(1, rounds):.2f} tokens per step · "
         f"loose {loose / max(1, tokens):.1%}"
     )

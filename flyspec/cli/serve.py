@@ -140,6 +140,7 @@ def _welcome(stack: Stack) -> str:
             + ", ".join(f"{name} :{port}" for name, port in _metrics_ports(stack).items() if port),
             "try it:",
             f"  flyspec generate{flag} 'def fibonacci(n):'",
+            f"  flyspec chat{flag}",
             f"  flyspec drafters list{admin}",
             *([f"  curl {stack.http_url}/v1/models"] if stack.http_url else []),
             "press Ctrl-C to stop",

@@ -20,6 +20,7 @@ from flyspec.cli.service import Child, ServiceDiedError, child_environment
 from flyspec.cli.stack_options import LOOPBACK, PORTS, StackOptions
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import NO_PORT
+from flyspec.model_files import size_problem, weight_bytes
 from flyspec.preflight import check_port
 from flyspec.process import available_cores
 from flyspec.startup import READY
@@ -182,6 +183,10 @@ class Stack:
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
         # Those of benchmarks have other settings.
         check_services({name: self.flags(name) for name in _MODULES if name not in o.modules})
+        if o.draft_model and o.draft_model != o.model:  # benchmarks let a model draft for itself
+            problem = size_problem(weight_bytes(str(o.model)), weight_bytes(o.draft_model))
+            if problem:
+                self.say(f"warning: {problem}")
 
     async def _start(self) -> None:
         self._check()

@@ -100,7 +100,8 @@ class Connection:
             )
         if any(what in details for what in _NOT_REACHED):
             return UnavailableError(
-                f"no server at {self.address}; start one with `flyspec serve` or {self.hint}"
+                f"no server at {self.address}; start one with `flyspec serve`, wait until it says "
+                f"that it is ready, or {self.hint}"
             )
         return UnavailableError(f"lost the server at {self.address}: {details}")
 

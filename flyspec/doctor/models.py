@@ -127,7 +127,10 @@ def _engine(section: str, checkpoint: Checkpoint, settings: ModelServerSettings)
         text = f"transformers' modules: {library.removeprefix('it ')}"
         return Diagnosis(section, "engine", Mark.WARNING if slow else Mark.OK, text)
     return Diagnosis(
-        section, "engine", Mark.OK, f"native step for {library.name}, if its trial passes"
+        section,
+        "engine",
+        Mark.OK,
+        f"native step for {library.name}, compared with transformers' modules at start",
     )
 
 

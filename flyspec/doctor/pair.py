@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.models import Examined
+from flyspec.model_files import size_problem
 
 SECTION = "pair"
 
@@ -34,9 +35,5 @@ def pair(target: Examined, draft: Examined) -> Iterator[Diagnosis]:
         )
     yield Diagnosis(SECTION, "contexts", Mark.WARNING if own < needed else Mark.OK, text)
     sizes = target.checkpoint.loaded_bytes(), draft.checkpoint.loaded_bytes()
-    if None not in sizes and 2 * (sizes[1] or 0) > (sizes[0] or 0):
-        text = (
-            "the draft model has more than half of the target's bytes; drafting will rarely pay "
-            "off: use a smaller one"
-        )
-        yield Diagnosis(SECTION, "sizes", Mark.WARNING, text)
+    if problem := size_problem(*sizes):
+        yield Diagnosis(SECTION, "sizes", Mark.WARNING, problem)

@@ -75,7 +75,8 @@ def verify(facts: Facts) -> Iterator[Session]:
         }  # fmt: skip
         pieces = []
         if preset.draft is not None:
-            size = facts.vocab_size if preset.draft.whole else 2
+            greedily = preset.draft.also_greedy and not opening["sampling"]
+            size = facts.vocab_size if preset.draft.whole or greedily else 2
             given = [
                 {"log_probs": _halves(*[-2.0] * size), "token_ids": [token, 8] * (size == 2)}
                 for token in drafts

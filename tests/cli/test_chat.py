@@ -87,7 +87,7 @@ async def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
             shown.extend(os.read(ours, 4096))
 
     await until("> ")
-    os.write(ours, b"/ru\tma\t\r")  # completed
+    os.write(ours, b"/ru\tmarg\t\r")  # completed
     await until("\nrule margin\r\n> ")
     os.write(ours, b"One cat\r")
     await until("One cat\r\n[^\r]")

@@ -268,7 +268,7 @@ def test_streamed_text_is_all_of_standard_output(stack: Stack) -> None:
     arguments += ["--num-speculative-tokens", "15", "the cat"]
     shown, documents = invoke(*arguments), invoke(*arguments, "--json")
     assert shown.out == documents.documents[0]["text"] + "\n"
-    assert "mean accepted" in shown.err
+    assert "tokens per step" in shown.err
     assert shown.err.count("\n") == 1
     colored = invoke(*arguments, "--color", "always")
     assert "loosely accepted" in colored.err

@@ -50,14 +50,14 @@ async def test_all_rules_on_prompts_without_answers(stack: Stack, tmp_path: Path
     samples = document.pop("samples")
     reports = {r["condition"]: r for r in document["conditions"]}
     assert list(reports) == [c.name for c in ALL_CONDITIONS]
-    for name in ("exact", "rejection"):  # greedy: both lose nothing
+    for name in ("exact", "rejection", "cactus"):  # greedy: both lose nothing
         assert reports[name]["same_as_plain"] == 2
         assert reports[name]["loose_tokens"] == 0
     for condition in ALL_CONDITIONS:
         r = reports[condition.name]
         assert r["accuracy"] is None
         assert -math.inf < r["log_likelihood_per_token"] < 0
-        sends = condition.rule.name in ("fuzzy", "fuzzy-reference")
+        sends = condition.rule.name in ("fuzzy", "fuzzy-reference", "kl", "ensemble")
         assert (r["distribution_bytes_per_round"] > 0) == sends, condition.name
     assert len(samples) == 2 * len(ALL_CONDITIONS)
     by_rule = {s["condition"]: s for s in samples}

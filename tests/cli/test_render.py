@@ -154,12 +154,25 @@ def test_plain_decoding_has_numbers_too() -> None:
     metrics = SpeculationMetrics(num_rounds=5).document()
     assert metrics["mean_acceptance_length"] == 1.0
     assert metrics["draft_acceptance_rate"] == 0.0
-    assert "no speculation" in render.summary(generation(SpeculationMetrics(num_rounds=5)), 1.0)
+    plain = generation(SpeculationMetrics(num_rounds=5))
+    for k, adaptive, said in (
+        (0, False, "no speculation"),
+        (4, False, "no drafts ·"),
+        (64, True, "no drafts: they promised no gain"),
+    ):
+        started = replace(plain.started, num_speculative_tokens=k, adaptive=adaptive)
+        assert said in render.summary(replace(plain, started=started), 1.0)
 
 
 def test_summary() -> None:
     line = render.summary(generation(), 0.5)
-    for part in ("5 tokens", "10 tokens/s", "2.50 per round", "loose 20.0% (0.50 nats)", "stop"):
+    for part in (
+        "5 tokens",
+        "10 tokens/s",
+        "2.50 tokens per step",
+        "loose 20.0% (0.50 nats)",
+        "stop",
+    ):
         assert part in line
     assert "\n" not in line
     assert "2 prompts · 10 tokens" in render.total([generation(), generation()], 1.0)

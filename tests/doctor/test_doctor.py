@@ -15,6 +15,8 @@ import pytest
 
 from flyspec.bundled import MODELS
 from flyspec.cli.service import ROOT
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
 from flyspec.doctor import Diagnosis, Mark, as_text
 from flyspec.doctor.gpus import visible
 from flyspec.doctor.models import missing_packages
@@ -75,6 +77,20 @@ def test_a_pair_with_different_tokenizers_is_translated() -> None:
     assert code == 0
     tokenizers = findings["pair", "tokenizers"]
     assert (tokenizers["mark"], tokenizers["facts"]) == ("warning", {"translated": True})
+
+
+async def test_swapped_models_are_noticed() -> None:
+    """By the doctor, and by a stack before it starts."""
+    target, draft = str(MODELS / "target"), str(MODELS / "draft")
+    _, findings = found("--model", draft, "--draft-model", target)
+    swapped = findings["pair", "sizes"]
+    assert swapped["mark"] == "warning"
+    assert swapped["text"].endswith("were --model and --draft-model swapped?")
+    said: list[str] = []
+    Stack(StackOptions(model=draft, draft_model=target), on_event=said.append)._check()
+    assert said == [f"warning: {swapped['text']}"]
+    Stack(StackOptions(model=target, draft_model=draft), on_event=said.append)._check()
+    assert len(said) == 1
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def _native(loaded: LoadedModel, settings: ModelServerSettings) -> NativeModel |
     packed = time.perf_counter()
     try:
         if has_passed(native, loaded):
-            log.info("the native step computes what it did when it passed its trial")
+            log.info("the native step is the one that was compared with transformers before")
             native.cache.forget()
             return native
         stage("comparing the native step with transformers")
