@@ -118,8 +118,8 @@ async def test_recovery(run_load):
 
 
 async def test_burst(run_load, protocol):
-    # Two requests a second fit into six slots; eighty do not. Some come well after them.
-    flags = "--seconds 6 --rate 2 --factor 40 --ignore-eos --max-tokens 300 --problems 40 --seed 2"
+    # Three requests a second fit into six slots; seventy-five do not. Some come well after them.
+    flags = "--seconds 10 --rate 3 --factor 25 --ignore-eos --max-tokens 160 --problems 40 --seed 2"
     ended = await run_load("burst", flags, protocol=protocol)
     assert passed(ended)
     burst = ended.phase("burst")
