@@ -72,6 +72,12 @@ def until_interrupted() -> Iterator[None]:
         yield
 
 
+def check_reached(reached: object) -> None:
+    """Raise `CancelledError` if this task was asked to end before anything was reached."""
+    if interrupted() and not reached:
+        raise asyncio.CancelledError
+
+
 def interrupted() -> bool:
     """Whether this task was asked to end, and goes on to report what it has reached."""
     task = asyncio.current_task()

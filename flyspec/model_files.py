@@ -231,15 +231,19 @@ def find_weights(name: str, find: Callable[[str], Path | None], named: str | Non
     raise _unsafe(name, f"there is no {' and no '.join(map(str, candidates))}{there}")
 
 
+def weight_files(weights: Path) -> list[Path]:
+    """Return the files of the weights, given the only one or their index, sorted by name."""
+    if not weights.name.endswith(_INDEX_SUFFIX):
+        return [weights]
+    index = json.loads(weights.read_text())
+    return [weights.parent / name for name in sorted(set(index["weight_map"].values()))]
+
+
 def weight_bytes(name: str) -> int | None:
     """Return the bytes of a model's weight files; None if some are not on this machine."""
     try:
-        find = finder(name)
-        weights = find_weights(name, find)
-        if not weights.name.endswith(_INDEX_SUFFIX):
-            return weights.stat().st_size
-        files = set(json.loads(weights.read_text())["weight_map"].values())
-        return sum(path.stat().st_size for file in files if (path := find(file)))
+        files = weight_files(find_weights(name, finder(name)))
+        return sum(file.stat().st_size for file in files)
     except (OSError, ValueError, ConfigError):
         return None
 
@@ -272,13 +276,12 @@ def _check_index(name: str, path: Path) -> None:
 
 def _check_shards(name: str, weights: Path) -> None:
     """Reject a directory that lacks files of its index, as after an interrupted download."""
-    if weights.name.endswith(_INDEX_SUFFIX):
-        files = sorted(set(json.loads(weights.read_text())["weight_map"].values()))
-        if missing := [file for file in files if not (weights.parent / file).is_file()]:
-            raise ConfigError(
-                f"--model {name}: {len(missing)} of its {len(files)} weights files are missing, "
-                f"such as {missing[0]}; was the download interrupted?"
-            )
+    files = weight_files(weights)
+    if missing := [file.name for file in files if not file.is_file()]:
+        raise ConfigError(
+            f"--model {name}: {len(missing)} of its {len(files)} weights files are missing, "
+            f"such as {missing[0]}; was the download interrupted?"
+        )
 
 
 def _unsafe(name: str, reason: str) -> ConfigError:

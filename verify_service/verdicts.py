@@ -11,7 +11,7 @@ from torch import Tensor
 from flyspec.engine.distributions import decode
 from flyspec.engine.model import History
 from flyspec.engine.sampling import TARGET_STREAM
-from flyspec.rules.presets import RULE_PRESETS
+from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Decision, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution
 from verify_service.rules import decide_all, hear
@@ -64,6 +64,7 @@ class RoundJudge:
         if round_.teacher_forced:
             hearing = _hear_forced(session, drafts, rows)
         else:
+            spec = distribution_spec(session.rule, session.sampling)
             hearing = hear(
                 session.rule,
                 drafts,
@@ -81,8 +82,7 @@ class RoundJudge:
                     distributions[: len(drafts)],
                     drafts,
                     session.info.vocab_size,
-                    renormalise=RULE_PRESETS[session.rule.name].draws
-                    and not session.sampling.greedy,
+                    renormalise=spec is not None and spec.draw_from_it,
                     device=rows.device,
                 )
                 if distributions

@@ -18,7 +18,7 @@ from flyspec.bench.options import EvalOptions
 from flyspec.bench.prompts import Group
 from flyspec.bench.versus import Versus, compare
 from flyspec.client import AsyncClient, GenerateOptions, Generation, SpeculationMetrics
-from flyspec.concurrency import all_or_first_error, interrupted, until_interrupted
+from flyspec.concurrency import all_or_first_error, check_reached, until_interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import progress
 from flyspec.prompts import normal_number
@@ -125,8 +125,7 @@ async def generate_all(
             solve(condition, index, advance) for index in range(count) for condition in conditions
         )
     done = [i for i in range(count) if all((i, c.name) in texts for c in conditions)]
-    if interrupted() and not done:
-        raise asyncio.CancelledError
+    check_reached(done)
     answered = replace(group, prompts=[group.prompts[i] for i in done])
     return answered, {c.name: [texts[i, c.name] for i in done] for c in conditions}
 

@@ -23,7 +23,7 @@ from flyspec.bench.options import PairOptions
 from flyspec.bench.prompts import fresh_requests
 from flyspec.bench.summaries import grouped
 from flyspec.client import AsyncClient
-from flyspec.concurrency import interrupted
+from flyspec.concurrency import check_reached
 from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, FittedTable, record_table
@@ -119,8 +119,7 @@ async def measure(client: AsyncClient, o: PairOptions, metrics_port: int) -> lis
     if o.replay_drafter is not None:
         await speed.measure(modes(MOST_BY_AUTO), items, 1)
     samples = await speed.measure(modes(o.num_speculative_tokens), items, o.repeats + 1)
-    if interrupted() and not samples[-1].repeat:
-        raise asyncio.CancelledError  # nothing that counts was reached
+    check_reached(samples[-1].repeat)  # repeat 0 does not count
     return samples
 
 

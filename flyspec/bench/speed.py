@@ -8,7 +8,6 @@ from another's prompt; except those of a running stack, which others may be usin
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
 from flyspec.bench.options import PredictionOptions, SpeedOptions
 from flyspec.bench.prompts import Group, in_turn
 from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.concurrency import all_or_first_error, interrupted, until_interrupted
+from flyspec.concurrency import all_or_first_error, check_reached, until_interrupted
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
@@ -134,8 +133,7 @@ async def measure(
 def whole(samples: list[V], number: int) -> list[V]:
     """Drop samples that do not make up `number`. Raises `CancelledError` if none are left."""
     kept = samples[: len(samples) - len(samples) % number]
-    if interrupted() and not kept:
-        raise asyncio.CancelledError
+    check_reached(kept)
     return kept
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
 import uuid
@@ -13,7 +12,7 @@ from flyspec.bench.options import RoundOptions
 from flyspec.bench.prompts import fresh_requests
 from flyspec.bench.transport import Echoes, Exchanges, Leg, echoes, exchanges
 from flyspec.client import AsyncClient
-from flyspec.concurrency import interrupted, until_interrupted
+from flyspec.concurrency import check_reached, until_interrupted
 from flyspec.progress import progress
 from flyspec.telemetry.traces import traceparent_of, wall_ns
 from flyspec.values.generation import Chunk, Completion
@@ -64,8 +63,7 @@ async def run(client: AsyncClient, o: RoundOptions) -> TracedRun:
                 for prompt in prompts * o.repeats:
                     await _trace(client, prompt, options, done, (bare, typed))
                     advance()
-    if interrupted() and not done.exchanges_ns:
-        raise asyncio.CancelledError
+    check_reached(done.exchanges_ns)
     return done
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flyspec.engine.devices import AnyDevice, ElementType, NamedType, stored_type
+from flyspec.model_files import weight_files
 from flyspec.process import available_cores
 
 _MOST_HEADER_BYTES = 100_000_000
@@ -45,10 +46,7 @@ class Checkpoint(NamedTuple):
 
         Raises `OSError` and `ValueError` for an index that cannot be read.
         """
-        if self.weights.suffix != ".json":
-            return [self.weights]
-        index = json.loads(self.weights.read_text())
-        return [self.weights.parent / name for name in sorted(set(index["weight_map"].values()))]
+        return weight_files(self.weights)
 
     def loaded_bytes(self) -> int | None:
         """Return the bytes of all weights once they are loaded; None if unknown.

@@ -70,11 +70,6 @@ class RulePreset:
     samples: int = 1
     hidden_layers: tuple[int, ...] = ()
 
-    @property
-    def draws(self) -> bool:
-        """Whether it is speculative sampling at temperature > 0, with randomly drawn drafts."""
-        return self.draft is not None and self.draft.drawn_from
-
 
 _WITHIN = {"window_scope": WindowScope.WITHIN_ROUND}
 _NO_WINDOW = {"fly_window_size": 0, **_WITHIN}

@@ -79,7 +79,7 @@ def test_a_pair_with_different_tokenizers_is_translated() -> None:
     assert (tokenizers["mark"], tokenizers["facts"]) == ("warning", {"translated": True})
 
 
-async def test_swapped_models_are_noticed() -> None:
+def test_swapped_models_are_noticed() -> None:
     """By the doctor, and by a stack before it starts."""
     target, draft = str(MODELS / "target"), str(MODELS / "draft")
     _, findings = found("--model", draft, "--draft-model", target)

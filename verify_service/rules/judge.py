@@ -88,9 +88,9 @@ def hear(
     drafts = _until_eos(draft_token_ids, eos_token_ids)
     rule = resolve_rule(Rule(rule) if isinstance(rule, str) else rule)
     parts = compose(rule)
-    samples = parts.preset.draws and not sampling.greedy
     check_open_window(rule, parts, open_window, start_position)
     spec = distribution_spec(rule, sampling)
+    samples = spec is not None and spec.draw_from_it
     if drafts and spec and (samples or not parts.criterion.never):
         check_distributions(rule, spec, draft_distributions, target_logits.shape)
     round_ = Round(

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 from flyspec.bench.engine.stall_report import Arrival, StallReport, StepRecord, report_chunk
 from flyspec.bench.engine.steps import context_limit
 from flyspec.bench.options import STALL_GROWTH, StallOptions
-from flyspec.concurrency import interrupted, until_interrupted
+from flyspec.concurrency import check_reached, until_interrupted
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.engine.scheduler import StepBudget
@@ -86,8 +86,7 @@ async def measure(options: StallOptions) -> StallReport:
                     engine.stop()
                 advance()
     times = min(map(len, arrivals.values()))
-    if interrupted() and not times:
-        raise asyncio.CancelledError
+    check_reached(times)
     info = loaded.info
     reports = [report_chunk(chunk, of[:times], options) for chunk, of in arrivals.items()]
     return StallReport(

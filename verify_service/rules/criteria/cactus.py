@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flyspec.engine.logits import computable
 from flyspec.rules import Rule
 from verify_service.rules.criteria import Evidence, Loosening
 
@@ -23,9 +22,10 @@ class Cactus(Loosening):
     delta: float
 
     def ratio(self, at: Evidence, exact: Tensor) -> Tensor:
-        p = torch.softmax(computable(at.processed), dim=-1)
-        drafted = p.gather(-1, at.token_ids[:, None])[:, 0]
-        return torch.where(drafted > 0.0, exact * self._raised(drafted) / drafted, 0.0)
+        assert at.draft is not None
+        q = at.draft.log_probs_of(at.token_ids).to(exact.dtype).exp()
+        # Without q there is no p to raise: the ratio stays infinite.
+        return torch.where(q > 0.0, self._raised((exact * q).clamp(max=1.0)) / q, exact)
 
     def target(self, at: Evidence, p: Tensor) -> Tensor:
         token_ids = at.token_ids[:, None]
