@@ -1,0 +1,79 @@
+"""A task: problems read from a data set's files or generated, and how answers are scored."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flyspec.values.requests import Prompt
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt of a task.
+
+    `prompt_id` is stable and unique within the task and its files: it keys recorded samples.
+    `reference` is what scoring needs, of JSON's types. `category` is the data set's own, if any.
+    """
+
+    prompt_id: str
+    prompt: Prompt
+    reference: Any = None
+    category: str = ""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How good a text is, from 0 to 1; a task with right and wrong answers gives only those two.
+
+    `answer` is what was extracted from the text, None if nothing was found; `detail` says in a few
+    words why an answer is wrong, if there is more to say.
+    """
+
+    value: float
+    answer: str | None = None
+    detail: str = ""
+
+    @property
+    def correct(self) -> bool:
+        return self.value >= 1.0
+
+
+class Task(ABC):
+    """A data set with templates, few-shot examples and scoring as its benchmark does it.
+
+    `path`: the data set's file or directory, None where problems are generated (`needs_path` says
+    which). `num_shots`: examples before each question, None for the benchmark's own number.
+    `max_tokens` and `stop` are the benchmark's own limits. Raises `ConfigError`, with file and
+    line, if the file is not in the data set's format.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for `--help` and docs, with the source of template and scoring in the docstring."""
+    needs_path: ClassVar[bool] = True
+    max_tokens: ClassVar[int] = 256
+    stop: ClassVar[Sequence[str]] = ()
+
+    def __init__(
+        self,
+        path: str | None = None,
+        *,
+        limit: int | None = None,
+        seed: int = 7,
+        num_shots: int | None = None,
+    ) -> None:
+        self.path, self.limit, self.seed, self.num_shots = path, limit, seed, num_shots
+
+    @abstractmethod
+    def problems(self) -> list[Problem]:
+        """Return the problems, `limit` of them at most, the same for the same arguments."""
+
+    @abstractmethod
+    def score(self, problem: Problem, text: str) -> Score | None:
+        """Score a text. None if there is no known answer, and texts are only described.
+
+        May take seconds (generated code is run) and is called in a thread of its own.
+        """
