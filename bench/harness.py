@@ -69,14 +69,14 @@ class HarnessRow:
 
 
 @dataclass(frozen=True)
-class Judged:
+class HarnessRun:
     """One run of the harness: its results for the task, and whether each problem was solved."""
 
     results: dict[str, Any]
     solved: Sequence[bool]
 
 
-async def judge(o: HarnessOptions, url: str, rule: str, problems: Path, folder: Path) -> Judged:
+async def judge(o: HarnessOptions, url: str, rule: str, problems: Path, folder: Path) -> HarnessRun:
     """Run the harness once. Raises `FlyspecError` with its last words if it fails."""
     command = [
         o.harness.resolve(), "run", "--model", "local-completions",
@@ -95,16 +95,16 @@ async def judge(o: HarnessOptions, url: str, rule: str, problems: Path, folder: 
     return read_results(folder)
 
 
-def read_results(folder: Path) -> Judged:
+def read_results(folder: Path) -> HarnessRun:
     """Read what the harness wrote."""
     (results,) = folder.rglob("results_*.json")
     (samples,) = folder.rglob("samples_*.jsonl")
     rows = sorted(map(json.loads, samples.read_text().splitlines()), key=lambda row: row["doc_id"])
     found = json.loads(results.read_text())["results"][TASK]
-    return Judged(found, [bool(row["exact_match"]) for row in rows])
+    return HarnessRun(found, [bool(row["exact_match"]) for row in rows])
 
 
-def row_of(rule: str, judged: Judged, baseline: Judged) -> HarnessRow:
+def row_of(rule: str, judged: HarnessRun, baseline: HarnessRun) -> HarnessRow:
     """Compare a rule with the baseline, problem by problem."""
     pairs = list(zip(judged.solved, baseline.solved, strict=True))
     won, lost = pairs.count((True, False)), pairs.count((False, True))
@@ -124,7 +124,7 @@ async def measure(o: HarnessOptions) -> BenchReport:
     options = StackOptions(
         http_port=0, log_level="warning", num_speculative_tokens=o.num_speculative_tokens
     )
-    judged: dict[str, Judged] = {}
+    judged: dict[str, HarnessRun] = {}
     with tempfile.TemporaryDirectory() as folder:
         problems = Path(folder) / "problems.jsonl"
         lines = [

@@ -20,7 +20,7 @@ from typing import Annotated, Literal
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from flyspec.word_problems import Problem, problems
+from flyspec.word_problems import WordProblem, problems
 from flyspec.word_problems.families import LIMIT
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -52,7 +52,7 @@ def chat_prompt(question: str) -> str:
     return f"{BOS}{USER}{question.strip()}{END}{ASSISTANT}"
 
 
-def chat_text(problem: Problem) -> str:
+def chat_text(problem: WordProblem) -> str:
     """Return a problem's full text for training."""
     return f"{chat_prompt(problem.question)}{problem.solution}{END}"
 

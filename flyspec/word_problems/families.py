@@ -20,7 +20,7 @@ START = 50  # maximum number in a question, except for money
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class WordProblem:
     """A question, its worked solution (ending in ``#### answer``) and the answer."""
 
     question: str
@@ -308,7 +308,7 @@ _FAMILIES: tuple[Callable[[random.Random], _Draft], ...] = (
 _HARD = (*_FAMILIES, _people, _people, _people, _people, _people, _days)
 
 
-def _assemble(rng: random.Random, draft: _Draft) -> Problem:
+def _assemble(rng: random.Random, draft: _Draft) -> WordProblem:
     lines = [draft.opener or rng.choice(wording.STARTS)]
     for i, text in enumerate(draft.sums):
         if i == len(draft.sums) - 1:
@@ -318,10 +318,10 @@ def _assemble(rng: random.Random, draft: _Draft) -> Problem:
         else:
             text = text[0].upper() + text[1:]
         lines.append(text)
-    return Problem(draft.question, "\n".join([*lines, f"#### {draft.answer}"]), draft.answer)
+    return WordProblem(draft.question, "\n".join([*lines, f"#### {draft.answer}"]), draft.answer)
 
 
-def stream(seed: int | str, *, hard: bool = False) -> Iterator[Problem]:
+def stream(seed: int | str, *, hard: bool = False) -> Iterator[WordProblem]:
     """Yield problems forever; the same on any machine for the same seed.
 
     `hard`: more of the families that are hard to learn.
