@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test \
-	gpu-test gpu-bench gpu-wheels bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
+	gpu-test gpu-bench gpu-wheels bench-engine bench-harness check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -179,6 +179,9 @@ check-exact: $(VENV)/.installed ## compare exact with transformers and with plai
 	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
+
+bench-harness: $(CLIENTS)/.installed ## measure each rule's accuracy with lm-evaluation-harness (needs npm)
+	@$(BIN)/python -m bench.harness $(ARGS)
 
 check-accuracy: $(VENV)/.installed ## measure each rule's accuracy on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)
