@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from flyspec.bench.accuracy import extract_answer
+from flyspec.lab.tasks.answers import last_number
 from flyspec.lab.tasks.rows import (
     DataRow,
     choose_examples,
@@ -51,7 +51,7 @@ class Gsm8k(Task):
         text = self.until_stop(text)
         marked = _MARKED.search(text)
         strict = normal_number(marked[1]) if marked else None
-        flexible = extract_answer(text, strict=False)
+        flexible = last_number(text)
         answer = strict if self.strict else flexible
         right = answer == problem.reference
         hint = "right, but not after ####" if not right and flexible == problem.reference else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flyspec.bench.accuracy import extract_answer
+from flyspec.lab.tasks.answers import last_number
 from flyspec.lab.tasks.gsm8k import reference_number
 from flyspec.lab.tasks.rows import DataRow, question_files, read_rows
 from flyspec.lab.tasks.task import Problem, Score, Task
@@ -33,7 +33,7 @@ class SpecBench(Task):
     def score(self, problem: Problem, text: str) -> Score | None:
         if problem.reference is None:
             return None
-        answer = extract_answer(text, strict=False)
+        answer = last_number(text)
         return Score(float(answer == problem.reference), answer)
 
     def _problem(self, row: DataRow) -> Problem:
