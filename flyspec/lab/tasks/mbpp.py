@@ -30,7 +30,7 @@ class Mbpp(CodeTask):
         "(`prompt`, `code`, `test_list`, `test_imports`), or the hub's parquet files"
     )
     default_shots = 3
-    max_tokens = 512
+    max_tokens = 256
     stop = ("[DONE]",)
 
     def problems(self) -> list[Problem]:

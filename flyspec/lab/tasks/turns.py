@@ -59,6 +59,7 @@ class SpeedBench(SpecBench):
     summary = "Questions in eleven categories or of several lengths, the first turn of each."
     reads = "parquet or JSON lines with `question_id`, `category` and `turns`, after preparation"
     scoring = "none: texts are described"
+    max_tokens = 4096
 
     def _problem(self, row: DataRow) -> Problem:
         if any(turn.startswith(_PLACEHOLDER) for turn in row.texts("turns")):
