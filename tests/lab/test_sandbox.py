@@ -151,6 +151,15 @@ def test_it_is_nobody_without_rights() -> None:
     uid = int(detail("import os; raise Exception(os.getuid())").removeprefix("Exception: "))
     assert uid not in (0, os.getuid())
     assert detail("import os; os.setuid(0)").startswith("PermissionError")
+    capabilities = """
+        import ctypes, struct
+        header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0))  # version 3
+        data = ctypes.create_string_buffer(24)
+        ctypes.CDLL(None).capget(header, data)
+        effective, permitted, _, *high = struct.unpack("6I", data.raw)
+        raise Exception(effective, permitted, *high[:2])
+        """
+    assert detail(capabilities) == "Exception: (0, 0, 0, 0)"
     raised = "import resource as r; r.setrlimit(r.RLIMIT_NPROC, (100, 100))"
     assert detail(raised).startswith(("ValueError", "PermissionError"))
 

@@ -192,7 +192,10 @@ def _read_table(file: Path, subject: str) -> list[Choices]:
     found = []
     for number, line in enumerate(csv.reader(io.StringIO(read_text(str(file), str(file)))), 1):
         if len(line) < 4 or line[-1] not in _LETTERS[: len(line) - 2]:
-            raise ConfigError(f"{file}: row {number}: is not a question, choices and a letter")
+            raise ConfigError(
+                f"{file}: row {number}: is not a question, choices and the letter of one; the "
+                "data set's own files have no heading and no other columns"
+            )
         found.append(Choices(f"{file.name} {number}", line[0], line[1:-1], line[-1], subject))
     return found
 

@@ -157,5 +157,5 @@ def test_mmlu_needs_its_dev_set_for_examples(tmp_path: Path) -> None:
     (problem,) = Mmlu(path, num_shots=0).problems()
     assert problem.prompt == HEADER + mmlu_asked(1)
     (tmp_path / "own_maths_test.csv").write_text("What?,1,2,E\n")
-    with pytest.raises(ConfigError, match="row 1: is not a question, choices and a letter"):
+    with pytest.raises(ConfigError, match="row 1: is not a question, choices and the letter"):
         Mmlu(path, num_shots=0).problems()
