@@ -14,7 +14,7 @@ from flyspec.lab.tasks import TASKS
 from flyspec.lab.tuning.preset import rules_file
 from flyspec.lab.tuning.record import Recorder
 from flyspec.lab.tuning.recording import Recording
-from flyspec.lab.tuning.replay import Replay, Replayed, distributions_of
+from flyspec.lab.tuning.replay import Replayed, RuleReplay, distributions_of
 from flyspec.lab.tuning.search import (
     AXES,
     axes_of,
@@ -103,7 +103,7 @@ def test_a_verdict_is_that_on_the_whole_logits(axis, models, recording, texts):
     """The rebuilt rest of a row moves an entropy by little: verdicts agree but near a threshold."""
     target, _ = models
     prompts, outputs = texts
-    replay = Replay(recording)
+    replay = RuleReplay(recording)
     for value in axis.values[::3]:
         rule = resolve_rule(axis.at(value), K)
         found = replay.by(rule)
@@ -143,11 +143,11 @@ def test_a_fork_has_the_score_of_the_text_after_it(models, task, recording, text
 def test_what_needs_more_than_is_recorded_is_refused(recording):
     for rule in (Rule("fuzzy-reference"), Rule("fuzzy", divergence_top_k=0)):
         with pytest.raises(InvalidArgumentError, match="whole distributions"):
-            Replay(recording).by(rule)
+            RuleReplay(recording).by(rule)
 
 
 def test_looser_thresholds_draft_more_and_promise_no_more(recording):
-    found = candidates(Replay(recording), AXES, 0.8)
+    found = candidates(RuleReplay(recording), AXES, 0.8)
     for axis in AXES:
         own = [c for c in found if c.axis == axis.name]
         lows = [c.recovery_low for c in own]
@@ -194,7 +194,7 @@ def test_a_preset_is_read_by_the_orchestrator(axis, tmp_path):
 
 
 def test_rebuilt_rows_keep_the_normalizer(recording):
-    replay = Replay(recording)
+    replay = RuleReplay(recording)
     for index, round_ in enumerate(recording.rounds):
         totals = replay.logits(index).double().logsumexp(dim=-1)
         torch.testing.assert_close(

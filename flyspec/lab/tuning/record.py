@@ -26,7 +26,7 @@ TOP_LOGITS = 64
 """Largest logits recorded a position. The rest is taken for uniform when it is replayed."""
 MAX_GAP_NATS = 8.0
 """Mismatches that the target thinks this much less likely than its own token are not put in: no
-sensible threshold accepts them. Replay counts one that a rule accepts as an answer lost."""
+sensible threshold accepts them. RuleReplay counts one that a rule accepts as an answer lost."""
 
 
 @dataclass

@@ -66,7 +66,7 @@ def recovery_of(scores: Floats, changes: Floats) -> float:
     return float(1.0 + changes.sum() / scores.sum()) if scores.sum() else 1.0
 
 
-class Replay:
+class RuleReplay:
     """A recording, ready to be judged by many rules."""
 
     def __init__(self, recording: Recording) -> None:

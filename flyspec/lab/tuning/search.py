@@ -11,7 +11,7 @@ from scipy.stats import gamma
 
 from flyspec.errors import ConfigError
 from flyspec.lab.certify import Certificate, Promise, certify
-from flyspec.lab.tuning.replay import Replay, Replayed
+from flyspec.lab.tuning.replay import Replayed, RuleReplay
 from flyspec.progress import progress
 from flyspec.rules import Divergence, Rule
 
@@ -63,7 +63,7 @@ def axes_of(names: Collection[str]) -> Sequence[Axis]:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RuleCandidate:
     """A rule with a threshold; `axis` and `value` are empty for exact decoding.
 
     `recovery` is expected; `recovery_low` its lower bound at the search's confidence, or that of a
@@ -98,37 +98,37 @@ def recovery_low(replayed: Replayed, confidence: float) -> float:
     return max(0.0, 1.0 - float(bound / replayed.scores.sum()))
 
 
-def candidates(replay: Replay, axes: Sequence[Axis], confidence: float) -> list[Candidate]:
-    """Replay exact decoding and every threshold of every axis."""
+def candidates(replay: RuleReplay, axes: Sequence[Axis], confidence: float) -> list[RuleCandidate]:
+    """RuleReplay exact decoding and every threshold of every axis."""
     exact = replay.by(EXACT)
-    found = [Candidate("exact", None, exact, 1.0)]
+    found = [RuleCandidate("exact", None, exact, 1.0)]
     with progress("replaying", sum(len(axis.values) for axis in axes)) as advance:
         for axis in axes:
             low = 1.0
             for value in axis.values:
                 replayed = replay.by(axis.at(value))
                 low = min(low, recovery_low(replayed, confidence))
-                found.append(Candidate(axis.name, value, replayed, low))
+                found.append(RuleCandidate(axis.name, value, replayed, low))
                 advance()
     return found
 
 
-def fastest(found: Sequence[Candidate], target_recovery: float) -> Candidate:
+def fastest(found: Sequence[RuleCandidate], target_recovery: float) -> RuleCandidate:
     """Return the candidate with most tokens a round among those whose bound reaches the target."""
     good = [c for c in found if c.value is None or c.recovery_low >= target_recovery]
     return max(good, key=lambda c: c.tokens_per_round)
 
 
 def certified(
-    found: Sequence[Candidate], axes: Sequence[Axis], promise: Promise
-) -> list[tuple[Candidate | None, Certificate]]:
+    found: Sequence[RuleCandidate], axes: Sequence[Axis], promise: Promise
+) -> list[tuple[RuleCandidate | None, Certificate]]:
     """Return the loosest certified threshold of each axis, with its certificate.
 
     The risk of breaking the promise is shared equally among the axes (Bonferroni), so that all
     certificates hold together.
     """
     share = replace(promise, confidence=1.0 - promise.risk / len(axes))
-    results: list[tuple[Candidate | None, Certificate]] = []
+    results: list[tuple[RuleCandidate | None, Certificate]] = []
     for axis in axes:
         own = [c for c in found if c.axis == axis.name]
         right = own[0].replayed.scores >= 1.0
