@@ -15,6 +15,7 @@ from flyspec.ranges import Range
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.v1 import generation_pb2
 from flyspec.values.chat import Chat
+from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 from flyspec.values.tokens import SamplingParams
 
@@ -27,6 +28,7 @@ _EMPTY: Mapping[type, Any] = {
     GenerateOptions: GenerateOptions(),
     SamplingParams: SamplingParams(),
     Rule: Rule(""),
+    Phase: Phase(),
     Chat: Chat(()),
 }
 """Requests, and parts of them, that can be sent."""
@@ -74,7 +76,13 @@ def _values(part: Any, within: str, whole: Callable[[Any], Any]) -> Iterator[_Gi
             return whole(replace(_EMPTY[cls], **{name: value}))
 
         if type(value) in _EMPTY:
-            yield from _values(value, "" if name == "options" else f"{name}.", alone)
+            inside = within if cls is Phase else ""
+            yield from _values(value, "" if name == "options" else f"{inside}{name}.", alone)
+            continue
+        if name == "phases" and isinstance(value, list | tuple) and {Phase} == {*map(type, value)}:
+            for index, phase in enumerate(value):
+                within_phase = f"speculation.phases[{index}]."
+                yield from _values(phase, within_phase, lambda phase, alone=alone: alone([phase]))
             continue
         path = within + name
         if cls is GenerateOptions and name in generation_pb2.Speculation.DESCRIPTOR.fields_by_name:
