@@ -65,9 +65,9 @@ def common_distribution_spec(
             continue
         if first is not None and (spec != found or (spec.draw_from_it and rule.name != first.name)):
             raise InvalidArgumentError(
-                f"phases: the rules {first.name!r} and {rule.name!r} need different draft "
-                "distributions, but a drafter sends the same kind for all of an output; give them "
-                "one rule.divergence_top_k or use only one of them"
+                f"speculation.phases: the rules {first.name!r} and {rule.name!r} need different "
+                "draft distributions, but a drafter sends the same kind for all of an output; give "
+                "them one rule.divergence_top_k or use only one of them"
             )
         first, found = first or rule, spec
     return found

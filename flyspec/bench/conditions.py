@@ -223,7 +223,7 @@ def _parse_rule(spec: str, text: str) -> tuple[Rule, SpeculationLength | None, d
     budget: dict[str, Any] = {}
     for parameter in filter(None, map(str.strip, parameters.split(","))):
         field, separator, value = parameter.partition("=")
-        known = (_K, *_BUDGETS, *PARAMETERS)
+        known = (_K, *PARAMETERS, *_BUDGETS)
         if field not in known or not separator:
             raise ConfigError(
                 f"--rules: {spec!r}: {parameter!r} must be PARAMETER=VALUE; parameters are "

@@ -45,6 +45,11 @@ class RulesAsked:
         self._resolved.append((where, given, rule))
         return rule
 
+    def check_guarded(self, model: ModelInfo) -> None:
+        """Raise `InvalidArgumentError` if a rule guards tokens that the target does not have."""
+        for where, _, rule in self._resolved:
+            check_ids(f"{where}rule.guarded_token_ids", rule.guarded_token_ids, model)
+
     def warnings(self, num_speculative_tokens: int) -> list[str]:
         """Return warnings about the resolved rules for this K."""
         return [

@@ -189,8 +189,7 @@ def make_plan(
         judged_k = REQUESTED_BY_AUTO
         if any(each.window_scope is WindowScope.ACROSS_ROUNDS for each in used):
             k = min(k, REQUESTED_BY_AUTO)
-    for each in used:
-        check_ids("rule.guarded_token_ids", each.guarded_token_ids, target.model)
+    asked.check_guarded(target.model)
     cost = options.max_loose_cost_nats
     check_cost("speculation.max_loose_cost_nats", cost)
     limits.check_loop_guard(options.disable_loop_guard)

@@ -223,14 +223,14 @@ async def test_keywords_take_names_and_single_texts(near_stack):
         ),
         (
             {"phases": [Phase(Rule("fuzzy"), ["a"]), Phase(Rule("kl", divergence_top_k=3))]},
-            "phases: the rules 'fuzzy' and 'kl' need different draft distributions",
+            "speculation.phases: the rules 'fuzzy' and 'kl' need different draft distributions",
         ),
         (
             {
                 "phases": [Phase(Rule("rejection"), ["a"]), Phase(Rule("cactus"))],
                 "sampling": SamplingParams(1.0),
             },
-            "phases: the rules 'rejection' and 'cactus' need different draft distributions",
+            "speculation.phases: the rules 'rejection' and 'cactus' need different draft",
         ),
         (
             {"exact_inside": ["jsn"]},

@@ -20,9 +20,7 @@ def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
     given = _with_rule(speculation, "speculation")
     if isinstance(phases := given.get("phases"), list):
         given["phases"] = [
-            _with_rule(phase, f"speculation.phases[{index}]")
-            if isinstance(phase, Mapping)
-            else phase
+            _phase(phase, f"speculation.phases[{index}]") if isinstance(phase, Mapping) else phase
             for index, phase in enumerate(phases)
         ]
     try:
@@ -40,6 +38,13 @@ def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
             "speculation.eager: not over HTTP, where sent text cannot be retracted"
         )
     return options
+
+
+def _phase(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a phase as `ParseDict` takes it; one text may end it, like one `stop`."""
+    phase = _with_rule(given, where)
+    until = phase.get("until")
+    return {**phase, "until": [until]} if isinstance(until, str) else phase
 
 
 def _with_rule(given: Mapping[str, Any], where: str) -> dict[str, Any]:
