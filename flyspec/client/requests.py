@@ -116,8 +116,9 @@ def _phase_of(phase: Any) -> Any:
     """Return a phase with a rule by name, or one text as it ends, in the form that is sent."""
     if not isinstance(phase, Phase):
         return phase  # refused when it is sent
-    if isinstance(phase.rule, str):
-        phase = replace(phase, rule=Rule(phase.rule))
+    rule: Any = phase.rule
+    if isinstance(rule, str):
+        phase = replace(phase, rule=Rule(rule))
     return replace(phase, until=(phase.until,)) if isinstance(phase.until, str) else phase
 
 

@@ -20,12 +20,12 @@ JSON_FENCE, FENCE = "```json\n", "```"
 """Around a JSON value in Markdown."""
 
 
-class TextStream(Protocol):
+class OutputTexts(Protocol):
     """A detokenizer: `push` returns the text that a token completes, possibly none."""
 
     def push(self, token_id: int) -> str: ...
 
-    def copy(self) -> TextStream: ...
+    def copy(self) -> OutputTexts: ...
 
 
 class PhaseWalk:
@@ -36,7 +36,7 @@ class PhaseWalk:
     """
 
     def __init__(
-        self, phases: Sequence[Phase], exact_inside: Collection[str], texts: TextStream
+        self, phases: Sequence[Phase], exact_inside: Collection[str], texts: OutputTexts
     ) -> None:
         self._phases = phases
         self._texts = texts
@@ -195,7 +195,7 @@ class Phases:
         self,
         phases: Sequence[Phase],
         exact_inside: Collection[str],
-        texts: TextStream,
+        texts: OutputTexts,
         prompt_length: int,
     ) -> None:
         self._phases = phases

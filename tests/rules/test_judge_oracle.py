@@ -34,7 +34,7 @@ from verify_service.rules.criteria.typical import Typical
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.observe import Observed
 from verify_service.rules.referee import Referee
-from verify_service.rules.speculative_sampling import Sampler
+from verify_service.rules.speculative_sampling import SamplingReferee
 from verify_service.rules.window import RoundEnd, Window, WindowWalk
 
 SCOPES: dict[str, list[str | None]] = {
@@ -198,7 +198,7 @@ REJECTION_MUTANTS: dict[str, Mutant] = {
         lambda p, draft: p.log(),
     ),
     "one stream for two": (speculative_sampling, "RESIDUAL_STREAM", 3),
-    "no exact prefix": (JUDGE, "Sampler", lambda *args: Sampler(*args[:-1], 0)),
+    "no exact prefix": (JUDGE, "SamplingReferee", lambda *args: SamplingReferee(*args[:-1], 0)),
     "the draft's stream": (speculative_sampling, "ACCEPT_STREAM", 2),
     "p alone": (
         speculative_sampling,

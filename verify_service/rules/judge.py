@@ -25,7 +25,7 @@ from verify_service.rules.hearings import alone
 from verify_service.rules.inquiry import Answers, Hearing, Round
 from verify_service.rules.observe import observe
 from verify_service.rules.referee import Referee
-from verify_service.rules.speculative_sampling import Sampler
+from verify_service.rules.speculative_sampling import SamplingReferee
 from verify_service.rules.stretches import Stretch, by_draft, inquire, purses_of, stretches_of
 from verify_service.rules.window import RoundEnd, WindowWalk
 
@@ -138,13 +138,13 @@ def hear(
             open_window,
         )
         purses = purses_of(stretches, Purse(budget))
-        referees: list[Referee | Sampler] = []
+        referees: list[Referee | SamplingReferee] = []
         for stretch in stretches:
             parts, purse = stretch.parts, purses[stretch.rule_index]
             guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
             if stretch.samples:
                 referees.append(
-                    Sampler(
+                    SamplingReferee(
                         round_, inquiry, answers, own, parts.loosening, window, guard, purse,
                         exact_until,
                     )
@@ -182,7 +182,7 @@ def _own_tokens(
 
 
 def _walk(
-    referees: Sequence[Referee | Sampler],
+    referees: Sequence[Referee | SamplingReferee],
     ends: Sequence[int],
     bonus: int,
     drafts: Sequence[int],

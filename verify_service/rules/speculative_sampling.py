@@ -78,7 +78,7 @@ class Correction(Measure):
 
 
 @dataclass(frozen=True, slots=True)
-class Sampler:
+class SamplingReferee:
     """Accepts each draft with probability min(1, p / q), or as a rule loosens it.
 
     Drafts accepted either way are EXACT and cost nothing. Those that only the loosened ratio lets
