@@ -56,7 +56,7 @@ class Burst(Scenario[BurstFlags]):
         normal, rest = Open(self.own.load * rate), (1 - self.share) / 2 * seconds
         yield LoadPhase("before", normal, rest, self.variants)
         yield LoadPhase("burst", Open(self.own.factor * rate), self.share * seconds, self.variants,
-                    judged=False, drain=False)  # fmt: skip
+                        judged=False, drain=False)  # fmt: skip
         yield LoadPhase("after", normal, rest, self.variants)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:

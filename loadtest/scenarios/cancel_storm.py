@@ -44,7 +44,7 @@ class CancelStorm(Scenario[StormFlags]):
         yield LoadPhase("before", loop, 0.25 * self.seconds, self.plain_variants)
         rate = max(MIN_RATE, self.own.factor * done[-1].figures.requests_per_s)
         yield LoadPhase("storm", Open(rate), 0.5 * self.seconds, self.plain_variants, judged=False,
-                    cancelled=1.0, cancel_after_s=self.own.cancel_after)  # fmt: skip
+                        cancelled=1.0, cancel_after_s=self.own.cancel_after)  # fmt: skip
         yield LoadPhase("after", loop, 0.25 * self.seconds, self.plain_variants)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:

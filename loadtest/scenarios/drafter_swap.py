@@ -88,8 +88,8 @@ class DrafterSwap(Scenario[SwapFlags]):
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         texts = self.exact_texts(self.own.texts)
-        yield LoadPhase("swapping", Closed(self.users), self.seconds, self.plain_variants, texts=texts,
-                    meanwhile=self._swap)  # fmt: skip
+        yield LoadPhase("swapping", Closed(self.users), self.seconds, self.plain_variants,
+                        texts=texts, meanwhile=self._swap)  # fmt: skip
 
     def _swap(self) -> None:
         admin = self.world.operator

@@ -99,7 +99,7 @@ class KillRecovery(Scenario[RecoveryFlags]):
             if case.replicas > 1 and self.own.replica:
                 self._add_replica()
             yield LoadPhase(case.name, streams, seconds, variants, texts=texts, judged=False,
-                        meanwhile=partial(self._hurt, case, FAULT_AT * seconds))  # fmt: skip
+                            meanwhile=partial(self._hurt, case, FAULT_AT * seconds))  # fmt: skip
 
     def _add_replica(self) -> None:
         admin = self.world.operator

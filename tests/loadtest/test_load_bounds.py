@@ -21,7 +21,7 @@ def played(name, requests, grown_mib=0.0):
         seconds = LENGTHS[phase]
         mine = [make(planned=began + at, phase=phase, **more) for make, at, more in of]
         results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, (VARIANT,)), began,
-                                        began + seconds, 0.1, mine)  # fmt: skip
+                                            began + seconds, 0.1, mine)  # fmt: skip
         records += mine
         began += seconds
     sampler = Sampler({}, None, lambda: 0.0, lambda: 0, print)
