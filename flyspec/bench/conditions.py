@@ -48,6 +48,11 @@ class Condition:
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """Its rule, or those of its phases."""
+        return tuple(phase.rule for phase in self.phases if phase.rule) or (self.rule,)
+
     def requested_k(self, of_run: T) -> SpeculationLength | T:
         """Return its own K, or else the run's."""
         k = self.num_speculative_tokens

@@ -260,8 +260,7 @@ class Conversation:
             condition = parse_condition(text)
         except ValueError as error:
             raise InvalidArgumentError(f"/rule {error}") from None
-        used = [phase.rule for phase in condition.phases] or [condition.rule]
-        unknown = next((r.name for r in used if r and r.name not in self.rules), None)
+        unknown = next((r.name for r in condition.rules if r.name not in self.rules), None)
         if unknown is not None:
             raise InvalidArgumentError(
                 f"/rule {unknown}: not a rule of this server; use one of {', '.join(self.rules)}"
