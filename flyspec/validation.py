@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flyspec.errors import InvalidArgumentError
 from flyspec.flags import flags_of
 from flyspec.rules import Rule
@@ -45,6 +47,30 @@ def distribution_spec(rule: Rule, sampling: SamplingParams) -> DistributionSpec 
     top_k = 0 if needs.whole else rule.divergence_top_k or 0
     drawn_from = needs.drawn_from and not sampling.greedy
     return DistributionSpec(top_k, drawn_from, RULE_PRESETS[rule.name].raw)
+
+
+def common_distribution_spec(
+    rules: Sequence[Rule], sampling: SamplingParams
+) -> DistributionSpec | None:
+    """Return which draft distributions resolved rules need that follow each other in one output.
+
+    The drafter sends the same ones for all of it. Raises `InvalidArgumentError` if two rules need
+    different ones.
+    """
+    first: Rule | None = None
+    found: DistributionSpec | None = None
+    for rule in rules:
+        spec = distribution_spec(rule, sampling)
+        if spec is None:
+            continue
+        if first is not None and (spec != found or (spec.draw_from_it and rule.name != first.name)):
+            raise InvalidArgumentError(
+                f"speculation.phases: the rules {first.name!r} and {rule.name!r} need different "
+                "draft distributions, but a drafter sends the same kind for all of an output; give "
+                "them one rule.divergence_top_k or use only one of them"
+            )
+        first, found = first or rule, spec
+    return found
 
 
 def distribution_warnings(

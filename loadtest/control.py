@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from flyspec.client import Prompt
 from loadtest.record import Record
 from loadtest.transport import Transport
-from loadtest.work import Job, Open, Phase
+from loadtest.work import Job, LoadPhase, Open
 
 
 class Control:
@@ -35,7 +35,7 @@ class Control:
         self.in_flight = 0
         self.opened = threading.Event()
         """Set while a phase is on: requests may begin."""
-        self.phase: Phase | None = None
+        self.phase: LoadPhase | None = None
         self.phase_began = 0.0
         self.next_prompt = next_prompt
         self._text_numbers = itertools.count()
@@ -45,11 +45,11 @@ class Control:
         """Seconds since the test began."""
         return time.perf_counter() - self._begin
 
-    def open_phase(self, phase: Phase) -> None:
+    def open_phase(self, phase: LoadPhase) -> None:
         self.phase, self.phase_began = phase, self.now()
         self.opened.set()
 
-    def arrivals(self, phase: Phase, load: Open) -> Iterator[float]:
+    def arrivals(self, phase: LoadPhase, load: Open) -> Iterator[float]:
         """When an open phase's requests arrive: the same times for the same seed."""
         return load.arrivals(phase.seconds, random.Random(f"{self._seed} {phase.name}"))
 

@@ -23,7 +23,7 @@ from loadtest.prompts import FRESH, Source, prompt_mix
 from loadtest.scenarios.base import describe
 from loadtest.users.loops import ClosedLoopUser
 from loadtest.users.protocols import TRANSPORTS
-from loadtest.work import Closed, Phase, Variant
+from loadtest.work import Closed, LoadPhase, Variant
 
 __all__ = ["ClosedLoopUser"]
 
@@ -78,5 +78,5 @@ def begin(environment: Any, **_: Any) -> None:
     )
     asked = requests.options()
     users = Closed(args.num_users or 1)
-    control.open_phase(Phase("locust", users, 0.0, (Variant(describe(asked), asked),)))
+    control.open_phase(LoadPhase("locust", users, 0.0, (Variant(describe(asked), asked),)))
     environment.flyspec_control = control

@@ -38,7 +38,7 @@ from loadtest.users.loops import (
     user_class_of,
 )
 from loadtest.users.protocols import TRANSPORTS
-from loadtest.work import Closed, Job, Phase, Text
+from loadtest.work import Closed, Job, LoadPhase, Text
 
 MAX_SPAWN_RATE = 100
 SETTLE_S = 10.0
@@ -188,7 +188,7 @@ class LoadTest:
 
     # --- phases ---------------------------------------------------------------------------------
 
-    def _phase(self, runner: Any, phase: Phase) -> None:
+    def _phase(self, runner: Any, phase: LoadPhase) -> None:
         """One phase: its users, its duration, and the end of what it began."""
         control = self._control
         users = phase.load.users if isinstance(phase.load, Closed) else 1
@@ -237,7 +237,7 @@ class LoadTest:
         while self._control.in_flight and self._control.now() < until:
             gevent.sleep(0.02)
 
-    def _result(self, phase: Phase, began: float, until: float, busy: float) -> PhaseResult:
+    def _result(self, phase: LoadPhase, began: float, until: float, busy: float) -> PhaseResult:
         records = [r for r in self.records if r.phase == phase.name]
         return PhaseResult.of(phase, began, until, busy, records, self._load.goals.latency)
 

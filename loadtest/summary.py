@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtest.measures import overlap, percentile, quantiles
 from loadtest.record import METRICS, OUTCOMES, Metric, Record
-from loadtest.work import Closed, Phase
+from loadtest.work import Closed, LoadPhase
 
 SETTLE = 0.1
 """Share of a phase that passes before throughput is counted: users do not begin in step."""
@@ -115,7 +115,7 @@ class PhaseResult:
     `busy` is the share of one core that the generator took. `quantiles` are 101 of each time, ms.
     """
 
-    phase: Phase
+    phase: LoadPhase
     began: float
     sent_until: float
     busy: float
@@ -126,7 +126,7 @@ class PhaseResult:
     @classmethod
     def of(
         cls,
-        phase: Phase,
+        phase: LoadPhase,
         began: float,
         sent_until: float,
         busy: float,

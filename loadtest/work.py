@@ -73,7 +73,7 @@ class Text:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LoadPhase:
     """A part of a test with one load.
 
     Its requests draw from `variants`, or ask for `texts` in turn. A share `cancelled` of them

@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry, Counter
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence, num_same
 from flyspec.rules import Rule
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import VerifyRound
@@ -97,7 +96,7 @@ class ExactTwins:
     def wants(self, plan: GenerationPlan) -> bool:
         """Whether to keep this generation's tokens for `consider` (random)."""
         drafts = plan.num_speculative_tokens > 0
-        lossy = drafts and not RULE_PRESETS[plan.rule.name].lossless
+        lossy = drafts and not plan.lossless
         return lossy and random.random() < self._share
 
     def consider(self, text: LossyText) -> None:
@@ -141,14 +140,14 @@ class ExactTwins:
             outcome = TwinOutcome.VIOLATION
             log.error(
                 "output of rule %s diverged from the exact output at token %d, before its first "
-                "loose token, %d of %d: it was loosened silently", text.plan.rule.name, same,
+                "loose token, %d of %d: it was loosened silently", text.plan.rule_names, same,
                 text.num_before_loose, len(own),
             )  # fmt: skip
         self._outcomes.labels(outcome).inc()
 
     async def _decode(self, text: LossyText) -> list[int] | None:
         """Decode as many tokens without drafts; return None if the slot was needed."""
-        plan = replace(text.plan, rule=EXACT, logprobs=None)
+        plan = replace(text.plan, rule=EXACT, phases=(), exact_inside=(), logprobs=None)
         targets = self._fleet.replicas_of(text.target.info.model)
         verifying = Verifying(targets, plan, 0.0, SpeculationMetrics(), Recoveries())
         sequence, count = TokenSequence(plan.prompt_token_ids), len(text.tokens)

@@ -90,7 +90,10 @@ class Generations:
             plan.sampling.min_tokens,
         )
         kept: list[Token] | None = [] if self._twins and self._twins.wants(plan) else None
+        phases = plan.tracked(target.tokenizer)
         ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
+        if phases is not None:
+            ledger.follow(plan.phases, phases.rule_index_at, len(plan.prompt_token_ids))
         timings = ledger.timings
         recoveries = Recoveries(observation.recovered)
         accounts = ledger.metrics, recoveries, observation.correlation
@@ -116,7 +119,7 @@ class Generations:
                 pace = self._pace(plan, drafting, experience)
                 eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
                 ends = eos, target.bundle.control_token_ids
-                rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, *ends)
+                rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, *ends, phases)
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)
@@ -205,7 +208,7 @@ class Generations:
         first = FirstToken(drafting.relative_size, len(plan.prompt_token_ids))
         pace: Pace = FixedPace(k, at_once=bool(earlier) or not first.is_delayed(k))
         if plan.adaptive and k:
-            pace = AdaptivePace(experience, drafting.assigned_name, plan.rule.name, k, first)
+            pace = AdaptivePace(experience, drafting.assigned_name, plan.main_rule, k, first)
         return RepeatedPace(earlier, pace) if earlier else pace
 
     async def _plan(self, request: GenerationRequest, target: Target) -> GenerationPlan:

@@ -33,6 +33,7 @@ from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.values.generation import FinishReason
+from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerationRequest, ScoreRequest
 from flyspec.values.tokens import Origin, SamplingParams, TokenLogprobs
 
@@ -61,6 +62,8 @@ def test_every_option_is_written() -> None:
         drafter="model",
         prediction="y",
         rule=Rule("margin", margin_threshold=0.125, guarded_token_ids=(4,)),
+        phases=[Phase(Rule("fly"), ["a"], [3], 0, 0.0), Phase()],
+        exact_inside=["json"],
         num_speculative_tokens=0,
         num_draft_tokens_per_round=[3, 0, 2],
         max_loose_tokens=0,
@@ -92,6 +95,17 @@ def test_every_option_is_written() -> None:
         speculation=generation_pb2.Speculation(
             drafter="model",
             rule=common_pb2.Rule(name="margin", margin_threshold=0.125, guarded_token_ids=[4]),
+            phases=[
+                generation_pb2.Phase(
+                    rule=common_pb2.Rule(name="fly"),
+                    until=["a"],
+                    until_token_ids=[3],
+                    max_loose_tokens=0,
+                    max_loose_cost_nats=0.0,
+                ),
+                generation_pb2.Phase(),
+            ],
+            exact_inside=["json"],
             num_speculative_tokens=0,
             num_draft_tokens_per_round=[3, 0, 2],
             max_loose_tokens=0,
@@ -198,6 +212,13 @@ def test_an_option_of_a_wrong_type_is_named(name: str) -> None:
         ({"prediction": 5}, "prediction: must be a string or a sequence of integers, got 5"),
         ({"prediction": [1, "a"]}, "prediction[1]: must be an integer, got 'a'"),
         ({"temperature": "1"}, "sampling.temperature: must be a number, got '1'"),
+        ({"phases": 5}, "speculation.phases: must be a sequence of Phases, got 5"),
+        ({"phases": [5]}, r"speculation.phases[0]: must be a Phase, got 5"),
+        ({"phases": [Phase(), Phase(until=[5])]},
+         "speculation.phases[1].until[0]: must be a string, got 5"),
+        ({"phases": [Phase(Rule("fly", fly_window_size="x"))]},
+         "speculation.phases[0].rule.fly_window_size: must be an integer or None, got 'x'"),
+        ({"exact_inside": [3]}, "speculation.exact_inside[0]: must be a string, got 3"),
         ({"rule": 5}, "speculation.rule: must be a Rule, a string or None, got 5"),
         ({"rule": Rule("fly", entropy_measure="x")},
          "rule.entropy_measure: must be an EntropyMeasure or None, got 'x'"),

@@ -12,8 +12,13 @@ from flyspec.rpc import Lengths
 from flyspec.rules import MAX_GUARDED_TOKENS
 from flyspec.validation import BIAS_LENGTH
 from flyspec.values.admin import ModelInfo
+from flyspec.values.phases import MAX_RULES
 from flyspec.values.rounds import DraftDistributions, VerifyRound
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenDistribution
+
+RULE_LENGTHS: Lengths = {
+    "guarded_token_ids": (MAX_GUARDED_TOKENS, f"tokens; send at most {MAX_GUARDED_TOKENS}"),
+}
 
 
 def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Lengths]:
@@ -21,16 +26,17 @@ def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Length
     context, drafts = info.context_length, settings.max_speculative_tokens
     sequence = (context, f"tokens exceed the model's context of {context}; shorten the prompt")
     top = (MAX_TOP_LOGPROBS, f"tokens; send at most {MAX_TOP_LOGPROBS}")
-    guarded = f"tokens; send at most {MAX_GUARDED_TOKENS}"
     return {
         "open": {
             "token_ids": sequence,
-            "rule.guarded_token_ids": (MAX_GUARDED_TOKENS, guarded),
+            **{f"rule.{name}": limit for name, limit in RULE_LENGTHS.items()},
+            "other_rules": (MAX_RULES - 1, f"rules; send at most {MAX_RULES - 1}"),
             "sampling.logit_bias": BIAS_LENGTH,
         },
         "round": {
             "append_token_ids": sequence,
             "draft_token_ids": (drafts, f"drafts; this service checks at most {drafts}"),
+            "rule_segments": (drafts + 1, f"segments; {drafts} drafts have at most as many"),
             "draft_survivals": (drafts, f"entries; this service checks at most {drafts} drafts"),
             "open_window.target_logprobs.top_token_ids": top,
             "open_window.target_logprobs.top_logprobs": top,

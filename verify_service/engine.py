@@ -125,7 +125,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         return TargetSession(
             sequence=TokenSequence(open_.token_ids),
             prompt_length=open_.prompt_length,
-            rule=open_.rule,
+            rules=open_.rules,
             sampling=open_.sampling,
             seed=open_.seed,
             info=self.info,

@@ -14,9 +14,10 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
+from flyspec.values.phases import MAX_RULES
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
-from verify_service.checks import RoundInbox, length_limits
+from verify_service.checks import RULE_LENGTHS, RoundInbox, length_limits
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import TargetSession
 from verify_service.telemetry import VerifyTelemetry
@@ -51,6 +52,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 rules=tuple(RULE_PRESETS),
                 process=process.describe(self._engine.step_running_ns),
                 step_costs=self._engine.costs.measured,
+                max_rules=MAX_RULES,
             )
         )
         return info
@@ -128,6 +130,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
 
     def _request(self, message: Any) -> VerifyOpen | VerifyRound | DraftDistributions:
         rpc.check_request_lengths(message, self._lengths)
+        if message.HasField("open"):
+            for index, rule in enumerate(message.open.other_rules):
+                rpc.check_lengths(rule, RULE_LENGTHS, f"open.other_rules[{index}].")
         if message.HasField("distributions"):
             vocab_size = self._engine.info.vocab_size
             each = {"token_ids": (vocab_size, f"tokens; send at most {vocab_size}")}

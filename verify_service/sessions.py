@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flyspec.engine.model import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import MAX_WINDOW_SIZE, Rule
-from flyspec.rules.resolve import validate_rule
-from flyspec.validation import validate_sampling
+from flyspec.rules.resolve import resolve_rule, validate_rule
+from flyspec.validation import common_distribution_spec, validate_sampling
 from flyspec.values.admin import ModelInfo
-from flyspec.values.rounds import OpenWindow, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.phases import MAX_RULES
+from flyspec.values.rounds import DistributionSpec, OpenWindow, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
+from verify_service.rules.arguments import check_segments
 from verify_service.slot_queue import SessionPlace
 
 MAX_ORCHESTRATOR_ID_CHARACTERS = 64
@@ -57,10 +59,18 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
                 f"open.{what}: the generation began with {wanted!r:.120}, but {info.name} has "
                 f"{own!r}; open the session on a replica whose Describe response matches"
             )
+    if len(open_.rules) > MAX_RULES:
+        raise InvalidArgumentError(
+            f"open.other_rules: at most {MAX_RULES - 1} rules, got {len(open_.other_rules)}"
+        )
     validate_rule(open_.rule)
+    for index, rule in enumerate(open_.other_rules):
+        validate_rule(rule, f"open.other_rules[{index}]")
     validate_sampling(open_.sampling)
+    common_distribution_spec([resolve_rule(rule) for rule in open_.rules], open_.sampling)
     check_token_ids("open.token_ids", open_.token_ids, info)
-    check_token_ids("open.rule.guarded_token_ids", open_.rule.guarded_token_ids, info)
+    for rule in open_.rules:
+        check_token_ids("open.rule.guarded_token_ids", rule.guarded_token_ids, info)
     check_token_ids("open.sampling.logit_bias", [t for t, _ in open_.sampling.logit_bias], info)
 
 
@@ -68,12 +78,12 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
 class TargetSession:
     """One client's sequence. Keys and values of its first `cached` tokens are in `slot`.
 
-    The slot is acquired in the first round.
+    The slot is acquired in the first round. Segments of rounds name the `rules` by their index.
     """
 
     sequence: TokenSequence
     prompt_length: int
-    rule: Rule
+    rules: Sequence[Rule]
     sampling: SamplingParams
     seed: int
     info: ModelInfo
@@ -83,11 +93,23 @@ class TargetSession:
     cached: int = 0
     interrupted: bool = False
     """Whether the next round has arrived, which ends plain decoding."""
+    distribution: DistributionSpec | None = field(init=False)
+    """Which draft distributions the rules need."""
+
+    def __post_init__(self) -> None:
+        rules = [resolve_rule(rule) for rule in self.rules]
+        self.distribution = common_distribution_spec(rules, self.sampling)
 
     @property
     def draws_plainly(self) -> bool:
         """Whether plain decoding needs only the model's own draw: defaults and no logprobs."""
         return self.sampling == SamplingParams() and self.logprobs is None
+
+    def rule_of(self, round_: VerifyRound) -> Rule:
+        """Return the rule that judges the round's first draft; rule 0 if the round is invalid."""
+        segments = round_.rule_segments
+        index = segments[0].rule_index if segments else 0
+        return self.rules[index if index < len(self.rules) else 0]
 
     def begin(self, round_: VerifyRound) -> None:
         """Set the sequence to the round's prefix.
@@ -132,6 +154,7 @@ class TargetSession:
             raise InvalidArgumentError(
                 f"round.remaining_loose_cost_nats must be at least 0, got {cost}"
             )
+        check_segments(round_.rule_segments, len(self.rules), length)
         self.sequence.keep(round_.keep_length)
         self.cached = min(self.cached, round_.keep_length)
         self.sequence.extend(round_.append_token_ids)

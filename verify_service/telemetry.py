@@ -18,6 +18,7 @@ from flyspec.telemetry.metrics import (
     session_metrics,
     step_histogram,
 )
+from flyspec.values.phases import rule_names
 from flyspec.values.rounds import Verdict, VerifyRound
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import TargetSession
@@ -67,7 +68,7 @@ class VerifyTelemetry:
 
     def session(self, session: TargetSession) -> AbstractContextManager[None]:
         return session_line(
-            log, lambda: {"rule": session.rule.name, "tokens": len(session.sequence)}
+            log, lambda: {"rule": rule_names(session.rules), "tokens": len(session.sequence)}
         )
 
     @contextmanager
@@ -82,9 +83,10 @@ class VerifyTelemetry:
             error = type(failure).__name__
             raise
         finally:
-            self._count(session.rule.name, verdicts)
+            rule = session.rule_of(round_).name
+            self._count(rule, verdicts)
             if round_.traceparent:
-                self._trace(session.rule.name, round_, verdicts, began_ns, error)
+                self._trace(rule, round_, verdicts, began_ns, error)
 
     def _count(self, rule: str, verdicts: list[Verdict]) -> None:
         judging = self._judge_seconds.labels(rule)

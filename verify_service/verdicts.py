@@ -11,7 +11,6 @@ from torch import Tensor
 from flyspec.engine.distributions import decode
 from flyspec.engine.model import History
 from flyspec.engine.sampling import TARGET_STREAM
-from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Decision, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution
 from verify_service.rules import decide_all, hear
@@ -64,9 +63,10 @@ class RoundJudge:
         if round_.teacher_forced:
             hearing = _hear_forced(session, drafts, rows)
         else:
-            spec = distribution_spec(session.rule, session.sampling)
+            spec = session.distribution
+            rule, *other_rules = session.rules
             hearing = hear(
-                session.rule,
+                rule,
                 drafts,
                 rows,
                 sampling=session.sampling,
@@ -78,6 +78,8 @@ class RoundJudge:
                 exact_until_position=round_.exact_until_position,
                 open_window=round_.open_window,
                 num_speculative_tokens=round_.num_speculative_tokens,
+                other_rules=other_rules,
+                rule_segments=round_.rule_segments,
                 draft_distributions=decode(
                     distributions[: len(drafts)],
                     drafts,

@@ -102,7 +102,8 @@ class WantedPadding(NamedTuple):
 
 
 _RULES = (
-    "Rules, comma-separated, with parameters after a colon: exact,margin:margin_threshold=0.2."
+    "Rules, comma-separated, with parameters after a colon, or phases: "
+    "exact,margin:margin_threshold=0.2,relaxed until #### then exact."
 )
 Rules = Annotated[tuple[Condition, ...], Flag(
     _RULES, metavar="RULE,...", listed=True, read=parse_conditions,

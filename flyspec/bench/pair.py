@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from flyspec.bench import speed
-from flyspec.bench.conditions import PLAIN
+from flyspec.bench.conditions import PLAIN, Condition
 from flyspec.bench.modes import FlyspecMode, Item, Sample
 from flyspec.bench.options import PairOptions
 from flyspec.bench.prompts import fresh_requests
@@ -96,24 +96,24 @@ async def measure(client: AsyncClient, o: PairOptions, metrics_port: int) -> lis
 
     def modes(k_of_run: SpeculationLength) -> list[_JudgedMode]:
         """Return all modes with equal output lengths, and without the loop guard."""
-        asked = {PLAIN: (Rule("exact"), 0)} | {
-            c.name: (c.rule, c.requested_k(k_of_run)) for c in o.rules
-        }
+        plain = Condition(PLAIN, Rule("exact"), 0)
+        asked = {c.name: c for c in (plain, *o.rules)}
         return [
             _JudgedMode(
-                name,
+                condition.name,
                 client,
                 GenerateOptions(
                     max_tokens=o.max_tokens,
                     ignore_eos=True,
                     disable_loop_guard=True,
                     drafter=o.drafter,
-                    rule=rule,
-                    num_speculative_tokens=k,
+                    rule=condition.rule,
+                    phases=condition.phases,
+                    num_speculative_tokens=condition.requested_k(k_of_run),
                 ),
                 metrics_port,
             )
-            for name, (rule, k) in asked.items()
+            for condition in asked.values()
         ]
 
     if o.replay_drafter is not None:

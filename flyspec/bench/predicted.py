@@ -69,6 +69,7 @@ async def measure(
     asked = replace(
         plain,
         rule=o.rule.rule,
+        phases=o.rule.phases,
         drafter=o.drafter,
         num_speculative_tokens=o.num_speculative_tokens,
     )

@@ -63,7 +63,9 @@ def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMod
     modes = [FlyspecMode(PLAIN, client, plain)]
     for condition in by_k(options.rules, options.num_speculative_tokens):
         k = condition.requested_k(options.num_speculative_tokens[0])
-        asked = replace(plain, rule=condition.rule, num_speculative_tokens=k)
+        asked = replace(
+            plain, rule=condition.rule, phases=condition.phases, num_speculative_tokens=k
+        )
         if condition.name == PLAIN:
             modes.append(FlyspecMode(AGAIN, client, asked))
             continue

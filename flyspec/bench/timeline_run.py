@@ -47,6 +47,7 @@ async def run(client: AsyncClient, o: RoundOptions) -> TracedRun:
         max_tokens=o.max_tokens,
         drafter=o.drafter,
         rule=o.rule.rule,
+        phases=o.rule.phases,
         num_speculative_tokens=o.num_speculative_tokens,
     )
     done = TracedRun()

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from flyspec.cli.options import Color, ModelFlags, with_flags
+from flyspec.cli.phases import Then, Until, with_phases
 from flyspec.cli.runtime import refuse_model_flags
 from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.streaming import DEFAULTS, wants_color
@@ -25,6 +26,8 @@ def chat(
     models: ModelFlags,
     connection: Credentials,
     options: GenerateOptions = _DEFAULTS,
+    until: Until = (),
+    then: Then = (),
     address: Annotated[str | None, Flag(
         "Address of a running stack.", default="127.0.0.1:50050",
     )] = None,
@@ -44,6 +47,7 @@ def chat(
     from flyspec.cli.runtime import open_server
 
     refuse_model_flags(models, local, address)
+    options = with_phases(options, until, then)
     for flag, given in ("--logprobs", options.logprobs), ("--return-rounds", options.return_rounds):
         if given:
             raise typer.BadParameter(f"{flag}: only with `flyspec generate --json`")

@@ -17,7 +17,6 @@ from flyspec.cli.streaming import StreamedAnswer, note, stream_or_stop
 from flyspec.client import AsyncClient, Chat, Completion
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError
 from flyspec.progress import error_console
-from flyspec.rules import Rule
 from flyspec.values.requests import GenerateOptions
 
 BLOCK = '"""'
@@ -258,14 +257,15 @@ class Conversation:
         from flyspec.bench.conditions import parse_condition
 
         try:
-            rule: Rule = parse_condition(text).rule
+            condition = parse_condition(text)
         except ValueError as error:
             raise InvalidArgumentError(f"/rule {error}") from None
-        if rule.name not in self.rules:
+        unknown = next((r.name for r in condition.rules if r.name not in self.rules), None)
+        if unknown is not None:
             raise InvalidArgumentError(
-                f"/rule {rule.name}: not a rule of this server; use one of {', '.join(self.rules)}"
+                f"/rule {unknown}: not a rule of this server; use one of {', '.join(self.rules)}"
             )
-        self.options = replace(self.options, rule=rule)
+        self.options = replace(self.options, rule=condition.rule, phases=condition.phases)
         self._say(f"rule {text}")
 
     def _retry(self, runner: asyncio.Runner) -> None:

@@ -14,6 +14,7 @@ import typer
 
 from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
+from flyspec.cli.phases import Then, Until, with_phases
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
@@ -49,6 +50,8 @@ def generate(
     models: ModelFlags,
     connection: Credentials,
     options: GenerateOptions = DEFAULTS,
+    until: Until = (),
+    then: Then = (),
     prompts: Annotated[list[str] | None, typer.Argument(
         metavar="PROMPT", help="Prompts; '-' reads standard input as a prompt file.",
     )] = None,
@@ -76,6 +79,7 @@ def generate(
         raise typer.BadParameter("--logprobs: only with --json")
     if options.return_rounds and not json:
         raise typer.BadParameter("--return-rounds: only with --json")
+    options = with_phases(options, until, then)
     what = _prompts(prompts or [], prompt_file, file, limit)
     output = _Output(json=json, color=wants_color(color))
 

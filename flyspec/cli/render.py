@@ -16,6 +16,7 @@ from rich.text import Text
 
 from flyspec.client import Chunk, Generation, Started
 from flyspec.errors import FlyspecError
+from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
 from flyspec.values.tokens import LABELS, Origin
 
@@ -50,7 +51,11 @@ def document(generation: Generation, prompt_index: int = 0) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "model": started.model,
         "drafter": started.drafter,
-        "rule": {n: v for n, v in asdict(started.rule).items() if v is not None and v != ()},
+        "rule": _rule(started.rule),
+        "phases": [
+            {**asdict(phase), "rule": phase.rule and _rule(phase.rule)} for phase in started.phases
+        ],
+        "exact_inside": list(started.exact_inside),
         "num_speculative_tokens": AUTO if started.adaptive else started.num_speculative_tokens,
         "seed": started.seed,
         "usage": {
@@ -159,7 +164,24 @@ def stopped(started: Started, chunks: Sequence[Chunk], seconds: float) -> str:
     if loose := origins.count(Origin.LOOSE):
         cost = sum(gap for chunk in chunks for gap in chunk.loose_gaps_nats)
         parts.append(f"{loose} loose ({cost:.2f} nats)")
-    return _DOT.join([*parts, f"rule {started.rule.name}"])
+    return _DOT.join([*parts, _rules(started)])
+
+
+def _rule(rule: Rule) -> dict[str, Any]:
+    """Return a rule's name and the parameters that it has."""
+    return {n: v for n, v in asdict(rule).items() if v is not None and v != ()}
+
+
+def _rules(started: Started) -> str:
+    """Return the rule, or those of the phases with what ends them."""
+    words = []
+    for phase in started.phases:
+        ends = [*map(repr, phase.until), *(f"token {i}" for i in phase.until_token_ids)]
+        name = phase.rule.name if phase.rule else started.rule.name
+        words.append(f"{name} until {' or '.join(ends)}" if ends else name)
+    text = f"rule {', then '.join(words) or started.rule.name}"
+    inside = " and ".join(started.exact_inside)
+    return f"{text}, exact inside {inside}" if inside else text
 
 
 def _undrafted(started: Started) -> str:
@@ -190,7 +212,7 @@ def summary(generation: Generation, seconds: float) -> str:
             parts.append(f"repeating, exact from token {index} on")
     else:
         parts.append(_undrafted(generation.started))
-    parts.append(f"rule {generation.started.rule.name}")
+    parts.append(_rules(generation.started))
     if generation.started.drafter:
         parts.append(f"drafter {generation.started.drafter}")
     if count := completion.num_recoveries:

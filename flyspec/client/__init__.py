@@ -27,5 +27,6 @@ from flyspec.values.generation import Retract as Retract
 from flyspec.values.generation import RoundRecord as RoundRecord
 from flyspec.values.generation import SpeculationMetrics as SpeculationMetrics
 from flyspec.values.generation import Started as Started
+from flyspec.values.phases import Phase as Phase
 from flyspec.values.requests import GenerateOptions as GenerateOptions
 from flyspec.values.requests import Prompt as Prompt

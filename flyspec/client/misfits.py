@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,7 @@ from flyspec.ranges import Range
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.v1 import generation_pb2
 from flyspec.values.chat import Chat
+from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 from flyspec.values.tokens import SamplingParams
 
@@ -27,6 +29,7 @@ _EMPTY: Mapping[type, Any] = {
     GenerateOptions: GenerateOptions(),
     SamplingParams: SamplingParams(),
     Rule: Rule(""),
+    Phase: Phase(),
     Chat: Chat(()),
 }
 """Requests, and parts of them, that can be sent."""
@@ -74,12 +77,22 @@ def _values(part: Any, within: str, whole: Callable[[Any], Any]) -> Iterator[_Gi
             return whole(replace(_EMPTY[cls], **{name: value}))
 
         if type(value) in _EMPTY:
-            yield from _values(value, "" if name == "options" else f"{name}.", alone)
+            inside = within if cls is Phase else ""
+            yield from _values(value, "" if name == "options" else f"{inside}{name}.", alone)
+            continue
+        if name == "phases" and isinstance(value, list | tuple) and {Phase} == {*map(type, value)}:
+            for index, phase in enumerate(value):
+                inside = f"speculation.phases[{index}]."
+                yield from _values(phase, inside, partial(_in_list, alone))
             continue
         path = within + name
         if cls is GenerateOptions and name in generation_pb2.Speculation.DESCRIPTOR.fields_by_name:
             path = f"speculation.{name}"
         yield _Given(path, value, hints[name], _range(cls, name), alone)
+
+
+def _in_list(alone: Callable[[Any], Any], item: Any) -> Any:
+    return alone([item])
 
 
 def _range(cls: type, name: str) -> Range | None:
@@ -149,4 +162,4 @@ def _words(hint: Any, many: bool = False) -> str:
     if kind in (Sequence, tuple):
         return f"a sequence of {_words(parts[0], True)}"
     own = f"{'an' if hint.__name__[0] in 'AEIOU' else 'a'} {hint.__name__}"
-    return _WORDS.get(hint, (own, own))[many]
+    return _WORDS.get(hint, (own, f"{hint.__name__}s"))[many]

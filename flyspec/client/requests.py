@@ -19,6 +19,7 @@ from flyspec.errors import (
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.values.chat import Chat, Message
+from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerateOptions, Prompt
 from flyspec.values.tokens import SamplingParams
 
@@ -30,7 +31,10 @@ for."""
 
 
 class GenerateKeywords(TypedDict, total=False):
-    """The fields of `GenerateOptions` and `SamplingParams` as keywords; a rule also by its name."""
+    """The fields of `GenerateOptions` and `SamplingParams` as keywords; a rule also by its name.
+
+    In phases, too, where one text may be given instead of several that end it.
+    """
 
     temperature: float
     top_p: float
@@ -48,6 +52,8 @@ class GenerateKeywords(TypedDict, total=False):
     ignore_eos: bool
     drafter: str
     rule: Rule | str | None
+    phases: Sequence[Phase]
+    exact_inside: Sequence[str]
     num_speculative_tokens: SpeculationLength | None
     num_draft_tokens_per_round: Sequence[int]
     max_loose_tokens: int | None
@@ -92,6 +98,9 @@ def options_of(options: GenerateOptions | None, keywords: Mapping[str, Any]) -> 
     given: dict[str, Any] = {"rule": base.rule, "stop": base.stop, **keywords}
     if isinstance(given["rule"], str):
         given["rule"] = Rule(given["rule"])
+    phases = given.get("phases", base.phases)
+    if isinstance(phases, list | tuple):
+        given["phases"] = tuple(map(_phase_of, phases))
     if isinstance(given["stop"], str):
         given["stop"] = (given["stop"],)
     if isinstance(biases := given.get("logit_bias"), Mapping):
@@ -101,6 +110,16 @@ def options_of(options: GenerateOptions | None, keywords: Mapping[str, Any]) -> 
     if sampling := {name: given.pop(name) for name in _SAMPLING & given.keys()}:
         given["sampling"] = replace(base.sampling, **sampling)
     return replace(base, **given)
+
+
+def _phase_of(phase: Any) -> Any:
+    """Return a phase with a rule by name, or one text as it ends, in the form that is sent."""
+    if not isinstance(phase, Phase):
+        return phase  # refused when it is sent
+    rule: Any = phase.rule
+    if isinstance(rule, str):
+        phase = replace(phase, rule=Rule(rule))
+    return replace(phase, until=(phase.until,)) if isinstance(phase.until, str) else phase
 
 
 def is_number(value: object) -> bool:

@@ -188,6 +188,63 @@ class ChatPrompt(_message.Message):
 Global___ChatPrompt: _TypeAlias = ChatPrompt  # noqa: Y015
 
 @_typing.final
+class Phase(_message.Message):
+    """A segment of the output with its own rule. The first begins with the output, the
+    others after the end of the one before.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULE_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    UNTIL_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_LOOSE_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
+    max_loose_tokens: _builtins.int
+    """Maximum loosely accepted tokens in the phase, which is exact after that. Unset:
+    no limit.
+    """
+    max_loose_cost_nats: _builtins.float
+    """Maximum total cost of those, nats, >= 0; likewise."""
+    @_builtins.property
+    def rule(self) -> _common_pb2.Rule:
+        """Acceptance rule. Unset: that of `Speculation`."""
+
+    @_builtins.property
+    def until(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Texts that end the phase, matched in its text as `stop` strings are. The token
+        that completes one is still judged by the phase's rule.
+        """
+
+    @_builtins.property
+    def until_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end it likewise."""
+
+    def __init__(
+        self,
+        *,
+        rule: _common_pb2.Rule | None = ...,
+        until: _abc.Iterable[_builtins.str] | None = ...,
+        until_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        max_loose_tokens: _builtins.int | None = ...,
+        max_loose_cost_nats: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "rule", b"rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "rule", b"rule", "until", b"until", "until_token_ids", b"until_token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_loose_cost_nats: _TypeAlias = _typing.Literal["max_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofArgType__max_loose_cost_nats: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofReturnType__max_loose_tokens: _TypeAlias = _typing.Literal["max_loose_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_loose_tokens: _TypeAlias = _typing.Literal["_max_loose_tokens", b"_max_loose_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loose_cost_nats) -> _WhichOneofReturnType__max_loose_cost_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loose_tokens) -> _WhichOneofReturnType__max_loose_tokens | None: ...
+
+Global___Phase: _TypeAlias = Phase  # noqa: Y015
+
+@_typing.final
 class Speculation(_message.Message):
     """How to speculate, and how much loss to allow."""
 
@@ -203,6 +260,8 @@ class Speculation(_message.Message):
     DISABLE_LOOP_GUARD_FIELD_NUMBER: _builtins.int
     ADAPTIVE_FIELD_NUMBER: _builtins.int
     NUM_DRAFT_TOKENS_PER_ROUND_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    EXACT_INSIDE_FIELD_NUMBER: _builtins.int
     drafter: _builtins.str
     """Name of the drafter. Empty: the server's default."""
     num_speculative_tokens: _builtins.int
@@ -238,6 +297,19 @@ class Speculation(_message.Message):
         rounds.
         """
 
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]:
+        """Phases of the output, at most 16; all but the last have an end. None: `rule` holds
+        for all of it.
+        """
+
+    @_builtins.property
+    def exact_inside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Parts of the output that are judged exactly in any phase: tool_call (between
+        <tool_call> and </tool_call>), json (a JSON object or array that begins the output
+        or a phase, or a fence marked json). See docs/rules.md.
+        """
+
     def __init__(
         self,
         *,
@@ -251,10 +323,12 @@ class Speculation(_message.Message):
         disable_loop_guard: _builtins.bool = ...,
         adaptive: _builtins.bool = ...,
         num_draft_tokens_per_round: _abc.Iterable[_builtins.int] | None = ...,
+        phases: _abc.Iterable[Global___Phase] | None = ...,
+        exact_inside: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "adaptive", b"adaptive", "disable_loop_guard", b"disable_loop_guard", "drafter", b"drafter", "eager", b"eager", "exact_prefix_tokens", b"exact_prefix_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_speculative_tokens", b"num_speculative_tokens", "rule", b"rule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "_num_speculative_tokens", b"_num_speculative_tokens", "adaptive", b"adaptive", "disable_loop_guard", b"disable_loop_guard", "drafter", b"drafter", "eager", b"eager", "exact_inside", b"exact_inside", "exact_prefix_tokens", b"exact_prefix_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "num_draft_tokens_per_round", b"num_draft_tokens_per_round", "num_speculative_tokens", b"num_speculative_tokens", "phases", b"phases", "rule", b"rule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_loose_cost_nats: _TypeAlias = _typing.Literal["max_loose_cost_nats"]  # noqa: Y015
     _WhichOneofArgType__max_loose_cost_nats: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats"]  # noqa: Y015
@@ -454,6 +528,7 @@ class GenerationRound(_message.Message):
     EXACT_UNTIL_POSITION_FIELD_NUMBER: _builtins.int
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
+    RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
     start_length: _builtins.int
     """Tokens before the round's drafts, prompt included."""
     drafter: _builtins.str
@@ -486,6 +561,12 @@ class GenerationRound(_message.Message):
     def open_window(self) -> _verify_pb2.OpenWindow:
         """The window that was open before the round."""
 
+    @_builtins.property
+    def rule_segments(self) -> _containers.RepeatedCompositeFieldContainer[_verify_pb2.RuleSegment]:
+        """Which phase held where, by its index in `GenerationStarted.phases`; their number
+        stands for `exact_inside`. None: the only one.
+        """
+
     def __init__(
         self,
         *,
@@ -501,10 +582,11 @@ class GenerationRound(_message.Message):
         exact_until_position: _builtins.int = ...,
         open_window: _verify_pb2.OpenWindow | None = ...,
         num_speculative_tokens: _builtins.int = ...,
+        rule_segments: _abc.Iterable[_verify_pb2.RuleSegment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "committed_length", b"committed_length", "decisions", b"decisions", "draft_token_ids", b"draft_token_ids", "drafter", b"drafter", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "next_token_id", b"next_token_id", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "start_length", b"start_length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "committed_length", b"committed_length", "decisions", b"decisions", "draft_token_ids", b"draft_token_ids", "drafter", b"drafter", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "next_token_id", b"next_token_id", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "rule_segments", b"rule_segments", "start_length", b"start_length"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
@@ -640,6 +722,8 @@ class GenerationStarted(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     ADAPTIVE_FIELD_NUMBER: _builtins.int
+    PHASES_FIELD_NUMBER: _builtins.int
+    EXACT_INSIDE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request in logs."""
     model: _builtins.str
@@ -658,11 +742,21 @@ class GenerationStarted(_message.Message):
 
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
-        """The rule, with all parameters set."""
+        """The rule, with all parameters set; of several phases, the first one's."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Warnings about the parameters."""
+
+    @_builtins.property
+    def phases(self) -> _containers.RepeatedCompositeFieldContainer[Global___Phase]:
+        """The phases as requested, with their rules and all parameters of these set. None:
+        `rule` holds for all of the output.
+        """
+
+    @_builtins.property
+    def exact_inside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """As requested."""
 
     def __init__(
         self,
@@ -676,10 +770,12 @@ class GenerationStarted(_message.Message):
         num_speculative_tokens: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
         adaptive: _builtins.bool = ...,
+        phases: _abc.Iterable[Global___Phase] | None = ...,
+        exact_inside: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptive", b"adaptive", "drafter", b"drafter", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "seed", b"seed", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptive", b"adaptive", "drafter", b"drafter", "exact_inside", b"exact_inside", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "phases", b"phases", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "seed", b"seed", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

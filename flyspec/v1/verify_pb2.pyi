@@ -92,12 +92,15 @@ class VerifyServiceDescribeResponse(_message.Message):
     RULES_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     STEP_COSTS_FIELD_NUMBER: _builtins.int
+    MAX_RULES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
     """Maximum drafted tokens per round."""
     max_plain_tokens: _builtins.int
     """Maximum tokens per round without drafts."""
+    max_rules: _builtins.int
+    """Maximum rules per session, `VerifyOpen.rule` included. 0, as older services say: 1."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """The target model."""
@@ -131,10 +134,11 @@ class VerifyServiceDescribeResponse(_message.Message):
         rules: _abc.Iterable[_builtins.str] | None = ...,
         process: _common_pb2.ProcessInfo | None = ...,
         step_costs: _abc.Iterable[Global___StepCost] | None = ...,
+        max_rules: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_plain_tokens", b"max_plain_tokens", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -362,6 +366,7 @@ class VerifyOpen(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
+    OTHER_RULES_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
@@ -405,6 +410,13 @@ class VerifyOpen(_message.Message):
         """
 
     @_builtins.property
+    def other_rules(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Rule]:
+        """More rules, for segments of the sequence: the `RuleSegment.rule_index` of `rule`
+        is 0, those of these are 1, 2, and so on. They must need the same draft
+        distributions, or none.
+        """
+
+    @_builtins.property
     def sampling(self) -> _common_pb2.SamplingParams:
         """How the target's own token is chosen."""
 
@@ -414,6 +426,7 @@ class VerifyOpen(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prompt_length: _builtins.int = ...,
         rule: _common_pb2.Rule | None = ...,
+        other_rules: _abc.Iterable[_common_pb2.Rule] | None = ...,
         sampling: _common_pb2.SamplingParams | None = ...,
         seed: _builtins.int = ...,
         logprobs: _builtins.int | None = ...,
@@ -424,7 +437,7 @@ class VerifyOpen(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "rule", b"rule", "sampling", b"sampling", "waited_ms", b"waited_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "numerics", b"numerics", "orchestrator_id", b"orchestrator_id", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "numerics", b"numerics", "orchestrator_id", b"orchestrator_id", "other_rules", b"other_rules", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -512,6 +525,49 @@ class OpenWindow(_message.Message):
 Global___OpenWindow: _TypeAlias = OpenWindow  # noqa: Y015
 
 @_typing.final
+class RuleSegment(_message.Message):
+    """A segment of the sequence, up to the next one, that is judged by one rule."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_POSITION_FIELD_NUMBER: _builtins.int
+    RULE_INDEX_FIELD_NUMBER: _builtins.int
+    REMAINING_LOOSE_TOKENS_FIELD_NUMBER: _builtins.int
+    REMAINING_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
+    start_position: _builtins.int
+    """Its first absolute position."""
+    rule_index: _builtins.int
+    """Its rule: an index into those of `VerifyOpen`."""
+    remaining_loose_tokens: _builtins.int
+    """Tokens that its rule may still accept loosely, on top of the round's own limit.
+    Segments with the same rule share the first one's limits. Unset: no limit.
+    """
+    remaining_loose_cost_nats: _builtins.float
+    """Cost that may still be spent on them, nats, >= 0; likewise. Unset: no limit."""
+    def __init__(
+        self,
+        *,
+        start_position: _builtins.int = ...,
+        rule_index: _builtins.int = ...,
+        remaining_loose_tokens: _builtins.int | None = ...,
+        remaining_loose_cost_nats: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "rule_index", b"rule_index", "start_position", b"start_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["remaining_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofArgType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofReturnType__remaining_loose_tokens: _TypeAlias = _typing.Literal["remaining_loose_tokens"]  # noqa: Y015
+    _WhichOneofArgType__remaining_loose_tokens: _TypeAlias = _typing.Literal["_remaining_loose_tokens", b"_remaining_loose_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_cost_nats) -> _WhichOneofReturnType__remaining_loose_cost_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_tokens) -> _WhichOneofReturnType__remaining_loose_tokens | None: ...
+
+Global___RuleSegment: _TypeAlias = RuleSegment  # noqa: Y015
+
+@_typing.final
 class VerifyRound(_message.Message):
     """Sets the sequence to its first `keep_length` tokens followed by
     `append_token_ids`, then judges the drafts that follow.
@@ -534,6 +590,7 @@ class VerifyRound(_message.Message):
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     RETURN_PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     TEACHER_FORCED_FIELD_NUMBER: _builtins.int
+    RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -594,6 +651,13 @@ class VerifyRound(_message.Message):
         are left out. None: all are verified.
         """
 
+    @_builtins.property
+    def rule_segments(self) -> _containers.RepeatedCompositeFieldContainer[Global___RuleSegment]:
+        """Segments by increasing position, the first not after the first draft. A window
+        may reach into the next segment: it needs matches there, too. None: rule 0
+        everywhere.
+        """
+
     def __init__(
         self,
         *,
@@ -612,10 +676,11 @@ class VerifyRound(_message.Message):
         num_speculative_tokens: _builtins.int = ...,
         return_plain_confidence: _builtins.bool = ...,
         teacher_forced: _builtins.bool = ...,
+        rule_segments: _abc.Iterable[Global___RuleSegment] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

@@ -94,7 +94,10 @@ class MeasuredStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VerifyServiceInfo:
-    """Response of `VerifyService.Describe`; `step_costs` are measured at startup."""
+    """Response of `VerifyService.Describe`; `step_costs` are measured at startup.
+
+    `max_rules` is of a session; services from before phases say 0, which means 1.
+    """
 
     model: ModelInfo
     sessions: SessionStatus
@@ -104,6 +107,7 @@ class VerifyServiceInfo:
     protocol_version: int = PROTOCOL_VERSION
     process: ProcessInfo = field(default_factory=ProcessInfo)
     step_costs: tuple[MeasuredStep, ...] = ()
+    max_rules: int = 0
 
 
 @dataclass(frozen=True, slots=True)

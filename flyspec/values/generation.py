@@ -10,7 +10,8 @@ from typing import Any
 
 from flyspec.rules import Rule
 from flyspec.values.admin import ModelInfo
-from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow
+from flyspec.values.phases import Phase, rule_names
+from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow, RuleSegment
 from flyspec.values.tokens import Origin, TokenLogprobs
 
 
@@ -46,7 +47,7 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The generation was admitted; `rule` has all parameters resolved.
+    """The generation was admitted; `rule` has all parameters resolved, as have those of `phases`.
 
     `num_speculative_tokens` is the maximum per round if K is `adaptive`. `warnings` are messages
     for the caller about the parameters.
@@ -61,6 +62,13 @@ class Started:
     num_speculative_tokens: int
     warnings: Sequence[str] = ()
     adaptive: bool = False
+    phases: Sequence[Phase] = ()
+    exact_inside: Sequence[str] = ()
+
+    @property
+    def rules(self) -> str:
+        """The names of its rules, in the order of the phases: `relaxed, exact`."""
+        return rule_names([phase.rule for phase in self.phases if phase.rule] or [self.rule])
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +118,7 @@ class RoundRecord:
     exact_until_position: int = 0
     open_window: OpenWindow | None = None
     num_speculative_tokens: int = 0
+    rule_segments: Sequence[RuleSegment] = ()
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON, with the names of the proto message; outcomes by name."""
@@ -122,6 +131,7 @@ class RoundRecord:
             "remaining_loose_tokens": self.budget.loose_tokens,
             "remaining_loose_cost_nats": self.budget.loose_cost_nats,
             "open_window": window._asdict() if window else None,
+            "rule_segments": [segment.document() for segment in self.rule_segments],
         }
 
 

@@ -13,6 +13,7 @@ from flyspec.ranges import Range
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength, read_speculation_length
 from flyspec.values.chat import Chat
+from flyspec.values.phases import EXACT_INSIDE, Phase
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams, sampling_flag
 
 SERVERS = "set by the server"
@@ -28,6 +29,11 @@ def read_prediction(path: str) -> str:
         raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
+def read_names(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated list."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 Prompt = str | Sequence[int] | Chat
 
 
@@ -37,11 +43,13 @@ class GenerateOptions:
     """Options of a generation; fields of `GenerateRequest`. None: the server's default.
 
     `prediction` is text, or token ids, that the output is expected to resemble, to draft from.
-    `num_draft_tokens_per_round` is from an earlier `Completion`, to reproduce it. `eager` streams
-    tokens before they are final, and `Retract` if they are then dropped; `return_rounds` streams a
-    `RoundRecord` per round. `request_id` (1 to 128 letters, digits and `._:@/+=-`) identifies the
-    request in logs and traces, `traceparent` (W3C) is the caller's span; both are sent as metadata
-    unless empty.
+    `phases` are segments of the output with rules and budgets of their own, on top of the budgets
+    here; those without a rule have `rule`. `exact_inside` names what is judged exactly in any
+    phase: `tool_call`, `json`. `num_draft_tokens_per_round` is from an earlier `Completion`, to
+    reproduce it. `eager` streams tokens before they are final, and `Retract` if they are then
+    dropped; `return_rounds` streams a `RoundRecord` per round. `request_id` (1 to 128 letters,
+    digits and `._:@/+=-`) identifies the request in logs and traces, `traceparent` (W3C) is the
+    caller's span; both are sent as metadata unless empty.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -59,6 +67,12 @@ class GenerateOptions:
         default=SERVERS,
     )] = ""
     rule: Rule | None = None
+    phases: Sequence[Phase] = ()
+    exact_inside: Annotated[Sequence[str], _speculation(
+        f"Decode exactly inside of these, whatever the rule: {', '.join(EXACT_INSIDE)}; several "
+        "with commas between them.", default="nothing", metavar="KINDS", read=read_names,
+        listed=True,
+    )] = ()
     num_speculative_tokens: Annotated[SpeculationLength | None, _speculation(
         "K: maximum drafted tokens per round (0: plain decoding), or auto to adapt it each round.",
         UINT32, default=SERVERS, metavar="<int|auto>", read=read_speculation_length,

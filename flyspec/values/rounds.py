@@ -195,8 +195,33 @@ class DraftCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleSegment:
+    """From absolute `start_position` up to the next segment, one of the session's rules judges.
+
+    `rule_index` 0 is the session's `rule`, 1 and above are its `other_rules`. `budget` is what that
+    rule may still accept loosely, on top of the round's own budget; segments with the same rule
+    share the first one's.
+    """
+
+    start_position: int
+    rule_index: int = 0
+    budget: Budget = field(default_factory=Budget)
+
+    def document(self) -> dict[str, int | float | None]:
+        """Return it for JSON, with the names of the proto message."""
+        return {
+            "start_position": self.start_position,
+            "rule_index": self.rule_index,
+            "remaining_loose_tokens": self.budget.loose_tokens,
+            "remaining_loose_cost_nats": self.budget.loose_cost_nats,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyOpen:
     """Opens a verify session with the sequence so far, `prompt_length` of it the prompt.
+
+    `other_rules` are for the segments that rounds name, besides `rule`.
 
     `logprobs` is the number of most likely tokens to report log-probabilities for, besides the
     token's own; None: report none. `waited_ms` is how long the request has waited; None: do not
@@ -213,6 +238,12 @@ class VerifyOpen:
     orchestrator_id: str = ""
     weights_fingerprint: str = ""
     numerics: str = ""
+    other_rules: Sequence[Rule] = ()
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules of the session, by their `rule_index`."""
+        return (self.rule, *self.other_rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +263,8 @@ class VerifyRound:
     accepted; an overfull step leaves out the least likely drafts. More than
     `num_speculative_tokens` drafts are judged as several rounds of that many (0: as one).
     `traceparent` is the caller's span; empty if not traced. `teacher_forced` accepts all drafts, to
-    score them by their log-probabilities.
+    score them by their log-probabilities. `rule_segments` say which rule judges where (none: rule
+    0).
     """
 
     round_id: int
@@ -249,6 +281,7 @@ class VerifyRound:
     num_speculative_tokens: int = 0
     return_plain_confidence: bool = False
     teacher_forced: bool = False
+    rule_segments: Sequence[RuleSegment] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ def verify(facts: Facts) -> Iterator[Session]:
     for number, rule, preset in _rules():
         opening = {
             "token_ids": PROMPT, "prompt_length": LENGTH - 2, "rule": rule, "seed": number,
+            "other_rules": [{"name": "exact"}, {"name": "margin"}] if number % 2 else [],
             "orchestrator_id": "fuzz", "waited_ms": 1 if number == 1 else None,
             "sampling": SAMPLING if number % 3 else {}, "logprobs": 3 if number % 2 else None,
         }  # fmt: skip
@@ -89,6 +90,13 @@ def verify(facts: Facts) -> Iterator[Session]:
             "remaining_loose_tokens": 5, "remaining_loose_cost_nats": 2.0,
             "exact_until_position": LENGTH + 1, "num_speculative_tokens": 2,
         }  # fmt: skip
+        if number % 2:
+            judged["rule_segments"] = [
+                {"start_position": LENGTH - 1, "rule_index": 0, "remaining_loose_tokens": 3,
+                 "remaining_loose_cost_nats": 1.0},
+                {"start_position": LENGTH + 1, "rule_index": 1},
+                {"start_position": LENGTH + 3, "rule_index": 2},
+            ]  # fmt: skip
         if rule.get("window_scope") == WindowScope.ACROSS_ROUNDS:
             judged["num_speculative_tokens"] = 0
             judged["open_window"] = {
@@ -176,7 +184,13 @@ def generation(facts: Facts) -> Iterator[Session]:
             "max_loose_cost_nats": 2.0, "exact_prefix_tokens": 1, "disable_loop_guard": True,
             "eager": odd, "adaptive": odd, "num_speculative_tokens": None if odd else 4,
             "num_draft_tokens_per_round": [2, 0, 3] if number % 4 == 3 else [],
+            "exact_inside": ["tool_call", "json"] if number % 3 else [],
         }  # fmt: skip
+        if odd:
+            speculation["phases"] = [
+                {"until": ["####", "a"], "max_loose_tokens": 3, "max_loose_cost_nats": 1.0},
+                {"rule": {"name": "margin"}, "until_token_ids": [7]}, {"rule": {"name": "exact"}},
+            ]  # fmt: skip
         yield messages(generation_pb2.GenerateRequest, {
             **prompts[number % 3], "max_tokens": 5, "ignore_eos": True, "seed": number,
             "stop": ["nowhere", "\n\n"], "sampling": SAMPLING if number % 4 else {},

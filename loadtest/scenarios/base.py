@@ -19,7 +19,7 @@ from loadtest.prompts import FRESH, Source
 from loadtest.record import Record
 from loadtest.sampler import Growth, Sampler
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Phase, Text, Variant
+from loadtest.work import Closed, LoadPhase, Text, Variant
 
 DEFAULT_USERS = 8
 """If it is unknown how many generations an installation holds."""
@@ -120,7 +120,7 @@ class Scenario(ABC, Generic[F]):
         self.users: int = getattr(own, "users", None) or world.slots or DEFAULT_USERS
 
     @abstractmethod
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         """The load, phase by phase; `done` grows as they end."""
 
     def excuses(self, record: Record) -> bool:
@@ -147,14 +147,14 @@ class Scenario(ABC, Generic[F]):
         done: Sequence[PhaseResult],
         seconds: float,
         addresses: int | None = None,
-    ) -> Generator[Phase, None, tuple[float, float]]:
+    ) -> Generator[LoadPhase, None, tuple[float, float]]:
         """Requests per second from `--rate` or measured by a phase, and the seconds that remain.
 
         That phase has as many users as there are slots, each with one request at a time.
         """
         if self.own.rate is not None:
             return max(self.own.rate, 0.01), self.seconds
-        yield Phase(
+        yield LoadPhase(
             "capacity", Closed(self.users), seconds, self.plain_variants,
             judged=False, addresses=addresses,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from loadtest.scenarios.base import (
     vary_length,
 )
 from loadtest.summary import PhaseResult, times
-from loadtest.work import Open, Phase, Variant
+from loadtest.work import LoadPhase, Open, Variant
 
 MAX_LATE_MS = 100.0
 """p99 of how late requests are sent; beyond it, the generator measures itself."""
@@ -51,13 +51,13 @@ class Burst(Scenario[BurstFlags]):
     def variants(self) -> Sequence[Variant]:
         return self.plain_variants
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         rate, seconds = yield from self.sustainable(done, self.capacity * self.seconds)
         normal, rest = Open(self.own.load * rate), (1 - self.share) / 2 * seconds
-        yield Phase("before", normal, rest, self.variants)
-        yield Phase("burst", Open(self.own.factor * rate), self.share * seconds, self.variants,
-                    judged=False, drain=False)  # fmt: skip
-        yield Phase("after", normal, rest, self.variants)
+        yield LoadPhase("before", normal, rest, self.variants)
+        yield LoadPhase("burst", Open(self.own.factor * rate), self.share * seconds, self.variants,
+                        judged=False, drain=False)  # fmt: skip
+        yield LoadPhase("after", normal, rest, self.variants)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         normal, after = self.normal_again(phases)

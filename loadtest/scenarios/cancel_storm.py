@@ -9,7 +9,7 @@ from typing import Annotated
 from loadtest.goals import Check
 from loadtest.scenarios.base import Scenario, ScenarioVerdict, UserFlags, own_flag, served
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Open, Phase
+from loadtest.work import Closed, LoadPhase, Open
 
 MIN_RATE = 10.0
 """Requests per second: fewer are no storm."""
@@ -39,13 +39,13 @@ class CancelStorm(Scenario[StormFlags]):
     about = "A storm of cancelled requests; they may leave nothing behind."
     defaults = StormFlags(users=4)
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         loop = Closed(self.users)
-        yield Phase("before", loop, 0.25 * self.seconds, self.plain_variants)
+        yield LoadPhase("before", loop, 0.25 * self.seconds, self.plain_variants)
         rate = max(MIN_RATE, self.own.factor * done[-1].figures.requests_per_s)
-        yield Phase("storm", Open(rate), 0.5 * self.seconds, self.plain_variants, judged=False,
-                    cancelled=1.0, cancel_after_s=self.own.cancel_after)  # fmt: skip
-        yield Phase("after", loop, 0.25 * self.seconds, self.plain_variants)
+        yield LoadPhase("storm", Open(rate), 0.5 * self.seconds, self.plain_variants, judged=False,
+                        cancelled=1.0, cancel_after_s=self.own.cancel_after)  # fmt: skip
+        yield LoadPhase("after", loop, 0.25 * self.seconds, self.plain_variants)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         left = phases["storm"].figures.cancelled

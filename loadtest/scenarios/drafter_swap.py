@@ -13,7 +13,7 @@ from loadtest.goals import Check
 from loadtest.measures import duration
 from loadtest.scenarios.base import FIXED, Scenario, ScenarioVerdict, UserFlags, own_flag
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Phase
+from loadtest.work import Closed, LoadPhase
 
 CANARY_SHARE = 0.2
 DRAIN_S = 30.0
@@ -86,10 +86,10 @@ class DrafterSwap(Scenario[SwapFlags]):
         self.turns: list[Turn] = []
         self.stats: dict[str, DrafterStats] = {}
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         texts = self.exact_texts(self.own.texts)
-        yield Phase("swapping", Closed(self.users), self.seconds, self.plain_variants, texts=texts,
-                    meanwhile=self._swap)  # fmt: skip
+        yield LoadPhase("swapping", Closed(self.users), self.seconds, self.plain_variants,
+                        texts=texts, meanwhile=self._swap)  # fmt: skip
 
     def _swap(self) -> None:
         admin = self.world.operator

@@ -10,7 +10,7 @@ from flyspec.rules import Rule
 from loadtest.goals import Check
 from loadtest.scenarios.base import Scenario, ScenarioVerdict, UserFlags, own_flag, variant_of
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Phase, Variant
+from loadtest.work import Closed, LoadPhase, Variant
 
 PLAIN = "plain"
 
@@ -31,11 +31,11 @@ class MixedRules(Scenario[MixFlags]):
     about = "Concurrent requests with different acceptance rules, and with plain decoding."
     defaults = MixFlags()
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         variants = tuple(self._variant(name.strip()) for name in self.own.rules.split(","))
         loop = Closed(self.users)
-        yield Phase("warm-up", loop, 0.1 * self.seconds, variants, judged=False)
-        yield Phase("mix", loop, 0.9 * self.seconds, variants)
+        yield LoadPhase("warm-up", loop, 0.1 * self.seconds, variants, judged=False)
+        yield LoadPhase("mix", loop, 0.9 * self.seconds, variants)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         starved = [n for n, f in phases["mix"].by_variant.items() if f.sent and not f.complete]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from loadtest.measures import duration, knee, number
 from loadtest.scenarios.base import Scenario, ScenarioVerdict, describe, own_flag, variant_of
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Open, Phase
+from loadtest.work import Closed, LoadPhase, Open
 
 WARM_UP = 0.05
 """Share of the time."""
@@ -52,7 +52,7 @@ class Ramp(Scenario[RampFlags]):
     about = "Load that grows in steps; finds the knee of throughput against latency."
     defaults = RampFlags()
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         ways = [self.options]
         if self.own.against is not None:
             ways.append(replace(self.options, num_speculative_tokens=self.own.against))
@@ -62,14 +62,14 @@ class Ramp(Scenario[RampFlags]):
             else [Closed(round(users)) for users in self.own.steps or (1, 2, 4, 8, 16, 32)]
         )
         few = loads[len(loads) // 2]
-        yield Phase("warm-up", few, WARM_UP * self.seconds, [variant_of(ways[0])], judged=False)
+        yield LoadPhase("warm-up", few, WARM_UP * self.seconds, [variant_of(ways[0])], judged=False)
         each = (1 - WARM_UP) * self.seconds / (len(loads) * len(ways))
         for step, load in enumerate(loads):
             # Whichever is second in one step is first in the next.
             for options in ways if step % 2 == 0 else ways[::-1]:
                 series = describe(options)
                 name = f"{load}, {series}" if len(ways) > 1 else str(load)
-                yield Phase(name, load, each, [variant_of(options)], series=series)
+                yield LoadPhase(name, load, each, [variant_of(options)], series=series)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         curves: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from loadtest.goals import Check
 from loadtest.scenarios.base import FIXED, Scenario, ScenarioVerdict, UserFlags, own_flag
 from loadtest.scenarios.services import DRAFTER, TARGET, held, kill
 from loadtest.summary import PhaseResult
-from loadtest.work import Closed, Phase, Text
+from loadtest.work import Closed, LoadPhase, Text
 
 ALLOWANCE_S = 1.0
 """What a target's absence may cost beyond its duration."""
@@ -83,12 +83,12 @@ class KillRecovery(Scenario[RecoveryFlags]):
         self.cases = [case for case in CASES if case.replicas == 1 or self.own.replica]
         self.faults: dict[str, tuple[float, float]] = {}
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         texts = self.exact_texts(self.users)
         streams, variants = Closed(self.users), self.plain_variants
         rng, length = random.Random(0), self.options.max_tokens or 1
         brief = replace(self.options, max_tokens=2, num_speculative_tokens=1)
-        yield Phase(
+        yield LoadPhase(
             "opening", streams, 0.01, variants, judged=False, texts=[
                 Text(rng.choices(range(8, self.world.vocab_size), k=length), brief)
                 for _ in range(self.users)
@@ -98,8 +98,8 @@ class KillRecovery(Scenario[RecoveryFlags]):
         for case in self.cases:
             if case.replicas > 1 and self.own.replica:
                 self._add_replica()
-            yield Phase(case.name, streams, seconds, variants, texts=texts, judged=False,
-                        meanwhile=partial(self._hurt, case, FAULT_AT * seconds))  # fmt: skip
+            yield LoadPhase(case.name, streams, seconds, variants, texts=texts, judged=False,
+                            meanwhile=partial(self._hurt, case, FAULT_AT * seconds))  # fmt: skip
 
     def _add_replica(self) -> None:
         admin = self.world.operator

@@ -18,7 +18,7 @@ from loadtest.scenarios.base import (
     vary_length,
 )
 from loadtest.summary import PhaseResult
-from loadtest.work import Open, Phase
+from loadtest.work import LoadPhase, Open
 
 ONE, SEVERAL = "one", "several"
 
@@ -51,12 +51,12 @@ class Sharing(Scenario[SharingFlags]):
     load = FIXED
     defaults = SharingFlags()
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         rate, seconds = yield from self.sustainable(done, 0.15 * self.seconds, addresses=1)
         variants = [replace(v, vary=vary_length) for v in self.plain_variants]
         load = Open(self.own.factor * rate)
-        yield Phase(ONE, load, 0.5 * seconds, variants, judged=False, addresses=1)
-        yield Phase(SEVERAL, load, 0.5 * seconds, variants, judged=False)
+        yield LoadPhase(ONE, load, 0.5 * seconds, variants, judged=False, addresses=1)
+        yield LoadPhase(SEVERAL, load, 0.5 * seconds, variants, judged=False)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         one, several, own = phases[ONE].figures, phases[SEVERAL].figures, self.own

@@ -17,7 +17,7 @@ from loadtest.record import Record
 from loadtest.scenarios.base import LoadFlags, Scenario, ScenarioVerdict, bounded, own_flag
 from loadtest.scenarios.services import DRAFTER, TARGET, kill
 from loadtest.summary import PhaseResult, times
-from loadtest.work import Open, Phase, Variant
+from loadtest.work import LoadPhase, Open, Variant
 
 CALIBRATE_S, CALIBRATE = 60.0, 0.1
 """Time to measure the sustainable rate: a share of the whole test, at most so many seconds."""
@@ -69,7 +69,7 @@ class Soak(Scenario[SoakFlags]):
     def sources(cls, own: SoakFlags) -> Sequence[Source]:
         return (Source(VARIED),) if own.varied else super().sources(own)
 
-    def phases(self, done: Sequence[PhaseResult]) -> Iterator[Phase]:
+    def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         rate, seconds = yield from self.sustainable(
             done, min(CALIBRATE_S, CALIBRATE * self.seconds)
         )
@@ -77,7 +77,7 @@ class Soak(Scenario[SoakFlags]):
         variants = self.plain_variants
         if self.own.varied:
             variants = (Variant("varied", self.options, vary=vary_everything),)
-        yield Phase(
+        yield LoadPhase(
             "soak", Open(rate), seconds, variants, cancelled=self.own.cancelled,
             cancel_after_s=self.own.cancel_after, meanwhile=lambda: self._kill(seconds),
         )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.generation import (
@@ -13,6 +13,7 @@ from flyspec.values.generation import (
     RoundRecord,
     SpeculationMetrics,
 )
+from flyspec.values.phases import Phase
 from flyspec.values.rounds import Budget, DraftChunk, OpenWindow, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import Origin
 from orchestrator.generation.window import Command, RollBack, Token
@@ -58,6 +59,7 @@ class RoundOutcome:
             exact_until_position=asked.exact_until_position,
             open_window=asked.open_window,
             num_speculative_tokens=asked.num_speculative_tokens,
+            rule_segments=asked.rule_segments,
         )
 
 
@@ -75,6 +77,11 @@ class Ledger:
     num_draft_tokens_per_round: list[int] = field(default_factory=list)
     _shares: dict[str, DrafterShare] = field(default_factory=dict)
     _plain: bool = False
+    _phases: Sequence[Phase] = ()
+    _phase_at: Callable[[int], int] = field(default=lambda position: 0)
+    _length: int = 0  # of the sequence's final part, if phases are followed
+    _spent: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Loose tokens and their cost by phase."""
     _committed_length: int = 0
     _end: float = math.inf
     _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
@@ -84,13 +91,26 @@ class Ledger:
 
     def budget(self, window: OpenWindow | None) -> Budget:
         """Return the remaining budget for loose tokens, minus the token of an open window."""
-        tokens, cost = self.max_loose_tokens, self.max_loose_cost_nats
-        if tokens is not None:
-            tokens = max(0, tokens - self.metrics.num_loose_tokens - (window is not None))
-        if cost is not None:
-            reserved = window.gap_nats if window else 0.0
-            cost = max(0.0, cost - self.metrics.loose_cost_nats - reserved)
-        return Budget(tokens, cost)
+        spent = self.metrics.num_loose_tokens, self.metrics.loose_cost_nats
+        return _left(self.max_loose_tokens, self.max_loose_cost_nats, *spent, window)
+
+    def follow(
+        self, phases: Sequence[Phase], phase_at: Callable[[int], int], prompt_length: int
+    ) -> None:
+        """Count loose tokens by phase; `phase_at` returns the index of a position's.
+
+        It is asked about final positions and the one behind them.
+        """
+        self._phases, self._phase_at, self._length = phases, phase_at, prompt_length
+
+    def phase_budget(self, index: int, window: OpenWindow | None) -> Budget:
+        """Return what is left of a phase's own budget; no limit for an index behind the phases."""
+        if index >= len(self._phases) or not (phase := self._phases[index]).has_budget:
+            return Budget()
+        if window is not None and self._phase_at(window.position) != index:
+            window = None
+        spent = self._spent.get(index, (0, 0.0))
+        return _left(phase.max_loose_tokens, phase.max_loose_cost_nats, *spent, window)
 
     @property
     def shares(self) -> list[DrafterShare]:
@@ -110,6 +130,8 @@ class Ledger:
             if token.origin is Origin.LOOSE:
                 metrics.num_loose_tokens += 1
                 metrics.loose_cost_nats += token.gap_nats or 0.0
+                self._spend(token.gap_nats or 0.0)
+            self._length += 1
         if verdict is not None:
             self._record_verdict(round_, verdict)
         else:
@@ -122,6 +144,13 @@ class Ledger:
                 self._settle_at(command.length)
         if self._unsettled:
             self._settle(self._committed_length)
+
+    def _spend(self, cost_nats: float) -> None:
+        """Count the next final token as loose in its phase."""
+        if self._phases:
+            index = self._phase_at(self._length)
+            count, cost = self._spent.get(index, (0, 0.0))
+            self._spent[index] = count + 1, cost + cost_nats
 
     def _record_verdict(self, round_: RoundOutcome, verdict: Verdict) -> None:
         """Count the verified drafts, the rejected one, and the round's time outside the models."""
@@ -194,3 +223,19 @@ class Ledger:
         """
         taken, self._settled = self._settled, []
         return taken
+
+
+def _left(
+    tokens: int | None,
+    cost_nats: float | None,
+    spent_tokens: int,
+    spent_nats: float,
+    window: OpenWindow | None,
+) -> Budget:
+    """Return what is left of a budget, minus the token of an open window."""
+    if tokens is not None:
+        tokens = max(0, tokens - spent_tokens - (window is not None))
+    if cost_nats is not None:
+        reserved = window.gap_nats if window else 0.0
+        cost_nats = max(0.0, cost_nats - spent_nats - reserved)
+    return Budget(tokens, cost_nats)

@@ -112,14 +112,17 @@ class _Limits(BaseModel):
                 f"rule.{name} must be {allowed} on this server, got {value:g}{own}"
             )
 
-    def bound(self, name: str, given: N | None) -> N | None:
-        """Return the request's budget of that name (default: the limit); refuse one above it."""
+    def bound(self, name: str, given: N | None, where: str = "speculation.") -> N | None:
+        """Return the request's budget of that name (default: the limit); refuse one above it.
+
+        `where` is prefixed to the name in errors.
+        """
         limit: N | None = getattr(self, name)
         if given is None or limit is None:
             return limit if given is None else given
         if given > limit:
             raise InvalidArgumentError(
-                f"speculation.{name} must be between 0 and {limit:g} on this server, got {given:g}"
+                f"{where}{name} must be between 0 and {limit:g} on this server, got {given:g}"
             )
         return given
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -19,27 +18,43 @@ from flyspec.speculation_length import (
     requested,
 )
 from flyspec.tokenizer import Tokenizer
-from flyspec.validation import distribution_spec, distribution_warnings, validate_sampling
+from flyspec.validation import (
+    common_distribution_spec,
+    distribution_spec,
+    distribution_warnings,
+    validate_sampling,
+)
 from flyspec.values.admin import VerifyServiceInfo
 from flyspec.values.generation import Started
+from flyspec.values.phases import Phase, rule_names
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
+from orchestrator.generation.phase_plan import (
+    EXACT,
+    RulesAsked,
+    check_cost,
+    check_exact_inside,
+    check_number_of_rules,
+    check_texts,
+    check_tokens,
+    plan_phases,
+)
+from orchestrator.generation.phases import Phases
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
 from orchestrator.generation.rule_files import RuleBook
 
 SEED_BITS = 53
 """Of seeds that are drawn; JavaScript's numbers keep no more."""
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationPlan:
     """The validated parameters of one generation.
 
-    `rule` is a preset with every parameter set. `loop_guard` switches to exact acceptance when the
+    `rule` is a preset with every parameter set; of several phases, the first one's. `phases` are
+    the request's, with such rules; none if `rule` alone holds everywhere and nothing is
+    `exact_inside`. `loop_guard` switches to exact acceptance when the
     output repeats itself; it is off for lossless rules. If `adaptive`, K is at most
     `num_speculative_tokens`, after the rounds of `num_draft_tokens_per_round`. More drafts than
     `judged_k` are judged as several rounds of that many (0: always as one). `logprobs` is how many
@@ -57,6 +72,8 @@ class GenerationPlan:
     ignore_eos: bool
     drafter: str
     rule: Rule
+    phases: tuple[Phase, ...]
+    exact_inside: tuple[str, ...]
     num_speculative_tokens: int
     adaptive: bool
     judged_k: int
@@ -76,7 +93,46 @@ class GenerationPlan:
 
     @property
     def has_budget(self) -> bool:
-        return self.max_loose_tokens is not None or self.max_loose_cost_nats is not None
+        whole = self.max_loose_tokens is not None or self.max_loose_cost_nats is not None
+        return whole or any(phase.has_budget for phase in self.phases)
+
+    @property
+    def phase_rules(self) -> tuple[Rule, ...]:
+        """The rules of the phases, in their order."""
+        return tuple(phase.rule for phase in self.phases if phase.rule) or (self.rule,)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules of the session with the target, by `RuleSegment.rule_index`."""
+        return (*self.phase_rules, EXACT) if self.exact_inside else self.phase_rules
+
+    @property
+    def rule_names(self) -> str:
+        """The names of the phases' rules, for logs."""
+        return rule_names(self.phase_rules)
+
+    @property
+    def main_rule(self) -> str:
+        """The first phase's rule that is not token-exact, or `exact`: where one name must do."""
+        names = [rule.name for rule in self.phase_rules]
+        return next((name for name in names if not RULE_PRESETS[name].token_exact), names[0])
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output follows the target's distribution in all phases."""
+        return all(RULE_PRESETS[rule.name].lossless for rule in self.phase_rules)
+
+    @property
+    def token_exact(self) -> bool:
+        """Whether the output equals plain decoding in all phases."""
+        return all(RULE_PRESETS[rule.name].token_exact for rule in self.phase_rules)
+
+    def tracked(self, tokenizer: Tokenizer) -> Phases | None:
+        """Return what finds out which phase holds where; None if there is only one rule."""
+        if not self.phases:
+            return None
+        texts, length = tokenizer.detokenizer(), len(self.prompt_token_ids)
+        return Phases(self.phases, self.exact_inside, texts, length)
 
     @property
     def max_total_tokens(self) -> int:
@@ -93,6 +149,8 @@ class GenerationPlan:
             num_speculative_tokens=self.num_speculative_tokens,
             adaptive=self.adaptive,
             warnings=self.warnings,
+            phases=self.phases,
+            exact_inside=self.exact_inside,
         )
 
 
@@ -115,29 +173,36 @@ def make_plan(
     given = _given_rule(options, settings)
     length = _length(options, settings)
     # W depends on the requested K, however many tokens a round drafts.
-    rule = rules.resolve(given, requested(length))
+    asked = RulesAsked(rules, given, requested(length))
+    phases = plan_phases(options, asked, target)
+    exact_inside = check_exact_inside(options.exact_inside)
+    rule = phases[0].rule if phases else asked.resolve(given)
+    assert rule is not None
+    if exact_inside and not phases:
+        phases = (Phase(rule),)
+    used = tuple(phase.rule for phase in phases if phase.rule) or (rule,)
+    check_number_of_rules(len(used) + bool(exact_inside), target)
     k = _num_speculative_tokens(options, length, max_draft_tokens, rules)
     judged_k = 0
-    if length == AUTO and not RULE_PRESETS[rule.name].token_exact:
+    if length == AUTO and not all(RULE_PRESETS[each.name].token_exact for each in used):
         # Longer rounds, with fewer bonus tokens, would accept more mismatches.
         judged_k = REQUESTED_BY_AUTO
-        if rule.window_scope is WindowScope.ACROSS_ROUNDS:
+        if any(each.window_scope is WindowScope.ACROSS_ROUNDS for each in used):
             k = min(k, REQUESTED_BY_AUTO)
-    check_ids("rule.guarded_token_ids", rule.guarded_token_ids, target.model)
+    asked.check_guarded(target.model)
     cost = options.max_loose_cost_nats
-    if cost is not None and not 0 <= cost < math.inf:  # NaN too
-        raise InvalidArgumentError(
-            f"speculation.max_loose_cost_nats must be finite and at least 0, got {cost:g}"
-        )
+    check_cost("speculation.max_loose_cost_nats", cost)
     limits.check_loop_guard(options.disable_loop_guard)
     logprobs = options.logprobs
     if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
         raise InvalidArgumentError(
             f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}"
         )
-    distribution = distribution_spec(rule, sampling) if k else None
-    warnings = rules.warnings(given, rule, k)
-    warnings += distribution_warnings(rule, distribution, k, target.model.vocab_size)
+    distribution = common_distribution_spec(used, sampling) if k else None
+    warnings = asked.warnings(k)
+    for each in used:
+        if distribution_spec(each, sampling) is not None:
+            warnings += distribution_warnings(each, distribution, k, target.model.vocab_size)
     return GenerationPlan(
         prompt_token_ids=prompt,
         sampling=sampling,
@@ -148,6 +213,8 @@ def make_plan(
         ignore_eos=options.ignore_eos,
         drafter=options.drafter,
         rule=rule,
+        phases=phases,
+        exact_inside=exact_inside,
         num_speculative_tokens=k,
         adaptive=length == AUTO,
         judged_k=judged_k,
@@ -160,9 +227,11 @@ def make_plan(
         context_length=target.model.context_length,
         max_plain_tokens=target.max_plain_tokens,
         eager=options.eager,
-        loop_guard=not (RULE_PRESETS[rule.name].lossless or options.disable_loop_guard),
+        loop_guard=not (
+            all(RULE_PRESETS[each.name].lossless for each in used) or options.disable_loop_guard
+        ),
         logprobs=logprobs,
-        warnings=tuple(warnings),
+        warnings=tuple(dict.fromkeys(warnings)),
         return_rounds=options.return_rounds,
         distribution=distribution,
         prediction=_prediction(options, k, tokenizer, target),
@@ -245,24 +314,10 @@ def _given_rule(options: GenerateOptions, settings: OrchestratorSettings) -> Rul
 
 def _stop(options: GenerateOptions) -> tuple[str, ...]:
     """Return the stop strings, which are limited because output is held back to match them."""
-    if len(options.stop) > MAX_STOP_STRINGS:
-        raise InvalidArgumentError(
-            f"stop: at most {MAX_STOP_STRINGS} strings allowed, got {len(options.stop)}"
-        )
-    for stop in options.stop:
-        if not 1 <= len(stop) <= MAX_STOP_CHARACTERS:
-            raise InvalidArgumentError(
-                f"stop: each string must have 1 to {MAX_STOP_CHARACTERS} characters, "
-                f"got {len(stop)}"
-            )
+    check_texts("stop", options.stop)
     return tuple(options.stop)
 
 
 def _stop_token_ids(options: GenerateOptions, target: VerifyServiceInfo) -> frozenset[int]:
-    if len(options.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidArgumentError(
-            f"stop_token_ids: at most {MAX_STOP_TOKEN_IDS} tokens allowed, got "
-            f"{len(options.stop_token_ids)}"
-        )
-    check_ids("stop_token_ids", options.stop_token_ids, target.model)
+    check_tokens("stop_token_ids", options.stop_token_ids, target.model)
     return frozenset(options.stop_token_ids)

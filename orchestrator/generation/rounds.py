@@ -9,14 +9,14 @@ from contextlib import aclosing
 
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
-from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
+from flyspec.values.rounds import DraftChunk, RuleSegment, Verdict, VerifyRound
 from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.next_proposal import NextProposal
 from orchestrator.generation.pace import SHORT_PROMPT, CheckedRound, Pace
+from orchestrator.generation.phases import Phases
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.prediction import Prediction
 from orchestrator.generation.proposals import PredictedDrafts
@@ -61,8 +61,9 @@ class Rounds:
         recoveries: Recoveries,
         eos_token_ids: Collection[int] = (),
         control_token_ids: Collection[int] = (),
+        phases: Phases | None = None,
     ) -> None:
-        self._plan, self._pace = plan, pace
+        self._plan, self._pace, self._phases = plan, pace, phases
         self._eos = frozenset(eos_token_ids)
         self._kept: list[RoundOutcome] = []
         self._recoveries = recoveries
@@ -223,9 +224,21 @@ class Rounds:
         if remaining <= 0:
             return 0
         limit = min(wanted, plan.context_length - length)
-        if RULE_PRESETS[plan.rule.name].token_exact:
-            limit = min(limit, remaining - 1)
-        return limit
+        exact = plan.token_exact
+        if self._phases is not None and window is None:
+            exact = self._phases.exact_from_here
+        return min(limit, remaining - 1) if exact else limit
+
+    def _segments(self, proposal: DraftChunk) -> Sequence[RuleSegment]:
+        """Return which rule judges which drafts of a proposal; none if there is only one."""
+        if self._phases is None or not proposal.token_ids:
+            return ()
+        window = self._state.window
+        return self._phases.segments(
+            self._sequence.tokens,
+            proposal.token_ids,
+            lambda index: self._ledger.phase_budget(index, window),
+        )
 
     def _request(self, proposal: DraftChunk) -> VerifyRound:
         """Return the request to verify a proposal, or to decode without one."""
@@ -247,6 +260,7 @@ class Rounds:
             draft_survivals=self._pace.survivals(proposal),
             num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
             return_plain_confidence=plan.adaptive and proposal is NOTHING,
+            rule_segments=self._segments(proposal),
         )
 
     def _advance(
@@ -258,6 +272,8 @@ class Rounds:
         self._state, commands = step(self._state, event)
         for command in commands:
             self._carry_out(command)
+        if self._phases is not None:
+            self._phases.commit(self._sequence.tokens, self._state.committed_length)
         now = time.perf_counter_ns()
         began_ns, self._next.began_ns = self._next.began_ns, now
         round_ns = now - began_ns

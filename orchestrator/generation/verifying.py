@@ -64,7 +64,8 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         self._template = VerifyOpen(
             token_ids=(),
             prompt_length=len(plan.prompt_token_ids),
-            rule=plan.rule,
+            rule=plan.rules[0],
+            other_rules=plan.rules[1:],
             sampling=plan.sampling,
             seed=plan.seed,
             logprobs=plan.logprobs,

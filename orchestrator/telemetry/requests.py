@@ -86,12 +86,12 @@ class Observation(AbstractContextManager["Observation"]):
         metrics = self._metrics
         metrics.queue_seconds.observe((now - self._arrived_ns) / 1e9)
         metrics.prompt_tokens.inc(len(plan.prompt_token_ids))
-        self._labels = metrics.label(drafter if plan.num_speculative_tokens else ""), plan.rule.name
-        self._counter = RoundCounter(metrics, plan.rule.name, ledger)
+        self._labels = metrics.label(drafter if plan.num_speculative_tokens else ""), plan.main_rule
+        self._counter = RoundCounter(metrics, plan.main_rule, ledger)
         operation = "chat" if is_chat else "text_completion"
         self._name = f"{operation} {model}"
         self._facts.update(
-            rule=plan.rule.name, drafter=drafter, prompt_tokens=len(plan.prompt_token_ids)
+            rule=plan.rule_names, drafter=drafter, prompt_tokens=len(plan.prompt_token_ids)
         )
         if self._trace is not None:
             self._trace.admitted(self._arrived_ns, now)
@@ -184,7 +184,7 @@ def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> 
         "gen_ai.request.stream": True,
         "gen_ai.response.model": model,
         "gen_ai.usage.input_tokens": len(plan.prompt_token_ids),
-        "flyspec.rule": plan.rule.name,
+        "flyspec.rule": plan.rule_names,
         "flyspec.drafter": drafter,
         "flyspec.num_speculative_tokens": plan.num_speculative_tokens,
     }

@@ -67,6 +67,13 @@ def test_what_cannot_be_done_is_named_and_the_conversation_goes_on(stack: Stack)
     assert "1 answers" in result.err
 
 
+def test_a_rule_may_have_phases(stack: Stack) -> None:
+    result = chat(stack, "/rule fly until a then banana", "/rule fly until a then exact", "One cat")
+    assert "/rule banana: not a rule of this server" in result.err
+    assert "rule fly until a then exact" in result.err
+    assert "rule fly until 'a', then exact" in result.err
+
+
 async def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
     stack: Stack, tmp_path: Path
 ) -> None:

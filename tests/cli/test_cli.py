@@ -143,6 +143,18 @@ def test_rules_seeds_and_parameters_reach_the_server(stack: Stack) -> None:
     assert bound.documents[0]["metrics"]["speculative_decoding"]["num_loose_tokens"] == 1
 
 
+def test_phases_reach_the_server(stack: Stack) -> None:
+    flags = ["--address", stack.address, "--max-tokens", "20", "--ignore-eos",
+             "--num-speculative-tokens", "6", "--rule", "random", "--random-acceptance", "1",
+             "--until", "a", "--then", "exact"]  # fmt: skip
+    (document,) = invoke("generate", "--json", *flags, "the cat").documents
+    first, second = document["phases"]
+    assert (first["rule"]["name"], first["until"]) == ("random", ["a"])
+    assert second["rule"] == {"name": "exact"}
+    shown = invoke("generate", *flags, "the cat")
+    assert "rule random until 'a', then exact" in shown.err
+
+
 ROLLING_BACK = ["--rule", "margin", "--margin-threshold", "100", "--num-speculative-tokens", "1",
                 "--ignore-eos", "--max-tokens", "40", "--no-loop-guard"]  # fmt: skip
 

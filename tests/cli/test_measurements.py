@@ -41,6 +41,7 @@ from flyspec.prompts import Prompt
 from flyspec.rules import Divergence, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.generation import FinishReason
+from flyspec.values.phases import Phase
 from flyspec.values.tokens import Origin
 
 
@@ -233,6 +234,30 @@ def test_rules_are_named_with_their_parameters() -> None:
     )
 
 
+def test_phases_are_rules_with_the_texts_between_them() -> None:
+    found = parse_conditions(
+        "fly until #### then exact,"
+        "relaxed:relaxed_delta=0.2,max_loose_tokens=5,num_speculative_tokens=7 "
+        "until </think>\n then "
+        "margin:max_loose_cost_nats=1.5 until token:42 then exact,margin:max_loose_tokens=3,typical"
+    )
+    relaxed = Rule("relaxed", relaxed_delta=0.2)
+    assert [c.phases for c in found] == [
+        (Phase(Rule("fly"), ("####",)), Phase(Rule("exact"))),
+        (
+            Phase(relaxed, ("</think>",), max_loose_tokens=5),
+            Phase(Rule("margin"), (), (42,), max_loose_cost_nats=1.5),
+            Phase(Rule("exact")),
+        ),
+        (Phase(Rule("margin"), max_loose_tokens=3),),
+        (),
+    ]
+    assert [(c.rule, c.num_speculative_tokens) for c in found] == [
+        (Rule("fly"), None), (relaxed, 7), (Rule("margin"), None), (Rule("typical"), None),
+    ]  # fmt: skip
+    assert found[0].name == "fly until #### then exact"
+
+
 def test_all_is_every_preset_and_plain_decoding_comes_first() -> None:
     assert parse_conditions("all") == ALL_CONDITIONS
     assert {c.rule.name for c in ALL_CONDITIONS} == set(RULE_PRESETS)
@@ -252,6 +277,10 @@ def test_all_is_every_preset_and_plain_decoding_comes_first() -> None:
         ("fly:fly_window_size=-1", "fly_window_size must be an integer, 0 or more, got '-1'"),
         ("fuzzy:divergence=hellinger", "divergence must be one of js, kl, tv, got 'hellinger'"),
         (":fly_window_size=1", "no rule name"),
+        ("fly until ####", "no rule name before a colon"),
+        ("fly until #### then", "no rule name before a colon"),
+        ("fly until # then exact:num_speculative_tokens=4", "in the first phase"),
+        ("fly:max_loose_tokens=x until # then exact", "max_loose_tokens must be an integer"),
     ],
 )
 def test_rules_that_cannot_be_read(text: str, message: str) -> None:
@@ -282,5 +311,7 @@ def test_judged_rules_are_checked_and_have_no_k() -> None:
                for c in ALL_CONDITIONS)  # fmt: skip
     with pytest.raises(ConfigError, match="'plain' sets K"):
         parse_rules("plain,fly")
+    with pytest.raises(ConfigError, match="'fly until # then exact' has phases"):
+        parse_rules("fly until # then exact")
     with pytest.raises(InvalidArgumentError, match=r"rule\.margin_threshold"):
         parse_rules("margin:margin_threshold=-1")

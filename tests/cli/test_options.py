@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from flyspec.cli.main import app
 from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.phases import with_phases
 from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
@@ -20,6 +21,7 @@ from flyspec.config import DraftSettings, VerifySettings
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.settings_sources import from_command_line
+from flyspec.values.phases import Phase
 from flyspec.values.tokens import SamplingParams
 
 DEFAULTS = GenerateOptions(max_tokens=5, rule=Rule(""))
@@ -58,6 +60,7 @@ FLAGS: list[tuple[list[str], dict[str, Any]]] = [
     (["--max-loose-cost-nats", "1.5"], {"max_loose_cost_nats": 1.5}),
     (["--exact-prefix-tokens", "2"], {"exact_prefix_tokens": 2}),
     (["--eager"], {"eager": True}),
+    (["--exact-inside", "tool_call, json"], {"exact_inside": ("tool_call", "json")}),
     (["--no-loop-guard"], {"disable_loop_guard": True}),
     (["--logprobs", "0"], {"logprobs": 0}),
     (["--return-rounds"], {"return_rounds": True}),
@@ -101,6 +104,38 @@ RULE: list[tuple[list[str], dict[str, Any]]] = [
 ]
 
 
+def test_flags_of_phases() -> None:
+    found = with_phases(
+        DEFAULTS,
+        ["</think>", "token:7"],
+        ["relaxed:relaxed_delta=0.2,max_loose_tokens=4", "exact"],
+    )
+    assert found.phases == (
+        Phase(None, ("</think>",)),
+        Phase(Rule("relaxed", relaxed_delta=0.2), (), (7,), max_loose_tokens=4),
+        Phase(Rule("exact")),
+    )
+    assert found.rule == DEFAULTS.rule
+    assert with_phases(DEFAULTS, (), ()) is DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("until", "then", "message"),
+    [
+        (["a"], [], "--until: give one --then for each.*1 --until and 0 --then"),
+        ([], ["exact"], "there are 0 --until and 1 --then"),
+        ([""], ["exact"], "--until: is empty"),
+        (["a"], ["exact:x=1"], "--then: 'exact:x=1': 'x=1' must be PARAMETER=VALUE"),
+        (["a"], ["exact,fly"], "--then: 'exact,fly' names 2 rules; give one"),
+        (["a"], ["fly until b then exact"], "--then: .*give one rule"),
+        (["a"], ["fly:num_speculative_tokens=4"], "--then: .* sets K"),
+    ],
+)
+def test_flags_that_make_no_phases(until: list[str], then: list[str], message: str) -> None:
+    with pytest.raises(typer.BadParameter, match=message):
+        with_phases(DEFAULTS, until, then)
+
+
 @pytest.mark.parametrize(("arguments", "fields"), FLAGS)
 def test_flags_of_the_request(arguments: list[str], fields: dict[str, Any]) -> None:
     assert parse(*arguments)[0] == GenerateOptions(**{"max_tokens": 5, "rule": Rule(""), **fields})
@@ -122,11 +157,19 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("table", "kind", "apart"),
     [
-        # Ids are for programs, and so are the rounds of an earlier run.
+        # Ids are for programs, and so are the rounds of an earlier run; phases have the flags of
+        # `flyspec.cli.phases`.
         (
             FLAGS,
             GenerateOptions,
-            {"sampling", "rule", "request_id", "traceparent", "num_draft_tokens_per_round"},
+            {
+                "sampling",
+                "rule",
+                "phases",
+                "request_id",
+                "traceparent",
+                "num_draft_tokens_per_round",
+            },
         ),
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),

@@ -21,6 +21,7 @@ from flyspec.client import (
 )
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
+from flyspec.values.phases import Phase
 from flyspec.values.tokens import Origin, TokenLogprobs
 
 METRICS = SpeculationMetrics(
@@ -66,6 +67,8 @@ def test_document_has_the_names_that_users_rely_on() -> None:
         "model": "target",
         "drafter": "model",
         "rule": {"name": "fly"},
+        "phases": [],
+        "exact_inside": [],
         "num_speculative_tokens": 4,
         "seed": 7,
         "usage": {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7},
@@ -148,6 +151,24 @@ def test_what_happened_is_in_the_summary() -> None:
     assert "repeating, exact from token 40 on" in line
     assert "rollback" not in render.summary(generation(), 1.0)
     assert "1 rollback " in render.summary(generation(replace(METRICS, num_rollbacks=1)), 1.0)
+
+
+def test_phases_are_told_with_what_ends_them() -> None:
+    phases = (
+        Phase(Rule("fly"), ("</think>",), (7,), max_loose_tokens=3),
+        Phase(Rule("exact"), max_loose_cost_nats=0.5),
+    )
+    whole = generation()
+    started = replace(whole.started, phases=phases, exact_inside=("json",))
+    phased = replace(whole, started=started)
+    line = render.summary(phased, 1.0)
+    assert "rule fly until '</think>' or token 7, then exact, exact inside json ·" in line
+    assert render.document(phased)["phases"] == [
+        {"rule": {"name": "fly"}, "until": ("</think>",), "until_token_ids": (7,),
+         "max_loose_tokens": 3, "max_loose_cost_nats": None},
+        {"rule": {"name": "exact"}, "until": (), "until_token_ids": (),
+         "max_loose_tokens": None, "max_loose_cost_nats": 0.5},
+    ]  # fmt: skip
 
 
 def test_plain_decoding_has_numbers_too() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from flyspec.client import GenerateOptions
 from flyspec.rules import Rule
+from flyspec.values.phases import Phase
 
 SAID = [{"role": "user", "content": "the cat saw the dog and the cat saw"}]
 WANTED = {
@@ -66,6 +67,29 @@ async def test_rounds_are_those_of_grpc(served, bare, path):
                 assert decision["outcome"] == whole.outcome.name
                 assert decision["target_token_id"] == whole.target_token_id
                 assert decision["gap_nats"] == whole.gap_nats
+
+
+async def test_phases_are_those_of_grpc(served, bare):
+    loose = Rule("margin", margin_threshold=9.0, fly_window_size=0, window_scope=1)
+    spec = {
+        "rule": {"name": "margin", "margin_threshold": 9.0, "fly_window_size": 0,
+                 "window_scope": "within_round"},
+        "num_speculative_tokens": 6,
+        "phases": [{"until": "a", "max_loose_tokens": 4}, {"rule": {"name": "exact"}}],
+        "exact_inside": ["json"],
+    }  # fmt: skip
+    body = {"prompt": "the cat saw", "seed": 3, "speculation": spec}
+    (choice,) = (await bare.post("/v1/completions", json={**WANTED, **body})).json()["choices"]
+    phases = [Phase(until=["a"], max_loose_tokens=4), Phase(Rule("exact"))]
+    same = await served.client.complete(
+        "the cat saw", seed=3, max_tokens=40, ignore_eos=True, rule=loose, phases=phases,
+        exact_inside=["json"], num_speculative_tokens=6, return_rounds=True,
+    )  # fmt: skip
+    assert choice["text"] == same.text
+    assert [r["rule_segments"] for r in choice["rounds"]] == [
+        [segment.document() for segment in record.rule_segments] for record in same.rounds
+    ]
+    assert any(len(record.rule_segments) > 1 for record in same.rounds)
 
 
 async def test_tokens_of_rounds_have_texts(served, bare):
@@ -152,6 +176,14 @@ BITS = "speculation.rule.entropy_measure must be one of normalized, top_k, got '
         ({"rule": {"name": "fly", "entropy_measure": "bits"}}, BITS),
         ({"rule": {"name": "fly", "entropyMeasure": "bits"}}, BITS),
         ({"rule": {"name": "fly", "entropyMeasure": ["top_k"]}}, "speculation: "),
+        (
+            {"phases": [{"until": "a"}, {"rule": {"name": "fly", "entropy_measure": "bits"}}]},
+            "speculation.phases[1].rule.entropy_measure must be one of normalized, top_k",
+        ),
+        ({"phases": [{"rule": "fly"}]}, "speculation.phases[0].rule: must be an object"),
+        ({"phases": [{"until": "a"}]}, "speculation.phases[0].until: the last phase has no end"),
+        ({"phases": ["fly"]}, "speculation: "),
+        ({"exact_inside": ["xml"]}, "exact_inside must be one of tool_call, json, got 'xml'"),
     ],
 )
 async def test_bad_speculation_is_refused_by_name(bare, given, message):

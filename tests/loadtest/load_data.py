@@ -8,7 +8,7 @@ from flyspec.client import GenerateOptions
 from loadtest.record import Record
 from loadtest.report.base import VERSION
 from loadtest.summary import PhaseResult, timeline
-from loadtest.work import Closed, Phase, Variant
+from loadtest.work import Closed, LoadPhase, Variant
 
 VARIANT = Variant("fly, K = 15", GenerateOptions())
 PLAIN = Variant("K = 0", GenerateOptions())
@@ -33,7 +33,9 @@ def document(scenario="ramp", series=("fly", "K = 0"), users=(1, 4, 16), failure
     rng, began, results, records = random.Random(0), 0.0, [], []
     for step in users:
         for index, name in enumerate(series):
-            phase = Phase(f"{step} users, {name}", Closed(step), 5.0, (VARIANT, PLAIN), series=name)
+            phase = LoadPhase(
+                f"{step} users, {name}", Closed(step), 5.0, (VARIANT, PLAIN), series=name
+            )
             of_phase = []
             for user in range(step):
                 at = began

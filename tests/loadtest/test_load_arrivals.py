@@ -17,7 +17,7 @@ from flyspec.errors import ConfigError
 from loadtest.control import Control
 from loadtest.prompts import FRESH, VARIED, Source, prompt_mix
 from loadtest.scenarios.base import vary_length
-from loadtest.work import Closed, Open, Phase, Text, Variant
+from loadtest.work import Closed, LoadPhase, Open, Text, Variant
 from tests.loadtest.load_data import PLAIN, VARIANT
 
 
@@ -110,7 +110,7 @@ def test_sources_are_files_with_weights(tmp_path):
 def test_jobs_draw_variants_by_weight_and_clients_that_leave():
     control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
     variants = (VARIANT, Variant("rare", PLAIN.options, 0.25))
-    control.open_phase(Phase("p", Closed(1), 1.0, variants, cancelled=0.5, cancel_after_s=2.0))
+    control.open_phase(LoadPhase("p", Closed(1), 1.0, variants, cancelled=0.5, cancel_after_s=2.0))
     jobs = [control.next_job(planned=1.5) for _ in range(4000)]
     assert sum(j.variant == "rare" for j in jobs) == pytest.approx(800, abs=120)
     delays = [j.leave_after_s for j in jobs if j.leave_after_s is not None]
@@ -122,11 +122,11 @@ def test_jobs_draw_variants_by_weight_and_clients_that_leave():
 def test_a_variant_may_vary_its_options_and_fixed_texts_take_turns():
     control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
     mean = replace(VARIANT, options=replace(VARIANT.options, max_tokens=100), vary=vary_length)
-    control.open_phase(Phase("p", Closed(1), 1.0, (mean,)))
+    control.open_phase(LoadPhase("p", Closed(1), 1.0, (mean,)))
     lengths = {control.next_job().options.max_tokens for _ in range(500)}
     assert {min(lengths), max(lengths)} == {50, 150}
     texts = [Text(f"prompt {i}", PLAIN.options) for i in range(3)]
-    control.open_phase(Phase("p", Closed(1), 1.0, (VARIANT,), texts=texts))
+    control.open_phase(LoadPhase("p", Closed(1), 1.0, (VARIANT,), texts=texts))
     jobs = [control.next_job() for _ in range(6)]
     assert [job.text for job in jobs] == texts * 2
     assert not texts[0].differs([1, 2])

@@ -8,7 +8,7 @@ from loadtest.options import LoadOptions
 from loadtest.sampler import ProcessMemory, Sampler
 from loadtest.scenarios import SCENARIOS, World
 from loadtest.summary import PhaseResult
-from loadtest.work import Open, Phase
+from loadtest.work import LoadPhase, Open
 from tests.loadtest.load_data import VARIANT, done, other
 
 LENGTHS = {"before": 10.0, "burst": 30.0, "after": 10.0, "one": 10.0, "several": 10.0}
@@ -20,8 +20,8 @@ def played(name, requests, grown_mib=0.0):
     for phase, of in requests.items():
         seconds = LENGTHS[phase]
         mine = [make(planned=began + at, phase=phase, **more) for make, at, more in of]
-        results[phase] = PhaseResult.of(Phase(phase, Open(1.0), seconds, (VARIANT,)), began,
-                                        began + seconds, 0.1, mine)  # fmt: skip
+        results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, (VARIANT,)), began,
+                                            began + seconds, 0.1, mine)  # fmt: skip
         records += mine
         began += seconds
     sampler = Sampler({}, None, lambda: 0.0, lambda: 0, print)

@@ -21,6 +21,7 @@ from flyspec.rules import Rule
 from flyspec.security import PortSecurity, TlsFiles
 from flyspec.speculation_length import AUTO
 from flyspec.values.admin import ModelInfo
+from flyspec.values.phases import Phase
 from flyspec.values.tokens import SamplingParams
 from loadtest.connection import Endpoint
 from loadtest.users.http import HttpTransport
@@ -52,6 +53,8 @@ OPTIONS = GenerateOptions(
     ignore_eos=True,
     drafter="model",
     rule=Rule("fly", fly_entropy_threshold=0.4, guarded_token_ids=(1, 2)),
+    phases=(Phase(None, ("a",), (9,), 2, 0.5), Phase(Rule("exact"))),
+    exact_inside=("json",),
     num_speculative_tokens=7,
     num_draft_tokens_per_round=(1, 2),
     max_loose_tokens=3,

@@ -13,7 +13,7 @@ from loadtest.goals import Goals
 from loadtest.measures import knee, overlap, percentile, quantiles
 from loadtest.sampler import ProcessMemory, growth
 from loadtest.summary import Figures, PhaseResult, meets, timeline
-from loadtest.work import Closed, Phase
+from loadtest.work import Closed, LoadPhase
 from tests.loadtest.load_data import PLAIN, VARIANT, done, other
 
 VALUES = st.lists(st.floats(0, 1e6), min_size=1, max_size=200)
@@ -170,7 +170,7 @@ def test_no_token_is_lost_over_time(records):
 
 
 def result(records, judged=True, limits=None):
-    phase = Phase("p", Closed(1), 10.0, (VARIANT, PLAIN), judged=judged)
+    phase = LoadPhase("p", Closed(1), 10.0, (VARIANT, PLAIN), judged=judged)
     return PhaseResult.of(phase, 0.0, 10.0, 0.0, records, limits)
 
 

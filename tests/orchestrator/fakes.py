@@ -314,6 +314,8 @@ def plan_of(**changes) -> GenerationPlan:
         "ignore_eos": False,
         "drafter": "",
         "rule": Rule("margin"),
+        "phases": (),
+        "exact_inside": (),
         "num_speculative_tokens": 4,
         "adaptive": False,
         "judged_k": 0,

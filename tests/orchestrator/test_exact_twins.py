@@ -11,6 +11,7 @@ import pytest
 from flyspec.client import GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
+from flyspec.values.phases import Phase
 from orchestrator.exact_twins import TwinOutcome
 from tests.orchestrator.stacks import slow, start_stack
 from tests.waiting import until
@@ -82,6 +83,17 @@ async def test_a_text_without_loose_tokens_is_the_exact_one(twins):
         assert not text.completion.speculation.num_loose_tokens
         await twins.until_compared(seed + 1)
     assert twins.outcomes == {TwinOutcome.SAME: 3}
+
+
+async def test_a_text_of_phases_is_compared_if_one_of_them_is_lossy(twins):
+    phases = [Phase(LOOSE, until_token_ids=[5]), Phase(Rule("exact"))]
+    await twins.client.complete(PROMPT, replace(FLY, phases=phases))
+    await twins.until_compared(1)
+    assert twins.number(TwinOutcome.VIOLATION) == 0
+    exact = [Phase(Rule("exact"), ["a"]), Phase(Rule("exact"))]
+    await twins.client.complete(PROMPT, replace(FLY, phases=exact))
+    await asyncio.sleep(0.05)
+    assert sum(twins.outcomes.values()) == 1
 
 
 async def test_exact_and_undrafted_texts_have_no_twins(twins):

@@ -16,6 +16,7 @@ from flyspec.rules.resolve import resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
 from flyspec.values.admin import ModelInfo, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.phases import MAX_RULES, Phase
 from flyspec.values.requests import GenerationRequest
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.sessions import SessionStatus
@@ -35,9 +36,10 @@ def tokenizer() -> Tokenizer:
     return Tokenizer(TokenizerBundle(json, "f", (1,), (0, 1, 2), chat_template="{{ messages }}"))
 
 
-def target(vocab_size: int = VOCAB_SIZE) -> VerifyServiceInfo:
+def target(vocab_size: int = VOCAB_SIZE, max_rules: int = MAX_RULES) -> VerifyServiceInfo:
     model = ModelInfo("target", "f", vocab_size, CONTEXT)
-    return VerifyServiceInfo(model, SessionStatus(0, 4), 64, 8, tuple(RULE_PRESETS))
+    rules = tuple(RULE_PRESETS)
+    return VerifyServiceInfo(model, SessionStatus(0, 4), 64, 8, rules, max_rules=max_rules)
 
 
 @pytest.fixture
@@ -46,6 +48,7 @@ def plan(tokenizer: Tokenizer) -> Any:
         request: generation_pb2.GenerateRequest | None = None,
         rules: RuleBook = NO_LIMITS,
         vocab_size: int = VOCAB_SIZE,
+        max_rules: int = MAX_RULES,
         settings: dict[str, Any] | None = None,
         **fields: Any,
     ) -> GenerationPlan:
@@ -56,7 +59,7 @@ def plan(tokenizer: Tokenizer) -> Any:
         return make_plan(
             wire.decode(GenerationRequest, request),
             tokenizer,
-            target(vocab_size),
+            target(vocab_size, max_rules),
             OrchestratorSettings(**settings or {}),
             MAX_DRAFT,
             rules,
@@ -83,6 +86,8 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         ignore_eos=False,
         drafter="",
         rule=resolve_rule(Rule("fly"), 15),
+        phases=(),
+        exact_inside=(),
         num_speculative_tokens=MAX_DRAFT,
         adaptive=True,
         judged_k=15,
@@ -137,6 +142,8 @@ def test_every_field_is_taken(plan: Any) -> None:
         ignore_eos=True,
         drafter="x",
         rule=resolve_rule(Rule("margin", margin_threshold=0.1, guarded_token_ids=(399,)), 4),
+        phases=(),
+        exact_inside=(),
         num_speculative_tokens=4,
         adaptive=False,
         judged_k=0,
@@ -154,6 +161,89 @@ def test_every_field_is_taken(plan: Any) -> None:
         distribution=None,
         prediction=[5, 6],
     )
+
+
+PHASES = [
+    {"until": ["####"], "max_loose_tokens": 3},
+    {"rule": {"name": "margin"}, "until_token_ids": [9]},
+    {"rule": {"name": "exact"}},
+]
+
+
+def test_phases_are_resolved_like_the_rule(plan: Any) -> None:
+    """W follows from the requested K in every phase; a phase without a rule has the request's."""
+    made = plan(
+        speculation=speculation(
+            rule={"name": "fly"}, phases=PHASES, exact_inside=["json", "tool_call", "json"],
+            num_speculative_tokens=4, max_loose_tokens=5,
+        )
+    )  # fmt: skip
+    fly, margin = (resolve_rule(Rule(name), 4) for name in ("fly", "margin"))
+    assert fly.fly_window_size == 3
+    assert made.phases == (
+        Phase(fly, ("####",), max_loose_tokens=3),
+        Phase(margin, (), (9,)),
+        Phase(Rule("exact")),
+    )
+    assert made.rule == fly
+    assert made.rules == (fly, margin, Rule("exact"), Rule("exact"))
+    assert made.exact_inside == ("tool_call", "json")
+    assert (made.main_rule, made.rule_names) == ("fly", "fly, margin, exact")
+    assert (made.lossless, made.token_exact, made.loop_guard, made.has_budget) == (
+        False, False, True, True,
+    )  # fmt: skip
+    assert any(w.startswith("rule.fly_window_size is 3") for w in made.warnings) is False
+    assert any("phases[0].rule.fly_window_size is 3" in w for w in made.warnings)
+
+
+def test_what_is_exact_in_all_phases_is_exact(plan: Any) -> None:
+    made = plan(speculation=speculation(phases=[{"until": ["a"]}, {}], rule={"name": "exact"}))
+    assert (made.lossless, made.token_exact, made.loop_guard, made.judged_k) == (
+        True, True, False, 0,
+    )  # fmt: skip
+    assert made.main_rule == "exact"
+    later = [{"until": ["a"]}, {"rule": {"name": "fly"}}]
+    made = plan(speculation=speculation(phases=later, rule={"name": "exact"}))
+    assert (made.main_rule, made.loop_guard, made.judged_k) == ("fly", True, 15)
+
+
+def test_exact_inside_alone_makes_one_phase(plan: Any) -> None:
+    made = plan(speculation=speculation(exact_inside=["json"]))
+    assert made.phases == (Phase(made.rule),)
+    assert made.rules == (made.rule, Rule("exact"))
+
+
+def test_rules_of_phases_may_need_draft_distributions(plan: Any) -> None:
+    phases = [{"rule": {"name": "fuzzy"}, "until": ["a"]}, {"rule": {"name": "exact"}}]
+    assert plan(speculation=speculation(phases=phases)).distribution == DistributionSpec(50)
+
+
+def test_an_older_verify_service_has_one_rule(plan: Any) -> None:
+    for max_rules, count in ((0, 2), (2, 3)):
+        phases = [*([{"until": ["a"]}] * (count - 1)), {}]
+        with pytest.raises(
+            InvalidArgumentError, match=f"need {count} rules, but the verify service can use "
+        ):
+            plan(speculation=speculation(phases=phases), max_rules=max_rules)
+    assert plan(speculation=speculation(phases=[{}]), max_rules=0).phases
+
+
+@pytest.mark.parametrize(
+    ("limits", "phase", "message"),
+    [
+        ({"max_margin_threshold": 0.1}, {"rule": {"name": "margin"}},
+         r"phases\[1\].rule.margin_threshold must be at most 0.1 on this server"),
+        ({"allowed_rules": ["fly", "exact"]}, {"rule": {"name": "margin"}},
+         r"phases\[1\].rule.name must be one of exact, fly on this server"),
+        ({"max_loose_tokens": 4}, {"max_loose_tokens": 5},
+         r"speculation.phases\[1\].max_loose_tokens must be between 0 and 4 on this server"),
+    ],
+)  # fmt: skip
+def test_limits_hold_in_every_phase(plan: Any, limits: Any, phase: Any, message: str) -> None:
+    rules = RuleBook.model_validate({"limits": limits})
+    asked = speculation(phases=[{"until": ["a"]}, phase], rule={"name": "fly"})
+    with pytest.raises(InvalidArgumentError, match=message):
+        plan(speculation=asked, rules=rules)
 
 
 @pytest.mark.parametrize(

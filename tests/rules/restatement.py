@@ -7,6 +7,7 @@ case touches, so that tests can count them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from tests.rules.rule_definitions import (
     probabilities,
     uniforms,
 )
+
+Segment = tuple[int, int, int | None, float | None]
 
 
 def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
@@ -318,51 +321,149 @@ class Judgement:
 
     def sample(self) -> Expected:
         """Speculative sampling: ratios, and residuals where they are missed."""
-        case, close = self.case, (1e-6 if self.case.tolerance < 1e-6 else 1e-3)
         for j in range(1, self.length + 1):
-            token, position = self.x[j - 1], case.start + j - 1
-            gap = float(case.rows[j - 1].max() - case.rows[j - 1][token])
-            correction = self.y[j - 1]
-            if position < case.exact_until:
-                if token == correction:
-                    self.mark("EXACT", j, token)
-                    continue
-            else:
-                p, q = probabilities(processed(case, j)), case.q[j - 1]
-                self.result.gaps[j] = gap
-                may = self.may_loosen(j)
-                u = float(uniforms(case.seed, position, 3, 1)[0])
-                ratio = float(p[token]) / q[token]
+            rejected = self.sample_at(j)
+            if rejected is not None:
+                return self.stop(j - 1, rejected)
+        return self.stop(self.length, self.y[self.length])
+
+    def sample_at(self, j: int) -> int | None:
+        """Judge the draft at j by p / q; the token that replaces it if it is rejected."""
+        case, close = self.case, (1e-6 if self.case.tolerance < 1e-6 else 1e-3)
+        token, position = self.x[j - 1], case.start + j - 1
+        gap = float(case.rows[j - 1].max() - case.rows[j - 1][token])
+        correction = self.y[j - 1]
+        if position < case.exact_until:
+            if token == correction:
+                self.mark("EXACT", j, token)
+                return None
+        else:
+            p, q = probabilities(processed(case, j)), case.q[j - 1]
+            self.result.gaps[j] = gap
+            may = self.may_loosen(j)
+            u = float(uniforms(case.seed, position, 3, 1)[0])
+            ratio = float(p[token]) / q[token]
+            self.result.close |= abs(u - ratio) < close
+            self.result.measures[j] = ratio
+            if u < ratio:
+                del self.result.gaps[j]
+                self.mark("EXACT", j, token)
+                return None
+            target = p
+            if may:
+                target = self.loosened(p, q, token)
+                ratio = float(target[token]) / q[token]
                 self.result.close |= abs(u - ratio) < close
                 self.result.measures[j] = ratio
                 if u < ratio:
-                    del self.result.gaps[j]
-                    self.mark("EXACT", j, token)
-                    continue
-                target = p
-                if may:
-                    target = self.loosened(p, q, token)
-                    ratio = float(target[token]) / q[token]
-                    self.result.close |= abs(u - ratio) < close
-                    self.result.measures[j] = ratio
-                    if u < ratio:
-                        self.pay("loose", gap)
-                        self.mark("LOOSE", j, correction)
-                        continue
-                left = target - np.array([q.get(t, 0.0) for t in range(len(p))])
-                if left.max() <= 0:
-                    left = target
-                with np.errstate(divide="ignore"):
-                    weights = np.log(np.maximum(left, 0.0))
-                weights += gumbel(case.seed, position, 4, len(p))
-                correction = first_argmax(weights)
-                best, other = np.sort(weights)[::-1][:2]
-                self.result.close |= best - other < 100 * close or left.max() < 0.01
-            self.tags.add("residual")
-            self.result.gaps[j] = gap
-            self.mark("REJECTED", j, correction)
-            return self.stop(j - 1, correction)
+                    self.pay("loose", gap)
+                    self.mark("LOOSE", j, correction)
+                    return None
+            left = target - np.array([q.get(t, 0.0) for t in range(len(p))])
+            if left.max() <= 0:
+                left = target
+            with np.errstate(divide="ignore"):
+                weights = np.log(np.maximum(left, 0.0))
+            weights += gumbel(case.seed, position, 4, len(p))
+            correction = first_argmax(weights)
+            best, other = np.sort(weights)[::-1][:2]
+            self.result.close |= best - other < 100 * close or left.max() < 0.01
+        self.tags.add("residual")
+        self.result.gaps[j] = gap
+        self.mark("REJECTED", j, correction)
+        return correction
+
+
+class SegmentedJudgement(Judgement):
+    """Several rules, each for its segments of the round; `cases` differ only in the rule's side.
+
+    `segments` are (start position, index of the case, loose tokens, loose cost) in order. Each
+    position is judged as by its own rule; a window looks on into the next segment, where only
+    matches count.
+    """
+
+    def __init__(self, cases: Sequence[Case], segments: Sequence[Segment]) -> None:
+        super().__init__(cases[0])
+        self.segments = segments
+        self.of = [Judgement(case) for case in cases]
+        self.own: dict[int, tuple[float, float]] = {}
+        for _, index, tokens, cost in segments:
+            bounds = (math.inf if b is None else b for b in (tokens, cost))
+            self.own.setdefault(index, tuple(bounds))  # type: ignore[arg-type]
+        for judgement in self.of:
+            judgement.result, judgement.tags = self.result, self.tags
+            judgement.matches = self.matches  # type: ignore[method-assign]
+
+    def index_at(self, j: int) -> int:
+        position = self.case.start + j - 1
+        return [index for start, index, *_ in self.segments if start <= position][-1]
+
+    def at(self, j: int) -> Judgement:
+        """The rule's judgement at j, with what is left of both budgets."""
+        judgement, (tokens, cost) = self.of[self.index_at(j)], self.own[self.index_at(j)]
+        judgement.tokens_left = min(tokens, self.tokens_left)
+        judgement.cost_left = min(cost, self.cost_left)
+        return judgement
+
+    def matches(self, j: int) -> bool:
+        judgement = self.of[self.index_at(j)]
+        return self.x[j - 1] in (judgement.y[j - 1], judgement.second[j - 1])
+
+    def walk(self) -> Expected:
+        if self.case.open is not None:
+            ended = self.came_open()
+            if ended is not None:
+                return ended
+        j = 1
+        while j <= self.length:
+            judgement = self.at(j)
+            outcome, token = self.decide(judgement, j)
+            if outcome == "REJECTED":
+                return self.stop(j - 1, token)
+            if outcome in ("LOOSE", "PROVISIONAL"):
+                gap, index = self.result.gaps[j], self.index_at(j)
+                tokens, cost = self.own[index]
+                self.own[index] = tokens - 1, cost - gap
+                self.tokens_left -= 1
+                self.cost_left -= gap
+                self.tags.add("loose")
+            if outcome == "PROVISIONAL":
+                self.tags.add("provisional")
+                remaining = judgement.window - (self.length - j)
+                self.result.open = Open(self.case.start + j - 1, token, remaining, gap)
+                for i in range(j + 1, self.length + 1):
+                    self.mark("EXACT", i, self.x[i - 1])
+                break
+            j += 1
         return self.stop(self.length, self.y[self.length])
+
+    def decide(self, judgement: Judgement, j: int) -> tuple[str, int]:
+        """The outcome at j and, of a mismatch, the target's token or what replaces it."""
+        x, y = self.x[j - 1], self.y[j - 1]
+        if sampling(judgement.case):
+            rejected = judgement.sample_at(j)
+            outcome = self.result.outcomes[-1]
+            return outcome, y if rejected is None else rejected
+        exactly = judgement.exactly(j)
+        if x == y or (self.matches(j) and not exactly):
+            rejects = setting(judgement.case, "matches") and not exactly
+            outcome = "REJECTED" if rejects and not judgement.criterion(j) else "EXACT"
+            self.mark(outcome, j, x)
+            return outcome, x
+        outcome = "LOOSE" if judgement.lets(j) else "REJECTED"
+        if outcome == "LOOSE" and judgement.across:
+            outcome = judgement.across_rounds(j)
+        self.mark(outcome, j, y)
+        return outcome, y
+
+
+def restate_segments(cases: Sequence[Case], segments: Sequence[Segment]) -> Expected:
+    """The verdict by definition where several rules judge one round."""
+    judgement = SegmentedJudgement(cases, segments)
+    starts = [start for start, *_ in segments[1:]]
+    if any(start < judgement.case.start + judgement.length for start in starts):
+        judgement.tags.add("two rules")
+    return judgement.walk()
 
 
 def restate(case: Case) -> Expected:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,7 +34,8 @@ from verify_service.rules.criteria.typical import Typical
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.observe import Observed
 from verify_service.rules.referee import Referee
-from verify_service.rules.window import AcrossRounds, RoundEnd, WithinRound
+from verify_service.rules.speculative_sampling import SamplingReferee
+from verify_service.rules.window import RoundEnd, Window, WindowWalk
 
 SCOPES: dict[str, list[str | None]] = {
     "exact": [None],
@@ -99,14 +101,14 @@ def test_judge_agrees_with_the_restatement_on_20000_cases(rule: str, scope: str 
     check(rule, scope, 20_000, at_least=80)
 
 
-def shifted(window: int, reach: int) -> Callable[[WithinRound, int], bool]:
-    def allows(self: WithinRound, index: int) -> bool:
-        wanted, matches = self.window, self.matches
+def shifted(window: int, reach: int) -> Callable[[WindowWalk, Window, int], bool]:
+    def closes(self: WindowWalk, wanted: Window, index: int) -> bool:
+        matches = self._matches
         if index + 1 + max(0, wanted.reach + reach) > len(matches):
             return False
         return all(matches[index + 1 : index + 1 + max(0, wanted.following + window)])
 
-    return allows
+    return closes
 
 
 def numbers_below(self: Criterion, *numbers: float) -> bool:
@@ -118,29 +120,30 @@ def numbers_up_to(self: Criterion, *numbers: float) -> bool:
 
 
 def size_shifted(by: int) -> Callable[..., None]:
-    original = AcrossRounds.__init__
+    original = WindowWalk.__init__
 
-    def init(self: AcrossRounds, size: int, *rest: Any) -> None:
-        original(self, max(0, size + by), *rest)
+    def init(self: WindowWalk, windows: Sequence[Window], *rest: Any) -> None:
+        shifted = [replace(w, following=max(0, w.following + by)) for w in windows]
+        original(self, shifted, *rest)
 
     return init
 
 
-def never_fails(self: AcrossRounds, index: int) -> bool:
+def never_fails(self: WindowWalk, index: int) -> bool:
     return True
 
 
-def counts_the_bonus(self: AcrossRounds, end: RoundEnd) -> Any:
+def counts_the_bonus(self: WindowWalk, end: RoundEnd) -> Any:
     if self._open is not None and not end.rejected:
         self.passed(len(end.decisions), Decision(Outcome.EXACT))
     return VERDICT(self, end)
 
 
-def ignores_the_end(self: AcrossRounds, end: RoundEnd) -> Any:
+def ignores_the_end(self: WindowWalk, end: RoundEnd) -> Any:
     return VERDICT(self, RoundEnd(end.decisions, end.next_token_id, end.rejected))
 
 
-def keeps_all(self: AcrossRounds, index: int, decision: Any) -> None:
+def keeps_all(self: WindowWalk, index: int, decision: Any) -> None:
     if decision.outcome is Outcome.LOOSE:
         PASSED(self, index, decision)  # matches do not count
 
@@ -152,7 +155,7 @@ def forgets_the_rest(logits: Any, draft: Distributions, top_k: int) -> Any:
 
 
 JUDGE = importlib.import_module("verify_service.rules.judge")
-VERDICT, PASSED = AcrossRounds.verdict, AcrossRounds.passed
+VERDICT, PASSED = WindowWalk.verdict, WindowWalk.passed
 COMPARABLE = divergence.comparable
 Mutant = tuple[Any, str, Any]
 
@@ -171,20 +174,20 @@ GUARDS: dict[str, Mutant] = {
     "no exact prefix": (JUDGE, "Referee", lambda *args: Referee(*args[:-1], 0)),
 }
 WITHIN_MUTANTS: dict[str, Mutant] = {
-    "W + 1": (WithinRound, "allows", shifted(1, 1)),
-    "W - 1": (WithinRound, "allows", shifted(-1, -1)),
-    "one match fewer": (WithinRound, "allows", shifted(-1, 0)),
-    "one match more": (WithinRound, "allows", shifted(1, 0)),
-    "window past the round": (WithinRound, "allows", shifted(0, -1)),
-    "window short of the round": (WithinRound, "allows", shifted(0, 1)),
+    "W + 1": (WindowWalk, "_closes", shifted(1, 1)),
+    "W - 1": (WindowWalk, "_closes", shifted(-1, -1)),
+    "one match fewer": (WindowWalk, "_closes", shifted(-1, 0)),
+    "one match more": (WindowWalk, "_closes", shifted(1, 0)),
+    "window past the round": (WindowWalk, "_closes", shifted(0, -1)),
+    "window short of the round": (WindowWalk, "_closes", shifted(0, 1)),
 }
 ACROSS_MUTANTS: dict[str, Mutant] = {
-    "W + 1": (AcrossRounds, "__init__", size_shifted(1)),
-    "W - 1": (AcrossRounds, "__init__", size_shifted(-1)),
-    "a second mismatch does not fail it": (AcrossRounds, "allows", never_fails),
-    "the bonus counts": (AcrossRounds, "verdict", counts_the_bonus),
-    "open past the end": (AcrossRounds, "verdict", ignores_the_end),
-    "matches do not count": (AcrossRounds, "passed", keeps_all),
+    "W + 1": (WindowWalk, "__init__", size_shifted(1)),
+    "W - 1": (WindowWalk, "__init__", size_shifted(-1)),
+    "a second mismatch does not fail it": (WindowWalk, "allows", never_fails),
+    "the bonus counts": (WindowWalk, "verdict", counts_the_bonus),
+    "open past the end": (WindowWalk, "verdict", ignores_the_end),
+    "matches do not count": (WindowWalk, "passed", keeps_all),
 }
 REJECTION_MUTANTS: dict[str, Mutant] = {
     "accepts all": (speculative_sampling, "stands", lambda ratio, u: True),
@@ -195,11 +198,7 @@ REJECTION_MUTANTS: dict[str, Mutant] = {
         lambda p, draft: p.log(),
     ),
     "one stream for two": (speculative_sampling, "RESIDUAL_STREAM", 3),
-    "no exact prefix": (
-        JUDGE,
-        "speculative_sampling",
-        lambda *args: speculative_sampling.speculative_sampling(*args[:-1], 0),
-    ),
+    "no exact prefix": (JUDGE, "SamplingReferee", lambda *args: SamplingReferee(*args[:-1], 0)),
     "the draft's stream": (speculative_sampling, "ACCEPT_STREAM", 2),
     "p alone": (
         speculative_sampling,

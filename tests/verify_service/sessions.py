@@ -42,8 +42,17 @@ def open_message(token_ids=SHORT_PROMPT, rule="exact", **changes):
     )
 
 
-def round_message(drafts=(), keep=HELD, plain=1):
-    return wire.encode(VerifyRound(1, keep, [], drafts, max_plain_tokens=plain))
+def rules_message(*others):
+    """Opens a session with the rule fuzzy and these."""
+    fuzzy = Rule("fuzzy")
+    prompt = SHORT_PROMPT, len(SHORT_PROMPT)
+    return wire.encode(VerifyOpen(*prompt, fuzzy, SamplingParams(), 1, other_rules=others))
+
+
+def round_message(drafts=(), keep=HELD, plain=1, segments=()):
+    return wire.encode(
+        VerifyRound(1, keep, [], drafts, max_plain_tokens=plain, rule_segments=segments)
+    )
 
 
 async def status_of(call):

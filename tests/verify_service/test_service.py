@@ -6,12 +6,20 @@ import grpc
 import pytest
 
 from flyspec import wire
+from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2
 from flyspec.values.admin import VerifyServiceInfo
 from flyspec.values.chat import Chat
-from flyspec.values.rounds import Verdict
-from tests.verify_service.sessions import HELD, drained, open_message, round_message, status_of
+from flyspec.values.rounds import RuleSegment, Verdict
+from tests.verify_service.sessions import (
+    HELD,
+    drained,
+    open_message,
+    round_message,
+    rules_message,
+    status_of,
+)
 from tests.waiting import until
 
 
@@ -35,6 +43,23 @@ def owned_message(orchestrator_id):
             [open_message(rule="fly", fly_entropy_threshold=-0.1)],
             "INVALID_ARGUMENT",
             "rule.fly_entropy_threshold",
+        ),
+        ([rules_message(*[Rule("exact")] * 17)], "INVALID_ARGUMENT", "open.other_rules: 17 rules"),
+        ([rules_message(Rule("fly"), Rule("fyl"))], "INVALID_ARGUMENT", "open.other_rules[1].name"),
+        (
+            [rules_message(Rule("margin", guarded_token_ids=(5,) * 1025))],
+            "INVALID_ARGUMENT",
+            "open.other_rules[0].guarded_token_ids: 1025 tokens",
+        ),
+        (
+            [rules_message(Rule("kl", divergence_top_k=3))],
+            "INVALID_ARGUMENT",
+            "need different draft distributions",
+        ),
+        (
+            [open_message(), round_message([7], segments=[RuleSegment(HELD, 1)])],
+            "INVALID_ARGUMENT",
+            "rule_segments[0].rule_index must be between 0 and 0",
         ),
         ([open_message(), round_message([400])], "INVALID_ARGUMENT", "draft_token_ids"),
         ([open_message(), round_message([5] * 65)], "INVALID_ARGUMENT", "at most 64"),

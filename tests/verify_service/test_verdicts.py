@@ -59,14 +59,14 @@ def sessions(draw: st.DrawFn) -> tuple[TargetSession, int, dict[str, Any]]:
     length = draw(st.integers(2, 6))
     logprobs = draw(st.sampled_from([None, None, 0, 3, 20]))
     session = TargetSession(
-        TokenSequence(list(range(1, length + 1))), 1, draw(st.sampled_from(RULES)),
+        TokenSequence(list(range(1, length + 1))), 1, [draw(st.sampled_from(RULES))],
         draw(st.sampled_from(SAMPLINGS)), draw(st.integers(0, 2**64 - 1)), INFO, PLACE, logprobs,
     )  # fmt: skip
     drafts = draw(st.integers(0, 6))
     options: dict[str, Any] = {}
     if drafts and logprobs is not None and draw(st.integers(0, 4)) == 0:
         options["teacher_forced"] = True
-    if session.rule.name == "margin" and draw(st.booleans()):
+    if session.rules[0].name == "margin" and draw(st.booleans()):
         given = None if logprobs is None else TokenLogprobs(-0.5)
         options["open_window"] = OpenWindow(length - 1, 3, 2, 0.1, given)
     if draw(st.integers(0, 3)) == 0:
@@ -86,7 +86,7 @@ def with_round(
     others = torch.randint(VOCABULARY, (count,), generator=generator)
     drafts = torch.where(torch.rand(count, generator=generator) < 0.7, drafts, others)
     round_ = VerifyRound(1, len(session.sequence), [], drafts.tolist(), **options)
-    spec = distribution_spec(resolve_rule(session.rule), session.sampling)
+    spec = distribution_spec(resolve_rule(session.rules[0]), session.sampling)
     sent: list[TokenDistribution] = []
     if spec is not None and count:
         noise = torch.randn(rows[:-1].shape, generator=generator)
@@ -153,7 +153,7 @@ def test_logprobs_cost_no_further_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for i, rule in enumerate([Rule("exact"), Rule("fly"), Rule("rejection"), Rule("fuzzy")]):
         sampling = SamplingParams(float(i % 2))
         session = TargetSession(
-            TokenSequence([1, 2]), 2, rule, sampling, i, INFO, PLACE, logprobs=i
+            TokenSequence([1, 2]), 2, [rule], sampling, i, INFO, PLACE, logprobs=i
         )
         part = rows[5 * i : 5 * i + 5]
         rounds.append((with_round(session, part, {}, 6 + i), part))
@@ -167,7 +167,7 @@ def test_a_round_with_bad_distributions_fails_alone() -> None:
     contexts = []
     for sent in (b"\x00\xfc" * VOCABULARY, b"\x00\x00" * VOCABULARY):
         session = TargetSession(
-            TokenSequence([1]), 1, Rule("rejection"), SamplingParams(1.0), 3, INFO, PLACE
+            TokenSequence([1]), 1, [Rule("rejection")], SamplingParams(1.0), 3, INFO, PLACE
         )
         round_ = VerifyRound(1, 1, [], [4])
         contexts.append(RoundContext(session, round_, [TokenDistribution(sent)]))

@@ -10,8 +10,8 @@ from torch import Tensor
 from flyspec.engine.distributions import Distributions
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
-from flyspec.values.rounds import DistributionSpec, OpenWindow
-from verify_service.rules.presets import Composition
+from flyspec.values.rounds import DistributionSpec, OpenWindow, RuleSegment
+from verify_service.rules.presets import compose
 
 
 def check_drafts(draft_token_ids: Sequence[int], target_logits: Tensor) -> None:
@@ -28,15 +28,45 @@ def check_drafts(draft_token_ids: Sequence[int], target_logits: Tensor) -> None:
         raise InvalidArgumentError(f"draft_token_ids must be between 0 and {last}, got {wrong}")
 
 
+def check_segments(segments: Sequence[RuleSegment], num_rules: int, start_position: int) -> None:
+    """Check that the segments cover the round, in order, with rules that there are."""
+    if not segments:
+        return
+    if segments[0].start_position > start_position:
+        raise InvalidArgumentError(
+            f"rule_segments[0].start_position must be at most {start_position}, that of the first "
+            f"draft, got {segments[0].start_position}"
+        )
+    last = -1
+    for index, segment in enumerate(segments):
+        name = f"rule_segments[{index}]"
+        if segment.start_position <= last:
+            raise InvalidArgumentError(
+                f"{name}.start_position must be above {last}, that of the segment before, got "
+                f"{segment.start_position}"
+            )
+        last = segment.start_position
+        if not 0 <= segment.rule_index < num_rules:
+            raise InvalidArgumentError(
+                f"{name}.rule_index must be between 0 and {num_rules - 1}, as there are "
+                f"{num_rules} rules, got {segment.rule_index}"
+            )
+        cost = segment.budget.loose_cost_nats
+        if cost is not None and not cost >= 0:  # NaN too
+            raise InvalidArgumentError(
+                f"{name}.remaining_loose_cost_nats must be at least 0, got {cost}"
+            )
+
+
 def check_open_window(
-    rule: Rule, parts: Composition, open_window: OpenWindow | None, start_position: int
+    rules: Sequence[Rule], open_window: OpenWindow | None, start_position: int
 ) -> None:
-    """Check that the rule can have left the window open, at a position before the round."""
+    """Check that a rule can have left the window open, at a position before the round."""
     if open_window is None:
         return
-    if not parts.window.across_rounds:
+    if not any(compose(rule).window.across_rounds for rule in rules):
         raise InvalidArgumentError(
-            f"open_window: the windows of the rule {rule.name!r} end with their round; "
+            f"open_window: the windows of the rule {rules[0].name!r} end with their round; "
             "set window_scope to across_rounds or send no open_window"
         )
     if not 0 <= open_window.position < start_position:

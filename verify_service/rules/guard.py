@@ -32,20 +32,27 @@ class Guard:
 
 
 class Purse:
-    """The remaining budget while a round is judged."""
+    """The remaining budget while a round is judged; `within` is that of a larger part of it."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, within: Purse | None = None) -> None:
         self._tokens = math.inf if budget.loose_tokens is None else budget.loose_tokens
         self._cost = math.inf if budget.loose_cost_nats is None else budget.loose_cost_nats
+        self._within = within
 
     @property
     def spent(self) -> bool:
         """Whether either limit is used up, so that the rest is judged exactly."""
+        if self._within is not None and self._within.spent:
+            return True
         return self._tokens <= 0 or self._cost <= 0.0
 
     def affords(self, cost_nats: float) -> bool:
+        if self._within is not None and not self._within.affords(cost_nats):
+            return False
         return not self.spent and cost_nats <= self._cost
 
     def pay(self, cost_nats: float) -> None:
         self._tokens -= 1
         self._cost -= cost_nats
+        if self._within is not None:
+            self._within.pay(cost_nats)

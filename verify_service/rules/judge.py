@@ -9,20 +9,25 @@ from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.model import History
+from flyspec.engine.sampling import TARGET_STREAM
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
-from flyspec.validation import distribution_spec
-from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, Verdict
+from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, RuleSegment, Verdict
 from flyspec.values.tokens import SamplingParams
-from verify_service.rules.arguments import check_distributions, check_drafts, check_open_window
+from verify_service.rules.arguments import (
+    check_distributions,
+    check_drafts,
+    check_open_window,
+    check_segments,
+)
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.hearings import alone
 from verify_service.rules.inquiry import Answers, Hearing, Round
-from verify_service.rules.observe import inquire, observe
-from verify_service.rules.presets import compose
+from verify_service.rules.observe import observe
 from verify_service.rules.referee import Referee
-from verify_service.rules.speculative_sampling import inquire_sampling, speculative_sampling
-from verify_service.rules.window import AcrossRounds, RoundEnd, WindowWalk, WithinRound
+from verify_service.rules.speculative_sampling import SamplingReferee
+from verify_service.rules.stretches import Stretch, by_draft, inquire, purses_of, stretches_of
+from verify_service.rules.window import RoundEnd, WindowWalk
 
 _GREEDY = SamplingParams()
 _UNBOUNDED = Budget()
@@ -45,6 +50,8 @@ def hear(
     draft_distributions: Distributions | None = None,
     history: History | None = None,
     num_speculative_tokens: int = 0,
+    other_rules: Sequence[Rule] = (),
+    rule_segments: Sequence[RuleSegment] = (),
 ) -> Hearing:
     """Decide which of K drafted tokens are accepted, given the target's raw logits [K + 1, V].
 
@@ -74,6 +81,12 @@ def hear(
     and no window within a round extends past it. So the text does not depend on how many such
     rounds are drafted at once. Windows across rounds ignore it.
 
+    `rule_segments` say from which positions on others of `rule` and `other_rules` judge (none:
+    `rule` everywhere). A segment's rule decides on its drafts as if the round had no other; it has
+    the segment's budget within the round's. Windows run on past a segment's end, where only matches
+    count as ever, so that the text up to there is what the segment's rule alone gives. The same
+    holds for `open_window`, which any of the rules may have left.
+
     `rejection` at temperature > 0 accepts with probability p / q and ignores guards and budgets;
     `ensemble` and `cactus` loosen that within them. They and the fuzzy rules need
     `draft_distributions`, K rows. `history` is the sequence before the
@@ -86,13 +99,16 @@ def hear(
     """
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
-    rule = resolve_rule(Rule(rule) if isinstance(rule, str) else rule)
-    parts = compose(rule)
-    check_open_window(rule, parts, open_window, start_position)
-    spec = distribution_spec(rule, sampling)
-    samples = spec is not None and spec.draw_from_it
-    if drafts and spec and (samples or not parts.criterion.never):
-        check_distributions(rule, spec, draft_distributions, target_logits.shape)
+    rule = Rule(rule) if isinstance(rule, str) else rule
+    rules = [resolve_rule(each) for each in (rule, *other_rules)]
+    check_segments(rule_segments, len(rules), start_position)
+    check_open_window(rules, open_window, start_position)
+    stretches = stretches_of(rules, rule_segments, sampling, start_position, len(drafts))
+    for stretch in stretches if drafts else ():
+        if stretch.spec and (stretch.samples or not stretch.parts.criterion.never):
+            check_distributions(
+                stretch.rule, stretch.spec, draft_distributions, target_logits.shape
+            )
     round_ = Round(
         drafts,
         target_logits[: len(drafts) + 1],
@@ -102,27 +118,44 @@ def hear(
         history,
         draft_distributions,
     )
-    inquiry = inquire_sampling(round_, parts.loosening) if samples else inquire(parts, round_)
+    inquiry = inquire(stretches, round_)
     exact_until = exact_until_position - start_position
+    judged_by = by_draft(stretches, len(drafts))
 
     def decide(answers: Answers) -> Verdict:
-        window: WindowWalk
-        guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
-        purse = Purse(budget)
-        if samples:
-            window = WithinRound(parts.window, start_position, ())  # of size 0: no window
-            lenience = (guard, purse) if parts.loosening else None
-            end = speculative_sampling(round_, answers, lenience, exact_until)
+        if all(stretch.samples for stretch in stretches):
+            seen = None
+            own = _own_tokens(stretches, round_, answers, exact_until)
+            matches: Sequence[bool] = (False,) * len(drafts)  # no windows
         else:
-            seen = observe(inquiry, answers)
-            if parts.window.across_rounds:
-                window = AcrossRounds(parts.window.following, start_position, open_window)
+            seen = observe(inquiry, answers, [s.num_samples for s in judged_by])
+            own, matches = seen.own, seen.matches
+        window = WindowWalk(
+            [stretch.parts.window for stretch in judged_by],
+            start_position,
+            matches,
+            num_speculative_tokens,
+            open_window,
+        )
+        purses = purses_of(stretches, Purse(budget))
+        referees: list[Referee | SamplingReferee] = []
+        for stretch in stretches:
+            parts, purse = stretch.parts, purses[stretch.rule_index]
+            guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
+            if stretch.samples:
+                referees.append(
+                    SamplingReferee(
+                        round_, inquiry, answers, own, parts.loosening, window, guard, purse,
+                        exact_until,
+                    )
+                )  # fmt: skip
             else:
-                window = WithinRound(
-                    parts.window, start_position, seen.matches, num_speculative_tokens
+                assert seen is not None
+                referees.append(
+                    Referee(round_, seen, parts.criterion, window, guard, purse, exact_until)
                 )
-            referee = Referee(round_, seen, parts.criterion, window, guard, purse, exact_until)
-            end = _walk(referee, window, eos_token_ids)
+        ends = [*(stretch.first for stretch in stretches[1:]), len(drafts)]
+        end = _walk(referees, ends, own[-1], drafts, window, eos_token_ids)
         verdict = window.verdict(end)
         not_reached = [_NOT_REACHED] * (len(draft_token_ids) - len(verdict.decisions))
         return replace(verdict, decisions=(*verdict.decisions, *not_reached))
@@ -134,17 +167,38 @@ judge = alone(hear)
 """Judge one round by itself: `hear` and its verdict."""
 
 
-def _walk(referee: Referee, window: WindowWalk, eos_token_ids: Collection[int]) -> RoundEnd:
-    """Decide on the drafts in order, up to the first rejection."""
-    drafts, own = referee.round.drafts, referee.seen.own
+def _own_tokens(
+    stretches: Sequence[Stretch], round_: Round, answers: Answers, exact_until: int
+) -> Sequence[int]:
+    """Return the target's own tokens as speculative sampling needs them, the bonus token last.
+
+    Those of drafts that are neither judged exactly nor guarded are left out.
+    """
+    count = len(round_.drafts)
+    guards = any(stretch.parts.loosening for stretch in stretches)
+    needed = count if guards else min(count, max(0, exact_until))
+    (bonus,) = answers.tokens(TARGET_STREAM, count, count + 1)
+    return (*answers.tokens(TARGET_STREAM, 0, needed), bonus)
+
+
+def _walk(
+    referees: Sequence[Referee | SamplingReferee],
+    ends: Sequence[int],
+    bonus: int,
+    drafts: Sequence[int],
+    window: WindowWalk,
+    eos_token_ids: Collection[int],
+) -> RoundEnd:
+    """Decide on the drafts in order, up to the first rejection; each referee up to its end."""
     decisions: list[Decision] = []
-    for index in range(len(drafts)):
-        decision = referee.decide(index)
-        decisions.append(decision)
-        if decision.outcome is Outcome.REJECTED:
-            return RoundEnd(decisions, own[index], rejected=True)
-        window.passed(index, decision)
-    bonus = own[-1]
+    for referee, end in zip(referees, ends, strict=True):
+        for index in range(len(decisions), end):
+            decision = referee.decide(index)
+            decisions.append(decision)
+            if decision.outcome is Outcome.REJECTED:
+                assert decision.target_token_id is not None
+                return RoundEnd(decisions, decision.target_token_id, rejected=True)
+            window.passed(index, decision)
     final = not drafts or drafts[-1] in eos_token_ids or bonus in eos_token_ids
     return RoundEnd(decisions, bonus, final=final)
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM
+from flyspec.engine.sampling import TARGET_STREAM
 from verify_service.rules.criteria import Evidence, Measure
-from verify_service.rules.inquiry import Answers, Inquiry, Round
-from verify_service.rules.presets import Composition
+from verify_service.rules.inquiry import Answers, Inquiry
 
 
 class ThreeLogits(Measure):
@@ -36,17 +35,18 @@ THREE_LOGITS = ThreeLogits()
 class Observed:
     """Facts about a round of K drafted tokens, by index from 0.
 
-    `own` has the target's own token at each of the K + 1 positions; `matches` is in the rule's
-    sense.
+    `own` has the target's own token at each of the K + 1 positions; `matches` is in the sense of
+    each position's rule.
     """
 
     own: list[int]
     matches: list[bool]
+    _inquiry: Inquiry
     _answers: Answers
 
-    def numbers(self, index: int) -> Sequence[float]:
-        """Return what the criterion measures at an index."""
-        return self._answers.numbers(1, index)
+    def numbers(self, measure: Measure, index: int) -> Sequence[float]:
+        """Return what one of the inquiry's measures found at an index."""
+        return self._answers.numbers(self._inquiry.measures.index(measure), index)
 
     def gap(self, index: int) -> float:
         """Return raw logp(most likely) - logp(drafted), nats; infinite for probability 0."""
@@ -58,22 +58,19 @@ class Observed:
         return self._answers.numbers(0, index)[2] != -math.inf
 
 
-def inquire(parts: Composition, round_: Round) -> Inquiry:
-    """Return what the rule needs to know of a round."""
-    samples = 1 if round_.sampling.greedy else parts.preset.samples
-    streams = (TARGET_STREAM, SECOND_STREAM)[:samples]
-    if parts.criterion.never or parts.criterion.always:
-        return Inquiry(round_, streams, (THREE_LOGITS,))
-    return Inquiry(round_, streams, (THREE_LOGITS, parts.criterion))
+def observe(inquiry: Inquiry, answers: Answers, samples: Sequence[int]) -> Observed:
+    """Return the facts that the answers to an inquiry give.
 
-
-def observe(inquiry: Inquiry, answers: Answers) -> Observed:
-    """Return the facts that the answers to such an inquiry give."""
+    `samples` is how many of the target's samples a draft may match, for each draft.
+    """
     drafts = inquiry.round.drafts
     width = len(drafts) + 1
     own = answers.tokens(TARGET_STREAM, 0, width)
     matches = [draft == token for draft, token in zip(drafts, own, strict=False)]
-    for stream in inquiry.streams[1:]:
+    for number, stream in enumerate(inquiry.streams[1:], 2):
         tokens = answers.tokens(stream, 0, width)
-        matches = [m or d == t for m, d, t in zip(matches, drafts, tokens, strict=False)]
-    return Observed(own, matches, answers)
+        matches = [
+            m or (d == t and count >= number)
+            for m, d, t, count in zip(matches, drafts, tokens, samples, strict=False)
+        ]
+    return Observed(own, matches, inquiry, answers)

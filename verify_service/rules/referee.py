@@ -66,7 +66,7 @@ class Referee:
     def _measure(self, index: int) -> tuple[bool, Sequence[float]]:
         if self.criterion.always:
             return True, ()
-        numbers = self.seen.numbers(index)
+        numbers = self.seen.numbers(self.criterion, index)
         return self.criterion.accepts(*numbers), numbers
 
     def _decision(

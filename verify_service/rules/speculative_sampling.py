@@ -13,8 +13,8 @@ random number decides, so what `rejection` accepts is EXACT here, too, and the r
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,7 +24,6 @@ from flyspec.engine.logits import computable
 from flyspec.engine.sampling import (
     ACCEPT_STREAM,
     RESIDUAL_STREAM,
-    TARGET_STREAM,
     checked,
     sample,
     uniform,
@@ -34,7 +33,7 @@ from verify_service.rules.criteria import Evidence, Loosening, Measure
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.inquiry import Answers, Inquiry, Round
 from verify_service.rules.observe import THREE_LOGITS
-from verify_service.rules.window import RoundEnd
+from verify_service.rules.window import WindowWalk
 
 
 @dataclass(frozen=True)
@@ -78,57 +77,61 @@ class Correction(Measure):
         return torch.stack(drawn, dim=-1)
 
 
-def inquire_sampling(round_: Round, loosening: Loosening | None = None) -> Inquiry:
-    """Return what speculative sampling needs to know of a round."""
-    asked = (THREE_LOGITS, Chance(loosening), Correction(loosening))
-    return Inquiry(round_, (TARGET_STREAM,), asked)
-
-
-def speculative_sampling(
-    round_: Round, answers: Answers, lenience: tuple[Guard, Purse] | None, exact_until: int
-) -> RoundEnd:
-    """Accept the drafts in order, each with probability min(1, p / q), or as a rule loosens it.
+@dataclass(frozen=True, slots=True)
+class SamplingReferee:
+    """Accepts each draft with probability min(1, p / q), or as a rule loosens it.
 
     Drafts accepted either way are EXACT and cost nothing. Those that only the loosened ratio lets
-    pass are LOOSE, and need the leave of guard and purse (`lenience`; None if nothing is
-    loosened). The first rejected one is replaced by a draw from the residual, the loosened one if
-    the draft could have been accepted loosely. Indices before `exact_until` are judged by match
-    with the target's keyed sample.
+    pass are LOOSE, and need the leave of guard and purse, and that no window is open. A rejected
+    one is replaced by a draw from the residual, the loosened one if the draft could have been
+    accepted loosely. Indices before `exact_until` are judged by match with the target's keyed
+    sample. `own` has the target's own tokens by index; elsewhere they are needed only for guards.
     """
-    drafts = round_.drafts
-    count = len(drafts)
-    exact = min(count, max(0, exact_until))
-    # Elsewhere the target's own sample is needed only for guards and as the bonus token.
-    own = answers.tokens(TARGET_STREAM, 0, exact if lenience is None else count)
-    (bonus,) = answers.tokens(TARGET_STREAM, count, count + 1)
-    logits_at, chance_at, correction_at = (partial(answers.numbers, i) for i in range(3))
-    decisions: list[Decision] = []
-    for index, draft in enumerate(drafts):
-        most, drafted, processed = logits_at(index)
-        gap, ratio, loosely = most - drafted, None, False
-        if index < exact:
-            accepted = draft == own[index]
-        else:
-            ratio, u, *loosened = chance_at(index)
-            accepted = stands(ratio, u)
-            if lenience is not None and processed > -math.inf:
-                guard, purse = lenience
-                loosely = guard.allows(draft, own[index]) and purse.affords(gap)
-            if loosely and not accepted:
-                (ratio,) = loosened
-                if stands(ratio, u):
-                    purse.pay(gap)
-                    decisions.append(
-                        Decision(Outcome.LOOSE, own[index], gap_nats=gap, measure=ratio)
-                    )
-                    continue
-        if accepted:
-            decisions.append(Decision(Outcome.EXACT, draft, measure=ratio))
-            continue
-        token = own[index] if index < exact else checked(correction_at(index))[loosely]
-        decisions.append(Decision(Outcome.REJECTED, token, gap_nats=gap, measure=ratio))
-        return RoundEnd(decisions, token, rejected=True)
-    return RoundEnd(decisions, bonus)
+
+    round: Round
+    inquiry: Inquiry
+    answers: Answers
+    own: Sequence[int]
+    loosening: Loosening | None
+    window: WindowWalk
+    guard: Guard
+    purse: Purse
+    exact_until: int
+
+    def decide(self, index: int) -> Decision:
+        """Return EXACT, LOOSE (paid for) or REJECTED, with the token that replaces the draft."""
+        draft = self.round.drafts[index]
+        most, drafted, processed = self._numbers(THREE_LOGITS, index)
+        gap = most - drafted
+        if index < self.exact_until:
+            own = self.own[index]
+            if draft == own:
+                return Decision(Outcome.EXACT, draft)
+            return Decision(Outcome.REJECTED, own, gap_nats=gap)
+        ratio, u, *loosened = self._numbers(Chance(self.loosening), index)
+        if stands(ratio, u):
+            return Decision(Outcome.EXACT, draft, measure=ratio)
+        loosely = self._may_be_loose(index, gap, processed)
+        if loosely:
+            (ratio,) = loosened
+            if stands(ratio, u):
+                self.purse.pay(gap)
+                own = self.own[index]
+                return Decision(Outcome.LOOSE, own, gap_nats=gap, measure=ratio)
+        token = checked(self._numbers(Correction(self.loosening), index))[loosely]
+        return Decision(Outcome.REJECTED, token, gap_nats=gap, measure=ratio)
+
+    def _may_be_loose(self, index: int, gap_nats: float, processed: float) -> bool:
+        return (
+            self.loosening is not None
+            and processed > -math.inf
+            and not self.window.is_open
+            and self.guard.allows(self.round.drafts[index], self.own[index])
+            and self.purse.affords(gap_nats)
+        )
+
+    def _numbers(self, measure: Measure, index: int) -> Sequence[float]:
+        return self.answers.numbers(self.inquiry.measures.index(measure), index)
 
 
 def acceptance_ratio(at: Evidence) -> Tensor:

@@ -1,14 +1,13 @@
 """Windows: does the draft agree with the target again after a mismatch?
 
-`Window` is a rule's requirement. `WithinRound` or `AcrossRounds` tracks it position by position
-while a round is judged, and returns the verdict.
+`Window` is a rule's requirement. `WindowWalk` tracks it position by position while a round is
+judged, and returns the verdict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from flyspec.rules import WindowScope
 from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict
@@ -49,72 +48,64 @@ class RoundEnd:
     final: bool = False
 
 
-class WindowWalk(Protocol):
-    """Tracks the windows of one round."""
+class WindowWalk:
+    """Tracks the windows of one round, by the requirements of each position's rule.
 
-    def allows(self, index: int) -> bool:
-        """Return whether the windows allow accepting a mismatch at this index (from 0)."""
-
-    def is_bonus(self, index: int) -> bool:
-        """Return whether the index is a bonus token's: only the target's own token is accepted."""
-
-    def passed(self, index: int, decision: Decision) -> None:
-        """Record that the draft at this index is accepted, as a match or loosely."""
-
-    def verdict(self, end: RoundEnd) -> Verdict: ...
-
-
-@dataclass(frozen=True, slots=True)
-class WithinRound:
-    """Looks ahead in the round, so that what it allows is final.
-
-    Rounds have `length` drafts each, with a bonus token between two of them (0: a single round).
+    `windows` and `matches` have one entry per draft. Windows within a round look ahead in it, so
+    that what they allow is final; `length` divides it into rounds of that many drafts, with a bonus
+    token between two of them (0: a single round). Of windows across rounds, at most one is open;
+    later positions and rounds close or fail it, whatever their rules. `open_window` is the one left
+    open by the previous round.
     """
 
-    window: Window
-    start_position: int
-    matches: Sequence[bool]
-    length: int = 0
-
-    def allows(self, index: int) -> bool:
-        window, end = self.window, len(self.matches)
-        if self.length:
-            end = min(end, index - index % (self.length + 1) + self.length)
-        if index + 1 + window.reach > end:
-            return False
-        return all(self.matches[index + 1 : min(end, index + 1 + window.following)])
-
-    def is_bonus(self, index: int) -> bool:
-        return self.length > 0 and index % (self.length + 1) == self.length
-
-    def passed(self, index: int, decision: Decision) -> None: ...
-
-    def verdict(self, end: RoundEnd) -> Verdict:
-        """Accept the drafts up to the first rejection, then the target's own token."""
-        return _up_to_rejection(end, self.start_position)
-
-
-class AcrossRounds:
-    """Keeps at most one window open, which later positions and rounds close or fail.
-
-    `open_window` is the one left open by the previous round.
-    """
-
-    def __init__(self, size: int, start_position: int, open_window: OpenWindow | None) -> None:
-        self._size = size
-        self._start = start_position
+    def __init__(
+        self,
+        windows: Sequence[Window],
+        start_position: int,
+        matches: Sequence[bool],
+        length: int = 0,
+        open_window: OpenWindow | None = None,
+    ) -> None:
+        self._windows, self._matches = windows, matches
+        self._start, self._length = start_position, length
         self._open = open_window
         self._opened_at: int | None = None  # index in this round; None if opened before
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a window is open; a mismatch in an open one fails it."""
+        return self._open is not None
+
     def allows(self, index: int) -> bool:
-        """Return whether no window is open; a mismatch in an open one fails it."""
-        return self._open is None
+        """Return whether the windows allow accepting a mismatch at this index (from 0)."""
+        if self.is_open:
+            return False
+        window = self._windows[index]
+        return window.across_rounds or self._closes(window, index)
+
+    def _closes(self, window: Window, index: int) -> bool:
+        """Return whether a window within the round, opened at this index, closes in it."""
+        end = len(self._matches)
+        if self._length:
+            end = min(end, index - index % (self._length + 1) + self._length)
+        if index + 1 + window.reach > end:
+            return False
+        return all(self._matches[index + 1 : min(end, index + 1 + window.following)])
 
     def is_bonus(self, index: int) -> bool:
-        return False
+        """Return whether the index is a bonus token's: only the target's own token is accepted.
+
+        Rules with windows across rounds do not distinguish it.
+        """
+        if self._length == 0 or self._windows[index].across_rounds:
+            return False
+        return index % (self._length + 1) == self._length
 
     def passed(self, index: int, decision: Decision) -> None:
-        """Count a match towards the open window; open one for a loose token."""
+        """Record that the draft at this index is accepted, as a match or loosely.
+
+        A match counts towards the open window; a loose token opens one.
+        """
         if decision.outcome is Outcome.LOOSE:
             self._open_for(index, decision)
         elif self._open is not None:
@@ -122,13 +113,14 @@ class AcrossRounds:
             self._open = self._open._replace(remaining_matches=remaining) if remaining else None
 
     def _open_for(self, index: int, decision: Decision) -> None:
-        if self._size == 0:
+        window = self._windows[index]
+        if window.following == 0 or not window.across_rounds:
             return  # the token is final at once
         assert decision.target_token_id is not None
         assert decision.gap_nats is not None
         self._opened_at = index
         self._open = OpenWindow(
-            self._start + index, decision.target_token_id, self._size, decision.gap_nats
+            self._start + index, decision.target_token_id, window.following, decision.gap_nats
         )
 
     def verdict(self, end: RoundEnd) -> Verdict:

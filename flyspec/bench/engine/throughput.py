@@ -83,6 +83,7 @@ async def measure(
             ignore_eos=o.ignore_eos,
             drafter=o.drafter,
             rule=o.rule.rule,
+            phases=o.rule.phases,
             num_speculative_tokens=o.num_speculative_tokens,
         ),
     )

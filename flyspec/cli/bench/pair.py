@@ -162,7 +162,9 @@ async def _run(options: StackOptions, o: PairOptions, paced_by: str = "") -> lis
                 error_rate=o.replay_drafter, error_seed=o.replay_seed, address_file=address_file
             )
             flags += to_flags(paced_by=paced_by) if paced_by else []
-            flags += ["--exact-only"] * all(c.rule.name in exact for c in o.rules)
+            flags += ["--exact-only"] * all(
+                rule.name in exact for condition in o.rules for rule in condition.rules
+            )
             options = replace(
                 options,
                 draft_model=options.model,

@@ -17,11 +17,12 @@ from flyspec.values.requests import GenerateOptions, GenerationRequest
 def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
     """Return options with these for speculation. Raises `InvalidArgumentError`."""
     message = generation_pb2.GenerateRequest(text="x")
-    if not isinstance(rule := speculation.get("rule", {}), Mapping | None):
-        raise InvalidArgumentError(
-            f'speculation.rule: must be an object such as {{"name": "exact"}}, got {rule!r:.50}'
-        )
-    given = {**speculation, **({"rule": _with_members(rule)} if rule else {})}
+    given = _with_rule(speculation, "speculation")
+    if isinstance(phases := given.get("phases"), list):
+        given["phases"] = [
+            _phase(phase, f"speculation.phases[{index}]") if isinstance(phase, Mapping) else phase
+            for index, phase in enumerate(phases)
+        ]
     try:
         json_format.ParseDict({"speculation": given}, message)
     except json_format.ParseError as error:
@@ -39,7 +40,23 @@ def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
     return options
 
 
-def _with_members(rule: Mapping[str, Any]) -> dict[str, Any]:
+def _phase(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a phase as `ParseDict` takes it; one text may end it, like one `stop`."""
+    phase = _with_rule(given, where)
+    until = phase.get("until")
+    return {**phase, "until": [until]} if isinstance(until, str) else phase
+
+
+def _with_rule(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return an object with its `rule`, if any, as `ParseDict` takes it."""
+    if not isinstance(rule := given.get("rule", {}), Mapping | None):
+        raise InvalidArgumentError(
+            f'{where}.rule: must be an object such as {{"name": "exact"}}, got {rule!r:.50}'
+        )
+    return {**given, **({"rule": _with_members(rule, where)} if rule else {})}
+
+
+def _with_members(rule: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a rule with numbers for enum members that are named as in flags and files."""
     values = dict(rule)
     for field in common_pb2.Rule.DESCRIPTOR.fields:
@@ -53,7 +70,7 @@ def _with_members(rule: Mapping[str, Any]) -> dict[str, Any]:
                 values[key] = members[value]
             elif isinstance(value, str) and not value.isupper():  # else the proto's name
                 raise InvalidArgumentError(
-                    f"speculation.rule.{field.name} must be one of {', '.join(members)}, got "
+                    f"{where}.rule.{field.name} must be one of {', '.join(members)}, got "
                     f"{value!r:.50}"
                 )
     return values

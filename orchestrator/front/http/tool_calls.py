@@ -13,8 +13,9 @@ from typing import Any
 
 from flyspec.tokenizer import Tokenizer
 from orchestrator.front.http.bodies import CallingBody
+from orchestrator.generation.phases import TOOL_CALL_TAGS
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = TOOL_CALL_TAGS
 
 
 @dataclass(frozen=True)
