@@ -210,6 +210,11 @@ class Rule:
         "δ", "divergence that a drafted token's raised probability may cost, nats",
         Range(0.0, 100.0), unit="nats", limit="max",
     )] = None
+    judge_threshold: Annotated[float | None, _parameter(
+        "P", "maximum probability, by the judge, that a mismatch changes the answer; unset: the "
+        "judge's own",
+        Range(0.0, 1.0), limit="max",
+    )] = None
     random_acceptance: Annotated[float | None, _parameter(
         "r", "probability of accepting a mismatch", Range(0.0, 1.0), limit="max",
     )] = None

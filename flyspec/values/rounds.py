@@ -200,7 +200,8 @@ class VerifyOpen:
 
     `logprobs` is the number of most likely tokens to report log-probabilities for, besides the
     token's own; None: report none. `waited_ms` is how long the request has waited; None: do not
-    wait for a slot. `weights_fingerprint` and `numerics` must match the model's unless empty.
+    wait for a slot. `weights_fingerprint` and `numerics` must match the model's unless empty, and
+    `judge_fingerprint` the judge's.
     """
 
     token_ids: Sequence[int]
@@ -213,6 +214,7 @@ class VerifyOpen:
     orchestrator_id: str = ""
     weights_fingerprint: str = ""
     numerics: str = ""
+    judge_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

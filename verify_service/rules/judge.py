@@ -7,14 +7,21 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.model import History
 from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
-from verify_service.rules.arguments import check_distributions, check_drafts, check_open_window
+from verify_service.rules.arguments import (
+    check_distributions,
+    check_drafts,
+    check_hidden,
+    check_open_window,
+)
 from verify_service.rules.guard import Guard, Purse
 from verify_service.rules.hearings import alone
 from verify_service.rules.inquiry import Answers, Hearing, Round
@@ -45,6 +52,8 @@ def hear(
     draft_distributions: Distributions | None = None,
     history: History | None = None,
     num_speculative_tokens: int = 0,
+    hidden_rows: Tensor | None = None,
+    autojudge: AutoJudge | None = None,
 ) -> Hearing:
     """Decide which of K drafted tokens are accepted, given the target's raw logits [K + 1, V].
 
@@ -76,8 +85,10 @@ def hear(
 
     `rejection` at temperature > 0 accepts with probability p / q and ignores guards and budgets;
     `ensemble` and `cactus` loosen that within them. They and the fuzzy rules need
-    `draft_distributions`, K rows. `history` is the sequence before the
-    first draft, needed if `sampling` has penalties or `min_tokens`.
+    `draft_distributions`, K rows. `history` is the sequence before the first draft, needed if
+    `sampling` has penalties or `min_tokens`. `autojudge` needs the judge of that name, and the
+    target's `hidden_rows` [K + 1, hidden size] of the layer that it reads, each from the same
+    position as the row of logits.
 
     Logits may have any floating type and be on any device; half precision is computed in float32.
     Raises `InvalidArgumentError` for inconsistent arguments, and `FloatingPointError` for
@@ -87,12 +98,18 @@ def hear(
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
     rule = resolve_rule(Rule(rule) if isinstance(rule, str) else rule)
-    parts = compose(rule)
+    parts = compose(rule, autojudge if RULE_PRESETS[rule.name].hidden_layers else None)
     check_open_window(rule, parts, open_window, start_position)
     spec = distribution_spec(rule, sampling)
     samples = spec is not None and spec.draw_from_it
     if drafts and spec and (samples or not parts.criterion.never):
         check_distributions(rule, spec, draft_distributions, target_logits.shape)
+    hidden = None
+    if drafts and parts.criterion.needs_hidden:
+        assert autojudge is not None
+        check_hidden(rule, hidden_rows, target_logits.shape[0], autojudge.hidden_size)
+        assert hidden_rows is not None
+        hidden = hidden_rows[1 : len(drafts) + 1]  # the first row precedes the first draft
     round_ = Round(
         drafts,
         target_logits[: len(drafts) + 1],
@@ -101,6 +118,7 @@ def hear(
         start_position,
         history,
         draft_distributions,
+        hidden,
     )
     inquiry = inquire_sampling(round_, parts.loosening) if samples else inquire(parts, round_)
     exact_until = exact_until_position - start_position
