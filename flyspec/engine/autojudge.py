@@ -108,7 +108,10 @@ class AutoJudge:
         return self.weight.shape[0]
 
     def importance(self, rows: Tensor) -> Tensor:
-        """Return P(important) of hidden rows [n, hidden size], on their device: float64 [n]."""
+        """Return P(important) of hidden rows [n, hidden size] on the judge's device: float64 [n].
+
+        After `on`, which converts the tensors.
+        """
         standard = (rows.to(torch.float64) - self.mean) / self.scale
         return torch.sigmoid(standard @ self.weight + self.bias)
 
