@@ -44,8 +44,9 @@ class GenerationPlan:
     `num_speculative_tokens`, after the rounds of `num_draft_tokens_per_round`. More drafts than
     `judged_k` are judged as several rounds of that many (0: always as one). `logprobs` is how many
     of the most likely tokens to return log-probabilities for; None returns none at all.
-    `distribution` selects the draft distributions the rule needs, if any. `prediction` is in
-    tokens. `warnings` are for the caller.
+    `distribution` selects the draft distributions the rule needs, if any; `judge_fingerprint` is
+    that of the judge it needs, empty for none. `prediction` is in tokens. `warnings` are for the
+    caller.
     """
 
     prompt_token_ids: list[int]
@@ -73,6 +74,7 @@ class GenerationPlan:
     return_rounds: bool
     distribution: DistributionSpec | None
     prediction: Sequence[int]
+    judge_fingerprint: str = ""
 
     @property
     def has_budget(self) -> bool:
@@ -115,7 +117,13 @@ def make_plan(
     given = _given_rule(options, settings)
     length = _length(options, settings)
     # W depends on the requested K, however many tokens a round drafts.
-    rule = rules.resolve(given, requested(length))
+    rule = rules.resolve(given, requested(length), target.judge)
+    needs_judge = bool(RULE_PRESETS[rule.name].hidden_layers)
+    if needs_judge and target.judge is None:
+        raise InvalidArgumentError(
+            f"rule.name: {rule.name!r} needs a judge, and the target {target.model.name} has none; "
+            "start its verify service with --autojudge-file, or use another rule"
+        )
     k = _num_speculative_tokens(options, length, max_draft_tokens, rules)
     judged_k = 0
     if length == AUTO and not RULE_PRESETS[rule.name].token_exact:
@@ -166,6 +174,7 @@ def make_plan(
         return_rounds=options.return_rounds,
         distribution=distribution,
         prediction=_prediction(options, k, tokenizer, target),
+        judge_fingerprint=target.judge.fingerprint if needs_judge and target.judge else "",
     )
 
 
