@@ -34,7 +34,7 @@ class TrainOptions(ModelOptions):
     path: Annotated[str | None, Flag(
         "The task's file or directory, if it is read from one.",
     )] = None
-    problems: Annotated[int, Flag("Problems to mine.", min=10)] = 1000
+    problems: Annotated[int, Flag("Problems to mine.", min=10)] = 2000
     seed: Annotated[int, Flag(
         "Seed of generated problems and of the split; measure with another one.", min=0,
     )] = 1
