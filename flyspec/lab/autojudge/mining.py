@@ -1,9 +1,10 @@
 """Labels for a judge, made by the models themselves: which mismatches change the final answer?
 
-AutoJudge (arXiv 2504.20039, algorithm 1): the target decodes greedily; at the first token that the
-draft model would have chosen otherwise, the draft's token is put in and the target finishes. If the
-final answer stays the same, the mismatch was unimportant and the new text is gone on with, else it
-was important and the old one is. Then the next mismatch, after that position, has its turn.
+AutoJudge's semi-greedy search (arXiv 2504.20039): the target decodes greedily; at the first token
+that the draft model would have chosen otherwise, the draft's token is put in and the target
+finishes. If the final answer stays the same, the mismatch was unimportant and the new text is gone
+on with, else it was important and the old one is. Then the next mismatch, after that position, has
+its turn.
 
 Control tokens are left out, since no rule accepts them loosely.
 """

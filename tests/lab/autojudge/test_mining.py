@@ -37,7 +37,7 @@ def finished(module: Any, tokens: Sequence[int], most: int, eos: set[int]) -> li
 
 
 def told(target: Any, draft: Any, prompt: list[int], answer_of: Any, ids: Any) -> list[Any] | None:
-    """AutoJudge's algorithm, token by token (arXiv 2504.20039, algorithm 1)."""
+    """AutoJudge's algorithm, token by token (arXiv 2504.20039, the semi-greedy search)."""
     eos, control = ids
     most = len(prompt) + MOST
     text = finished(target, prompt, most, eos)
