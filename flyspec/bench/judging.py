@@ -45,7 +45,7 @@ SAMPLINGS = {
 }
 """Sampling parameters for every rule."""
 
-_ACCEPTING = {"random_acceptance": 0.999, "judge_threshold": 1.0}
+_ACCEPTING: Mapping[str, Any] = {"random_acceptance": 0.999, "judge_threshold": 1.0}
 """Values at which the mismatch is accepted; the cost is the same."""
 DEFAULT_RULES = tuple(
     (name, Rule(name, **{p: value for p, value in _ACCEPTING.items() if p in preset.defaults}))
@@ -217,8 +217,8 @@ def _cases(o: JudgeOptions, dtype: torch.dtype, device: torch.device) -> list[_C
                 for mismatch in (False, True):
                     round_ = round_of(k, sampling, mismatch, mismatch and not lossless)
                     read = RULE_PRESETS[rule.name].hidden_layers
-                    given = _hidden(k, o.hidden_size, dtype, device) if read else {}
-                    cases.append(_rule_case(name, rule, label, sampling, round_, given))
+                    judged = _hidden(k, o.hidden_size, dtype, device) if read else (None, None)
+                    cases.append(_rule_case(name, rule, label, sampling, round_, *judged))
         for label, sampling in _SAMPLING_ALONE.items():
             drawn = SamplingParams() if sampling.penalizes else sampling
             round_ = round_of(k, drawn, False, False)
@@ -234,15 +234,17 @@ def _cases(o: JudgeOptions, dtype: torch.dtype, device: torch.device) -> list[_C
     return cases
 
 
-def _hidden(k: int, size: int, dtype: torch.dtype, device: torch.device) -> Mapping[str, Any]:
-    """Return hidden rows of a round and a judge of such rows, both random."""
+def _hidden(
+    k: int, size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, AutoJudge]:
+    """Return hidden rows of a round [K + 1, size], and a judge of such rows, both random."""
     generator = torch.Generator().manual_seed(SEED)
     weight, mean, scale = torch.rand(3, size, generator=generator)
-    judge = AutoJudge(
-        weight, torch.zeros(1), mean, 1.0 + scale, JudgeFacts.model_construct(threshold=0.5), ""
-    )
+    known: dict[str, Any] = {"threshold": 0.5}  # nobody trained it
+    facts = JudgeFacts.model_construct(**known)
+    made = AutoJudge(weight, torch.zeros(1), mean, 1.0 + scale, facts, "")
     rows = torch.randn(k + 1, size, generator=generator).to(device, dtype)
-    return {"hidden_rows": rows, "autojudge": judge.on(str(device))}
+    return rows, made.on(str(device))
 
 
 def _rule_case(
@@ -251,7 +253,8 @@ def _rule_case(
     label: str,
     sampling: SamplingParams,
     round_: RandomRound,
-    given: Mapping[str, Any],
+    hidden_rows: Tensor | None,
+    autojudge: AutoJudge | None,
 ) -> _Case:
     k, vocab_size = len(round_.draft_token_ids), round_.logits.shape[-1]
     resolved = resolve_rule(rule, k)
@@ -265,7 +268,8 @@ def _rule_case(
         eos_token_ids=rounds.eos_token_ids(vocab_size),
         control_token_ids=rounds.control_token_ids(vocab_size),
         draft_distributions=round_.distributions(distribution_spec(resolved, sampling)),
-        **given,
+        hidden_rows=hidden_rows,
+        autojudge=autojudge,
     )
     index = round_.mismatch_index
     outcome = work(round_.logits).decisions[index or 0].outcome.name

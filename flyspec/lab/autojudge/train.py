@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -117,7 +116,7 @@ def train(o: TrainOptions) -> Trained:
 def _check(o: TrainOptions) -> None:
     if not 0.0 < o.recall <= 1.0:  # NaN too
         raise ConfigError(f"--recall must be above 0 and at most 1, got {o.recall:g}")
-    if math.isnan(o.recall) or not o.autojudge_file.expanduser().parent.is_dir():
+    if not o.autojudge_file.expanduser().parent.is_dir():
         raise ConfigError(
             f"--autojudge-file {o.autojudge_file}: no directory {o.autojudge_file.parent}"
         )
