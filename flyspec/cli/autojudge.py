@@ -10,7 +10,7 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.concurrency import whatever_reached
 from flyspec.errors import ConfigError
-from flyspec.lab.autojudge.options import TrainOptions
+from flyspec.lab.autojudge.options import JudgeTrainOptions
 
 if TYPE_CHECKING:
     from flyspec.lab.autojudge.train import Trained
@@ -25,7 +25,7 @@ def _group() -> None:
 
 @app.command("train")
 @with_flags
-def train(options: TrainOptions, results: Results) -> None:
+def train(options: JudgeTrainOptions, results: Results) -> None:
     """Train a judge: which of the draft model's tokens change the target's answer?
 
     After Ctrl-C the judge is trained on the problems that were finished.

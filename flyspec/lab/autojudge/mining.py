@@ -77,18 +77,18 @@ class Entry(NamedTuple):
     step: Step
 
 
-class Growth(NamedTuple):
+class Continuation(NamedTuple):
     """Asks for the tokens with which the target goes on."""
 
     draw: Draw
 
 
-Want: TypeAlias = Choices | Entry | Growth
+Want: TypeAlias = Choices | Entry | Continuation
 Got: TypeAlias = "list[int] | tuple[Tensor, int]"
 Work: TypeAlias = Generator[Want, Got, list[Mismatch] | None]
 
 
-class Text:
+class MinedText:
     """One problem's text: its tokens, and what both models' slots hold of it."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Text:
         tokens = self.tokens
         while len(tokens) < self._max_length and tokens[-1] not in self._stop:
             most = min(DRAWN_AT_ONCE, self._max_length - len(tokens))
-            drawn = yield Growth(
+            drawn = yield Continuation(
                 Draw(self._step(), _GREEDY, max_tokens=most, stop_token_ids=self._stop)
             )
             tokens += drawn  # type: ignore[arg-type]
@@ -147,7 +147,7 @@ class Text:
 
 
 def mine(
-    text: Text,
+    text: MinedText,
     number: int,
     answer_of: Callable[[Sequence[int]], str | None],
     control_token_ids: Collection[int],
@@ -257,7 +257,7 @@ class Miner:
             self._target.info.context_length,
             self._draft.info.context_length,
         )
-        text = Text(prompt, slots, length, self._eos)
+        text = MinedText(prompt, slots, length, self._eos)
 
         def answer_of(output: Sequence[int]) -> str | None:
             score = self._task.score(problem, self._decode(output))
@@ -283,7 +283,7 @@ class Miner:
                 for each in rows
             ]
             yield from zip(numbers, entered, strict=True)
-        growths = {n: want.draw for n, want in wants.items() if isinstance(want, Growth)}
+        growths = {n: want.draw for n, want in wants.items() if isinstance(want, Continuation)}
         for numbers in _parts({n: draw.step for n, draw in growths.items()}):
             drawn = self._target.draw([growths[n] for n in numbers])
             yield from zip(numbers, ([*each.token_ids] for each in drawn), strict=True)

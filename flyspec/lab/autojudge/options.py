@@ -19,7 +19,7 @@ def _task(text: str) -> str:
 
 # fmt: off
 @dataclass(frozen=True)
-class TrainOptions(ModelOptions):
+class JudgeTrainOptions(ModelOptions):
     """`flyspec autojudge train`. `max_tokens` None is the task's own limit."""
 
     draft_model: Annotated[str, Flag(

@@ -20,7 +20,7 @@ from flyspec.engine.native.choice import choose_model
 from flyspec.engine.threads import set_threads
 from flyspec.errors import ConfigError
 from flyspec.lab.autojudge.mining import Mined, Miner
-from flyspec.lab.autojudge.options import TrainOptions
+from flyspec.lab.autojudge.options import JudgeTrainOptions
 from flyspec.lab.autojudge.training import fit
 from flyspec.lab.tasks import TASKS, Problem, Task
 from flyspec.progress import progress, working
@@ -59,7 +59,7 @@ class Trained:
         return {"mismatches": [{n: getattr(m, n) for n in names} for m in self.mined.mismatches]}
 
 
-def train(o: TrainOptions) -> Trained:
+def train(o: JudgeTrainOptions) -> Trained:
     """Mine, train and write a judge. Raises `ConfigError`.
 
     Raises `StoppedEarly` with the judge of what was mined until then if Ctrl-C was pressed.
@@ -113,7 +113,7 @@ def train(o: TrainOptions) -> Trained:
     return whatever_reached(mined, trained)
 
 
-def _check(o: TrainOptions) -> None:
+def _check(o: JudgeTrainOptions) -> None:
     if not 0.0 < o.recall <= 1.0:  # NaN too
         raise ConfigError(f"--recall must be above 0 and at most 1, got {o.recall:g}")
     if not o.autojudge_file.expanduser().parent.is_dir():
@@ -134,7 +134,9 @@ def _check_answers(task: Task, problems: list[Problem]) -> None:
         )
 
 
-def _load(o: TrainOptions, settings: VerifySettings | DraftSettings) -> tuple[LoadedModel, Model]:
+def _load(
+    o: JudgeTrainOptions, settings: VerifySettings | DraftSettings
+) -> tuple[LoadedModel, Model]:
     """Return a model, warm, as a service would run it."""
     settings = settings.model_copy(
         update={"device": o.device, "threads": o.threads, "max_sessions": o.concurrency}

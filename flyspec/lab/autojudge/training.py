@@ -32,14 +32,14 @@ _MOST_ITERATIONS = 2000
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class Fitted(NamedTuple):
+class FittedJudge(NamedTuple):
     """A regression as its file holds it, and what is known of it (see `JudgeFacts`)."""
 
     tensors: Mapping[str, Tensor]
     facts: Mapping[str, Any]
 
 
-def fit(mismatches: Sequence[Mismatch], seed: int, recall: float) -> Fitted:
+def fit(mismatches: Sequence[Mismatch], seed: int, recall: float) -> FittedJudge:
     """Train a judge whose own threshold rejects at least a share `recall` of important tokens.
 
     Raises `ConfigError` if there are too few mismatches of either kind to train or to measure.
@@ -81,7 +81,7 @@ def fit(mismatches: Sequence[Mismatch], seed: int, recall: float) -> Fitted:
         "threshold": threshold_for(recall, seen, important[held_out]),
         "thresholds": operating_points(seen, important[held_out]),
     }
-    return Fitted(tensors, facts)
+    return FittedJudge(tensors, facts)
 
 
 def threshold_for(recall: float, probabilities: Numbers, important: Numbers) -> float:

@@ -16,7 +16,7 @@ from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.engine.autojudge import read_judge
 from flyspec.engine.loading import load_model
 from flyspec.errors import ConfigError
-from flyspec.lab.autojudge.options import TrainOptions
+from flyspec.lab.autojudge.options import JudgeTrainOptions
 from flyspec.lab.autojudge.train import train
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
@@ -80,13 +80,13 @@ def test_the_bundled_judge_is_the_bundled_targets() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (TrainOptions(recall=0.0), "--recall must be above 0 and at most 1, got 0"),
-        (TrainOptions(recall=float("nan")), "--recall must be above 0"),
-        (TrainOptions(model="x"), "--draft-model: give one"),
-        (TrainOptions(autojudge_file=Path("/nowhere/j.safetensors")), "no directory /nowhere"),
+        (JudgeTrainOptions(recall=0.0), "--recall must be above 0 and at most 1, got 0"),
+        (JudgeTrainOptions(recall=float("nan")), "--recall must be above 0"),
+        (JudgeTrainOptions(model="x"), "--draft-model: give one"),
+        (JudgeTrainOptions(autojudge_file=Path("/nowhere/j.safetensors")), "no directory /nowhere"),
     ],
 )
-def test_options_that_cannot_work(options: TrainOptions, message: str) -> None:
+def test_options_that_cannot_work(options: JudgeTrainOptions, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         train(options)
 
