@@ -241,6 +241,11 @@ class VerifySettings(ModelServerSettings):
         VERIFY_PORT, ge=0, le=65535, description="port to listen on (0: pick a free one)"
     )
     model: str = Field(..., min_length=1, description="target model: a directory or hub id")
+    autojudge_file: str = Field(
+        "",
+        description="judge of the rule autojudge, a file that `flyspec autojudge train` made for "
+        "this target (empty: none, and the rule is refused)",
+    )
     max_plain_tokens: int = Field(
         64, ge=1, le=4096, description="maximum tokens per round of plain decoding"
     )

@@ -105,7 +105,11 @@ class Generations:
                 closing(Drafting(fleet.drafters, plan, model, *accounts)) as drafting,
                 closing(
                     Verifying(
-                        fleet.replicas_of(model), plan, reopen_s, *accounts, arrived_s=arrived_s
+                        fleet.replicas_of(model, plan.judge_fingerprint),
+                        plan,
+                        reopen_s,
+                        *accounts,
+                        arrived_s=arrived_s,
                     )
                 ) as verifying,
             ):
@@ -186,7 +190,7 @@ class Generations:
                 plan = await self._plan(GenerationRequest(request.prompt, options), target)
                 tokens = plan.prompt_token_ids
                 check_tokens(caller.key, len(tokens))
-                replicas = self._fleet.replicas_of(target.info.model)
+                replicas = self._fleet.replicas_of(target.info.model, plan.judge_fingerprint)
                 scoring = Scoring(replicas, plan, target, observation.correlation)
                 async with visit.slot(len(tokens)), aclosing(scoring.run()) as pieces:
                     visit.granted()
@@ -214,7 +218,8 @@ class Generations:
     async def _plan(self, request: GenerationRequest, target: Target) -> GenerationPlan:
         """Check the request and plan the generation, in a thread if the prompt is long."""
         most, rules = self._fleet.max_draft_tokens, self._rules
-        rest = target.tokenizer, target.info, self._settings, most, rules
+        offer = self._fleet.offer(target)
+        rest = target.tokenizer, offer, self._settings, most, rules
         if is_long(request.prompt, request.options.prediction):
             return await asyncio.to_thread(make_plan, request, *rest)
         return make_plan(request, *rest)
@@ -234,7 +239,7 @@ class Generations:
             raise error
 
     def models(self) -> Models:
-        info = self._fleet.target.info
+        info = self._fleet.offer(self._fleet.target)
         drafters = tuple(drafter.name for drafter in self._fleet.drafters.all)
         return Models(
             info.model, drafters, tuple(self._rules.names(self._settings.rule, info.rules))

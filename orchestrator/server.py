@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING
 from flyspec import rpc, serving
 from flyspec.config import NO_PORT, OrchestratorSettings
 from flyspec.errors import ConfigError
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.security import ApiKeys, PortSecurity, Scope
-from flyspec.speculation_length import AUTO
+from flyspec.speculation_length import AUTO, REQUESTED_BY_AUTO
 from flyspec.startup import stage
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
 from orchestrator.admission.admission import Admission
 from orchestrator.exact_twins import ExactTwins
 from orchestrator.fleet.fleet import Fleet
+from orchestrator.fleet.target import Target
 from orchestrator.front.access import KeyCheck, audit
 from orchestrator.front.admin import AdminServicer
 from orchestrator.front.grpc import GenerationServicer
@@ -62,7 +65,7 @@ class Orchestrator:
         settings, fleet = self._settings, self.fleet
         stage("connecting to the services")
         await fleet.connect()
-        fleet.on_target(lambda target: self._rules.check_vocabulary(target.info.model.vocab_size))
+        fleet.on_target(self._check_target)
         k = settings.num_speculative_tokens
         if k != AUTO and k > fleet.max_draft_tokens:
             raise ConfigError(
@@ -113,6 +116,16 @@ class Orchestrator:
         for server in self._servers:
             await server.set_ready(True)
         return ports
+
+    def _check_target(self, target: Target) -> None:
+        """Raise `ConfigError` if the settings do not suit a target."""
+        self._rules.check_vocabulary(target.info.model.vocab_size)
+        rule = self._rules.resolve(Rule(self._settings.rule), REQUESTED_BY_AUTO)
+        if RULE_PRESETS[rule.name].hidden_layers and self.fleet.offer(target).judge is None:
+            raise ConfigError(
+                f"--rule {self._settings.rule}: the target {target.info.model.name} has no judge; "
+                "start its verify service with --autojudge-file, or set another rule"
+            )
 
     def _http_face(self, generations: Generations, max_body_bytes: int) -> HttpServer | None:
         """Return the server of the HTTP API; None if there is to be none. Raises `ConfigError`."""

@@ -115,8 +115,8 @@ def test_too_many_biases() -> None:
         (
             Rule("fuzy"),
             "rule.name must be one of exact, fly, fly-paper, fly-reference, margin, fuzzy, "
-            "fuzzy-reference, kl, rejection, ensemble, cactus, typical, relaxed, mars, random, got "
-            "'fuzy'",
+            "fuzzy-reference, kl, rejection, ensemble, cactus, typical, relaxed, mars, "
+            "autojudge, random, got 'fuzy'",
         ),
         (Rule(""), "rule.name must be one of exact"),
         (Rule("fly", -1), "rule.fly_window_size must be an integer between 0 and 1024, got -1"),
@@ -196,6 +196,7 @@ A_VALUE = {
     "mars_ratio": 0.8,
     "ensemble_weight": 0.5,
     "cactus_delta": 0.5,
+    "judge_threshold": 0.2,
     "random_acceptance": 0.5,
     "random_judges_matches": True,
 }
@@ -217,6 +218,7 @@ APPLIES = {
     "relaxed": WINDOW | {"relaxed_top_k", "relaxed_delta", "relaxed_ratio"},
     "mars": WINDOW | {"mars_ratio"},
     "typical": WINDOW | {"typical_epsilon", "typical_delta"},
+    "autojudge": WINDOW | {"judge_threshold"},
     "random": WINDOW | {"random_acceptance", "random_judges_matches"},
 }
 

@@ -15,6 +15,7 @@ TEXT = (
 )
 VOCAB_SIZE = 400
 CONTEXT_LENGTH = 256
+HIDDEN_SIZE = 48
 
 
 def make_tokenizer(text: str = TEXT) -> PreTrainedTokenizerFast:
@@ -39,7 +40,7 @@ def make_tokenizer(text: str = TEXT) -> PreTrainedTokenizerFast:
 def make_model(
     directory: Path,
     seed: int = 0,
-    hidden_size: int = 48,
+    hidden_size: int = HIDDEN_SIZE,
     text: str = TEXT,
     kind: str = "llama",
     num_attention_heads: int = 4,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from time import perf_counter_ns
 from typing import NamedTuple
 
+from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.loop import OnStep, StepLoop, Work
 from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.scheduler import StepBudget
@@ -21,7 +22,7 @@ from flyspec.engine.stopwatch import Stopwatch
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
 from flyspec.step_costs import StepCosts
-from flyspec.values.admin import ModelInfo, TokenizerBundle
+from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
@@ -62,9 +63,10 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         on_step: OnStep = lambda *_: None,
         max_waiting: int | None = None,
         step_timeout_s: float = math.inf,
+        autojudge: AutoJudge | None = None,
     ) -> None:
         super().__init__(model, prepare, budget, on_step, step_timeout_s)
-        self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids)
+        self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids, autojudge)
         self._max_queue = max_queue
         self.costs = StepCosts()
         self._step_ns = STREAMED_NS  # of the last plainly decoded token
@@ -79,6 +81,12 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     @property
     def info(self) -> ModelInfo:
         return self.model.info
+
+    @property
+    def judge_info(self) -> JudgeInfo | None:
+        """The judge of the rule `autojudge`; None: there is none, so it cannot be used."""
+        judge = self._judge.autojudge
+        return None if judge is None else judge.info
 
     @property
     def sessions(self) -> SessionStatus:
@@ -103,7 +111,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
 
     def open(self, open_: VerifyOpen) -> TargetSession:
         """Open a session. Raises for bad values, or `ResourceExhaustedError` if none is free."""
-        check_open(open_, self.info)
+        check_open(open_, self.info, self.judge_info)
         place = self._slots.take(open_.orchestrator_id, self._blocks_of(open_))
         return self._opened(open_, place)
 
@@ -111,7 +119,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         """Open a session, waiting for room if `waited_ms` is set."""
         if open_.waited_ms is None:
             return self.open(open_)
-        check_open(open_, self.info)
+        check_open(open_, self.info, self.judge_info)
         place = await self._slots.wait(
             open_.waited_ms / 1e3, open_.orchestrator_id, self._blocks_of(open_)
         )
@@ -192,7 +200,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         found: list[Rows | Judged] = [*self.model.forward(steps)]
         watch.mark()
         rounds = {
-            index: (self._rounds[step.slot], rows.logits)
+            index: (self._rounds[step.slot], rows)
             for index, (step, rows) in enumerate(zip(steps, found, strict=True))
             if step.num_logits and step.slot in self._rounds and isinstance(rows, Rows)
         }
@@ -240,7 +248,8 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         streamed_ns = FIRST_STREAMED_NS
         while True:
-            want = Draw(session.step(drafts))
+            context = RoundContext(session, round_, distributions)
+            want = Draw(session.step(drafts, context.hidden_layers))
             if plainly:
                 steps = 1
                 if not first:
@@ -252,7 +261,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                     stop_token_ids=self._judge.eos,
                     confidences=round_.return_plain_confidence,
                 )
-            self._rounds[slot] = RoundContext(session, round_, distributions)
+            self._rounds[slot] = context
             try:
                 ran = yield want
             finally:

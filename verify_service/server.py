@@ -11,6 +11,7 @@ from flyspec.startup import stage
 from flyspec.step_costs import StepCosts
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
+from verify_service.autojudge import load_judge
 from verify_service.engine import VerifyEngine
 from verify_service.ranks import Ranks, find_place, follow, load, set_threads
 from verify_service.service import VerifyServicer
@@ -41,6 +42,7 @@ def build(
             model.warm_up()
             if ranks is not None:
                 ranks.lead(model)
+            autojudge = load_judge(settings.autojudge_file, model)
             stage("timing steps")
             costs = StepCosts(measure_steps(model))
     except Exception as error:
@@ -51,7 +53,7 @@ def build(
     on_step = observer.engine_metrics.step
     engine = VerifyEngine(
         model, loaded.tokenizer, settings.max_queue, prepare, budget, on_step,
-        settings.max_waiting, settings.step_timeout_s,
+        settings.max_waiting, settings.step_timeout_s, autojudge,
     )  # fmt: skip
     engine.costs = costs
     return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)

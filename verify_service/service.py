@@ -43,16 +43,18 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def Describe(
         self, request: verify_pb2.VerifyServiceDescribeRequest, context: Any
     ) -> verify_pb2.VerifyServiceDescribeResponse:
+        judge = self._engine.judge_info
         info: verify_pb2.VerifyServiceDescribeResponse = wire.encode(
             VerifyServiceInfo(
                 model=self._engine.info,
                 sessions=self._engine.sessions_for(request.orchestrator_id),
                 max_speculative_tokens=self._settings.max_speculative_tokens,
                 max_plain_tokens=self._settings.max_plain_tokens,
-                rules=tuple(RULE_PRESETS),
+                rules=tuple(n for n, p in RULE_PRESETS.items() if judge or not p.hidden_layers),
                 process=process.describe(self._engine.step_running_ns),
                 step_costs=self._engine.costs.measured,
                 max_rules=MAX_RULES,
+                judge=judge,
             )
         )
         return info

@@ -10,9 +10,10 @@ from flyspec.engine.model import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError, UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import MAX_WINDOW_SIZE, Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule, validate_rule
 from flyspec.validation import common_distribution_spec, validate_sampling
-from flyspec.values.admin import ModelInfo
+from flyspec.values.admin import JudgeInfo, ModelInfo
 from flyspec.values.phases import MAX_RULES
 from flyspec.values.rounds import DistributionSpec, OpenWindow, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
@@ -30,7 +31,8 @@ def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> Non
         )
 
 
-def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
+def check_open(open_: VerifyOpen, info: ModelInfo, judge: JudgeInfo | None = None) -> None:
+    """Raise for bad values, and for a generation that began with another target or `judge`."""
     length = len(open_.token_ids)
     if not length:
         raise InvalidArgumentError("open.token_ids is empty; send at least one token")
@@ -66,6 +68,18 @@ def check_open(open_: VerifyOpen, info: ModelInfo) -> None:
     validate_rule(open_.rule)
     for index, rule in enumerate(open_.other_rules):
         validate_rule(rule, f"open.other_rules[{index}]")
+    if open_.judge_fingerprint not in ("", judge.fingerprint if judge else ""):
+        raise UnavailableError(
+            f"open.judge_fingerprint: the generation began with {open_.judge_fingerprint!r:.120}, "
+            f"but {info.name} has {judge.fingerprint if judge else 'no judge'!r}; open the session "
+            "on a replica whose Describe response matches"
+        )
+    for rule in open_.rules:
+        if judge is None and RULE_PRESETS[rule.name].hidden_layers:
+            raise InvalidArgumentError(
+                f"open.rule.name: the rule {rule.name!r} needs a judge, and {info.name} has none; "
+                "start the verify service with --autojudge-file, or use another rule"
+            )
     validate_sampling(open_.sampling)
     common_distribution_spec([resolve_rule(rule) for rule in open_.rules], open_.sampling)
     check_token_ids("open.token_ids", open_.token_ids, info)
@@ -199,7 +213,7 @@ class TargetSession:
                 f"{name} must have a number for each token; send the window back as received"
             )
 
-    def step(self, draft_token_ids: Sequence[int]) -> Step:
+    def step(self, draft_token_ids: Sequence[int], hidden_layers: tuple[int, ...] = ()) -> Step:
         """Return the step of this round: the uncached tokens, then the drafts.
 
         The last token is rerun even if cached: its logits judge the first draft.
@@ -211,6 +225,7 @@ class TargetSession:
             start=start,
             token_ids=[*self.sequence.tokens[start:], *draft_token_ids],
             num_logits=len(draft_token_ids) + 1,
+            hidden_layers=hidden_layers,
         )
 
     def apply(self, verdict: Verdict, draft_token_ids: Sequence[int]) -> None:

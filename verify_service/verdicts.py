@@ -8,9 +8,11 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.distributions import decode
-from flyspec.engine.model import History
+from flyspec.engine.model import History, Rows
 from flyspec.engine.sampling import TARGET_STREAM
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Decision, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution
 from verify_service.rules import decide_all, hear
@@ -32,20 +34,35 @@ class RoundContext(NamedTuple):
         """The chances of drafts that may be left out; an open window needs all of its drafts."""
         return () if self.round.open_window else self.round.draft_survivals
 
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """Layers whose hidden rows judging needs besides the logits."""
+        if not self.round.draft_token_ids or self.round.teacher_forced:
+            return ()
+        needed = {layer for r in self.session.rules for layer in RULE_PRESETS[r.name].hidden_layers}
+        return tuple(sorted(needed))
+
 
 class RoundJudge:
-    """Judges the rounds of one model, given its special tokens."""
+    """Judges the rounds of one model, given its special tokens and the judge of `autojudge`."""
 
-    def __init__(self, eos_token_ids: Collection[int], control_token_ids: Collection[int]) -> None:
+    def __init__(
+        self,
+        eos_token_ids: Collection[int],
+        control_token_ids: Collection[int],
+        autojudge: AutoJudge | None = None,
+    ) -> None:
         self.eos = frozenset(eos_token_ids)
         self._control = frozenset(control_token_ids)
+        self.autojudge = autojudge
 
     def judge_all(
-        self, rounds: Sequence[tuple[RoundContext, Tensor]], at_once: bool | None = None
+        self, rounds: Sequence[tuple[RoundContext, Rows]], at_once: bool | None = None
     ) -> list[Verdict | Exception]:
-        """Return the verdict on each round's logits, or the error that it alone fails with.
+        """Return the verdict on each round's rows, or the error that it alone fails with.
 
-        Logits are [K + 1, V]; drafts beyond K are left out. `at_once` is as in `decide_all`.
+        Logits are [K + 1, V]; drafts beyond K are left out. Hidden rows are those of
+        `RoundContext.hidden_layers`. `at_once` is as in `decide_all`.
         """
         found: dict[int, Verdict | Exception] = {}
         hearings: dict[int, Hearing] = {}
@@ -57,18 +74,19 @@ class RoundJudge:
         found.update(zip(hearings, decide_all([*hearings.values()], at_once), strict=True))
         return [found[index] for index in range(len(rounds))]
 
-    def _hear(self, context: RoundContext, rows: Tensor) -> Hearing:
+    def _hear(self, context: RoundContext, rows: Rows) -> Hearing:
         session, round_, distributions = context
-        drafts = round_.draft_token_ids[: rows.shape[0] - 1]
+        logits = rows.logits
+        drafts = round_.draft_token_ids[: logits.shape[0] - 1]
         if round_.teacher_forced:
-            hearing = _hear_forced(session, drafts, rows)
+            hearing = _hear_forced(session, drafts, logits)
         else:
             spec = session.distribution
             rule, *other_rules = session.rules
             hearing = hear(
                 rule,
                 drafts,
-                rows,
+                logits,
                 sampling=session.sampling,
                 seed=session.seed,
                 start_position=len(session.sequence),
@@ -85,11 +103,13 @@ class RoundJudge:
                     drafts,
                     session.info.vocab_size,
                     renormalise=spec is not None and spec.draw_from_it,
-                    device=rows.device,
+                    device=logits.device,
                 )
                 if distributions
                 else None,
                 history=History(session.sequence.tokens, session.prompt_length, self.eos),
+                hidden_rows=rows.hidden[0] if rows.hidden else None,
+                autojudge=self.autojudge,
             )
         if session.logprobs is None:
             return hearing

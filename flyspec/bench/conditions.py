@@ -90,8 +90,12 @@ def _of_preset(name: str) -> tuple[Condition, ...]:
     return (*kinds, *_VARIANTS.get(name, ()))
 
 
-ALL_CONDITIONS = (_PLAIN, *(c for name in RULE_PRESETS for c in _of_preset(name)))
-"""Every preset, and the variants that the literature distinguishes."""
+ALL_CONDITIONS = (
+    _PLAIN,
+    *(c for name, p in RULE_PRESETS.items() if not p.hidden_layers for c in _of_preset(name)),
+)
+"""Every preset that any target can use, which need no trained judge, and the variants that the
+literature distinguishes."""
 
 
 def parse_conditions(text: str) -> tuple[Condition, ...]:

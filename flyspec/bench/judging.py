@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from flyspec.bench.options import JudgeOptions
 from flyspec.bench.rounds import SEED, START_POSITION, RandomRound, make_round
 from flyspec.bench.summaries import grouped
 from flyspec.concurrency import UntilCtrlC
+from flyspec.engine.autojudge import AutoJudge, JudgeFacts
 from flyspec.engine.distributions import decode
 from flyspec.engine.loading import resolve_device
 from flyspec.engine.logits import token_logprobs
@@ -43,10 +45,11 @@ SAMPLINGS = {
 }
 """Sampling parameters for every rule."""
 
+_ACCEPTING: Mapping[str, Any] = {"random_acceptance": 0.999, "judge_threshold": 1.0}
+"""Values at which the mismatch is accepted; the cost is the same."""
 DEFAULT_RULES = tuple(
-    # At the default probability the mismatch would rarely be accepted; the cost is the same.
-    (name, Rule(name, random_acceptance=0.999 if "random_acceptance" in p.defaults else None))
-    for name, p in RULE_PRESETS.items()
+    (name, Rule(name, **{p: value for p, value in _ACCEPTING.items() if p in preset.defaults}))
+    for name, preset in RULE_PRESETS.items()
 )
 
 TARGET_SHARE = 0.1
@@ -213,7 +216,9 @@ def _cases(o: JudgeOptions, dtype: torch.dtype, device: torch.device) -> list[_C
                 lossless = RULE_PRESETS[rule.name].lossless
                 for mismatch in (False, True):
                     round_ = round_of(k, sampling, mismatch, mismatch and not lossless)
-                    cases.append(_rule_case(name, rule, label, sampling, round_))
+                    read = RULE_PRESETS[rule.name].hidden_layers
+                    judged = _hidden(k, o.hidden_size, dtype, device) if read else (None, None)
+                    cases.append(_rule_case(name, rule, label, sampling, round_, *judged))
         for label, sampling in _SAMPLING_ALONE.items():
             drawn = SamplingParams() if sampling.penalizes else sampling
             round_ = round_of(k, drawn, False, False)
@@ -229,8 +234,27 @@ def _cases(o: JudgeOptions, dtype: torch.dtype, device: torch.device) -> list[_C
     return cases
 
 
+def _hidden(
+    k: int, size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, AutoJudge]:
+    """Return hidden rows of a round [K + 1, size], and a judge of such rows, both random."""
+    generator = torch.Generator().manual_seed(SEED)
+    weight, mean, scale = torch.rand(3, size, generator=generator)
+    known: dict[str, Any] = {"threshold": 0.5}  # nobody trained it
+    facts = JudgeFacts.model_construct(**known)
+    made = AutoJudge(weight, torch.zeros(1), mean, 1.0 + scale, facts, "")
+    rows = torch.randn(k + 1, size, generator=generator).to(device, dtype)
+    return rows, made.on(str(device))
+
+
 def _rule_case(
-    name: str, rule: Rule, label: str, sampling: SamplingParams, round_: RandomRound
+    name: str,
+    rule: Rule,
+    label: str,
+    sampling: SamplingParams,
+    round_: RandomRound,
+    hidden_rows: Tensor | None,
+    autojudge: AutoJudge | None,
 ) -> _Case:
     k, vocab_size = len(round_.draft_token_ids), round_.logits.shape[-1]
     resolved = resolve_rule(rule, k)
@@ -244,6 +268,8 @@ def _rule_case(
         eos_token_ids=rounds.eos_token_ids(vocab_size),
         control_token_ids=rounds.control_token_ids(vocab_size),
         draft_distributions=round_.distributions(distribution_spec(resolved, sampling)),
+        hidden_rows=hidden_rows,
+        autojudge=autojudge,
     )
     index = round_.mismatch_index
     outcome = work(round_.logits).decisions[index or 0].outcome.name

@@ -187,8 +187,8 @@ class EvalOptions:
     )] = None
     limit: PromptLimit = None
     rules: Annotated[tuple[Condition, ...] | None, Flag(
-        f"{_RULES} `all`: every rule. Also shows the loss of each rule.", metavar="RULE,...",
-        read=parse_conditions, default="exact, fly and fly with W = 0",
+        f"{_RULES} `all`: every rule that needs no judge. Also shows the loss of each rule.",
+        metavar="RULE,...", read=parse_conditions, default="exact, fly and fly with W = 0",
     )] = None
     drafter: Drafter = ""
     num_speculative_tokens: KOrAuto = AUTO

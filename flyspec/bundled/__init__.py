@@ -11,5 +11,7 @@ _HERE = Path(__file__).parent
 MODELS = (_HERE / "models").resolve()
 """The bundled models, in Hugging Face format. Images have none."""
 TARGET, DRAFT, DRAFT_BYTES = (MODELS / name for name in ("target", "draft", "draft-bytes"))
+AUTOJUDGE = MODELS / "autojudge.safetensors"
+"""A judge of the bundled pair, made by `flyspec autojudge train`; it fits no other target."""
 PROTOS = (_HERE / "protos").resolve()
 """Include path of the protocol, for stubs in other languages: `protoc -I PROTOS ...`."""

@@ -22,6 +22,7 @@ _COMMANDS = {
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
     "keys": ("app", "Create API keys."),
     "bench": ("app", "Measure the speed of decoding modes and of single parts."),
+    "autojudge": ("app", "Train the judge of the rule autojudge."),
     "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),
 }
 """Each command's attribute in its module, and its line in the list of commands."""

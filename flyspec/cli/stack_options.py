@@ -78,6 +78,8 @@ class StackOptions(ModelFlags):
             changes["model"] = str(bundled.TARGET)
             if self.draft_model is None:
                 changes["draft_model"] = str(bundled.DRAFT)
+            if self.autojudge_file is None and bundled.AUTOJUDGE.is_file():
+                changes["autojudge_file"] = str(bundled.AUTOJUDGE)
         elif self.draft_model is None:
             changes["draft_model"] = ""
         if self.draft_device is None:
@@ -146,7 +148,7 @@ class StackOptions(ModelFlags):
             own = self._flags(
                 "model", "served_model_name", "verify_port", "device", "dtype", "threads",
                 "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
-                "kv_cache_memory_bytes",
+                "kv_cache_memory_bytes", "autojudge_file",
             )  # fmt: skip
         else:
             own = self._flags(

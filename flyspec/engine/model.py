@@ -62,7 +62,7 @@ class Step(NamedTuple):
     hidden_layers: tuple[int, ...] = ()
     """Layers whose hidden rows are returned too, numbered as in transformers'
     `output_hidden_states`: 0 the embeddings, i the output of layer i, the last after the final
-    norm."""
+    norm. Negative numbers count from the end: -1 is the last."""
 
 
 class Rows(NamedTuple):
@@ -74,6 +74,13 @@ class Rows(NamedTuple):
 
     logits: Tensor
     hidden: tuple[Tensor, ...] = ()
+
+
+def check_layers(steps: Sequence[Step], num_layers: int) -> None:
+    """Raise `ValueError` if a step asks for a layer that a model of `num_layers` does not have."""
+    for layer in {layer for step in steps for layer in step.hidden_layers}:
+        if not -num_layers - 1 <= layer <= num_layers:
+            raise ValueError(f"hidden_layers: {layer} is not between 0 and {num_layers}")
 
 
 class History(NamedTuple):

@@ -31,7 +31,7 @@ from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.memory import blocks_of
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers
 from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
 from flyspec.engine.packed import PackedSteps
@@ -250,10 +250,7 @@ class ModelRunner:
 
         Raises `ValueError` for a layer that does not exist.
         """
-        count = len(self.cache.kv_layers)
-        for layer in {layer for step in steps for layer in step.hidden_layers}:
-            if not 0 <= layer <= count:
-                raise ValueError(f"hidden_layers: {layer} is not between 0 and {count}")
+        check_layers(steps, len(self.cache.kv_layers))
         for step in steps:
             self.cache.reserve(step.slot, step.start, len(step.token_ids))
         rows = self.run(steps, self.cache.take_moves())

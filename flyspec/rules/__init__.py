@@ -58,7 +58,8 @@ class Parameter:
     (under None), or one per measure that it applies to; `measured_by` then names the parameter that
     selects the measure, and a preset's value only applies to its own measure. `limit` is how an
     operator can bound it: "min" if lower values accept more, "max" if higher ones do.
-    `zero_is_all`: 0 means more than any number. Values above `unwise_above` cause a warning that
+    `zero_is_all`: 0 means more than any number. `unset` says what a preset's value of None stands
+    for. Values above `unwise_above` cause a warning that
     ends in `unwise`.
     """
 
@@ -69,6 +70,7 @@ class Parameter:
     measured_by: str | None = None
     limit: str | None = None
     zero_is_all: bool = False
+    unset: str = ""
     unwise_above: float = math.inf
     unwise: str = ""
     name: str = ""
@@ -139,7 +141,7 @@ class Rule:
     name: str
     fly_window_size: Annotated[int | None, _parameter(
         "W", "matches required after a loosely accepted token; 0: no window",
-        Range(0, MAX_WINDOW_SIZE), limit="min",
+        Range(0, MAX_WINDOW_SIZE), limit="min", unset="min(6, K − 1)",
     )] = None
     fly_entropy_threshold: Annotated[float | None, _parameter(
         "θ", "minimum entropy of the target for accepting a mismatch",
@@ -209,6 +211,10 @@ class Rule:
     cactus_delta: Annotated[float | None, _parameter(
         "δ", "divergence that a drafted token's raised probability may cost, nats",
         Range(0.0, 100.0), unit="nats", limit="max",
+    )] = None
+    judge_threshold: Annotated[float | None, _parameter(
+        "t", "maximum probability, by the judge, that a mismatch changes the answer",
+        Range(0.0, 1.0), limit="max", unset="the judge's own",
     )] = None
     random_acceptance: Annotated[float | None, _parameter(
         "r", "probability of accepting a mismatch", Range(0.0, 1.0), limit="max",

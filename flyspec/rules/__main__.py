@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from flyspec.rules import PARAMETERS, Parameter, Rule
 from flyspec.rules.presets import RULE_PRESETS, RulePreset
@@ -44,7 +43,8 @@ def _window(preset: RulePreset) -> str:
         return "" if preset.lossless else "none"
     scope = preset.defaults.get("window_scope")
     reach = f", {scope.name.lower().replace('_', ' ')}" if scope else ""
-    return f"W = {_value(window)}{reach}{', including the mismatch' * preset.counts_mismatch}"
+    size = PARAMETERS["fly_window_size"].unset if window is None else window
+    return f"W = {size}{reach}{', including the mismatch' * preset.counts_mismatch}"
 
 
 def _draft(preset: RulePreset) -> str:
@@ -53,10 +53,6 @@ def _draft(preset: RulePreset) -> str:
     top_k = 0 if preset.draft.whole else preset.defaults["divergence_top_k"]
     greedy = preset.draft.drawn_from and not preset.draft.also_greedy
     return (f"top {top_k}" if top_k else "whole") + "; none if greedy" * greedy
-
-
-def _value(value: Any) -> str:
-    return "min(6, K − 1)" if value is None else str(value)
 
 
 def _parameters(*names: str) -> Rows:
@@ -76,10 +72,13 @@ def _range(parameter: Parameter) -> str:
 
 
 def _default(name: str, parameter: Parameter) -> str:
+    defaults = RULE_PRESETS[name].defaults
+    if defaults.get(parameter.name, parameter) is None:
+        return parameter.unset
     if getattr(resolve_rule(Rule(name)), parameter.name) is None:
         return "–"
-    default = RULE_PRESETS[name].defaults[parameter.name]
-    return _value(default) if parameter.ranges else f"`{parameter.show(default)}`"
+    default = defaults[parameter.name]
+    return str(default) if parameter.ranges else f"`{parameter.show(default)}`"
 
 
 def _limits() -> Rows:

@@ -23,6 +23,7 @@ CriterionName = Literal[
     "mars",
     "ensemble",
     "cactus",
+    "importance",
     "random",
 ]
 
@@ -46,15 +47,16 @@ class RulePreset:
     """What a rule's name stands for: a criterion, default parameters and needs.
 
     `accepts` describes in docs/rules.md when a mismatch may be accepted. A `fly_window_size` of
-    None is min(6, K - 1) for the requested K. `lossless`: the output follows the target's
-    distribution; `token_exact`: it equals plain decoding token by token, whatever is drafted.
-    `counts_mismatch`: W includes the mismatch itself. `largest`: the maximum of each divergence in
-    the rule's form. `limited_as` prefixes the names of its measures in limits, where its numbers
-    are not comparable with those of other rules.
+    None is min(6, K - 1) for the requested K, a `judge_threshold` of None that of the judge.
+    `lossless`: the output follows the target's distribution; `token_exact`: it equals plain
+    decoding token by token, whatever is drafted. `counts_mismatch`: W includes the mismatch itself.
+    `largest`: the maximum of each divergence in the rule's form. `limited_as` prefixes the names of
+    its measures in limits, where its numbers are not comparable with those of other rules.
 
     Needs: `draft` distributions; `raw`, the model's logits instead of the processed ones;
     `samples` of the target at temperature > 0, of which a draft may match any; `hidden_layers`
-    that its criterion reads (used by no rule yet).
+    (as in `flyspec.engine.model.Step`) whose rows after each draft its criterion reads, with a
+    judge that was trained on them.
     """
 
     accepts: str
@@ -141,6 +143,10 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
     ),
     "mars": RulePreset(
         "the runner-up, z₂/z₁ > 0.9, raw", {"mars_ratio": 0.9, **_NO_WINDOW}, "mars", raw=True,
+    ),
+    "autojudge": RulePreset(
+        "P(important) ≤ the judge's threshold", {"judge_threshold": None, **_NO_WINDOW},
+        "importance", hidden_layers=(-1,),
     ),
     "random": RulePreset(
         "at random, with probability 0.1",

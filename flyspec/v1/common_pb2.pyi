@@ -261,10 +261,11 @@ class Rule(_message.Message):
     MARS_RATIO_FIELD_NUMBER: _builtins.int
     ENSEMBLE_WEIGHT_FIELD_NUMBER: _builtins.int
     CACTUS_DELTA_FIELD_NUMBER: _builtins.int
+    JUDGE_THRESHOLD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the preset: exact, fly, fly-paper, fly-reference, margin, fuzzy,
-    fuzzy-reference, kl, rejection, ensemble, cactus, typical, relaxed, mars or
-    random; or a name from the operator's rules file.
+    fuzzy-reference, kl, rejection, ensemble, cactus, typical, relaxed, mars,
+    autojudge or random; or a name from the operator's rules file.
     """
     fly_window_size: _builtins.int
     """W: matching positions required after a loosely accepted token, in [0, 1024];
@@ -336,6 +337,10 @@ class Rule(_message.Message):
     """cactus: divergence that a drafted token's raised probability may cost,
     delta, nats, >= 0.
     """
+    judge_threshold: _builtins.float
+    """autojudge: accept a mismatch if the judge's probability that it changes the
+    answer is at most this, in [0, 1]. Unset: the threshold of the judge.
+    """
     @_builtins.property
     def guarded_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that are never accepted loosely, nor replaced by a loosely accepted
@@ -368,10 +373,11 @@ class Rule(_message.Message):
         mars_ratio: _builtins.float | None = ...,
         ensemble_weight: _builtins.float | None = ...,
         cactus_delta: _builtins.float | None = ...,
+        judge_threshold: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta", "_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_ensemble_weight", b"_ensemble_weight", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "cactus_delta", b"cactus_delta", "confidence_threshold", b"confidence_threshold", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "ensemble_weight", b"ensemble_weight", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta", "_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_ensemble_weight", b"_ensemble_weight", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_judge_threshold", b"_judge_threshold", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "cactus_delta", b"cactus_delta", "confidence_threshold", b"confidence_threshold", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "ensemble_weight", b"ensemble_weight", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "judge_threshold", b"judge_threshold", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta", "_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_ensemble_weight", b"_ensemble_weight", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "cactus_delta", b"cactus_delta", "confidence_threshold", b"confidence_threshold", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "ensemble_weight", b"ensemble_weight", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta", "_confidence_threshold", b"_confidence_threshold", "_divergence_threshold", b"_divergence_threshold", "_divergence_top_k", b"_divergence_top_k", "_ensemble_weight", b"_ensemble_weight", "_fly_entropy_threshold", b"_fly_entropy_threshold", "_fly_entropy_top_k", b"_fly_entropy_top_k", "_fly_window_size", b"_fly_window_size", "_judge_threshold", b"_judge_threshold", "_margin_threshold", b"_margin_threshold", "_mars_ratio", b"_mars_ratio", "_random_acceptance", b"_random_acceptance", "_random_judges_matches", b"_random_judges_matches", "_relaxed_delta", b"_relaxed_delta", "_relaxed_ratio", b"_relaxed_ratio", "_relaxed_top_k", b"_relaxed_top_k", "_typical_delta", b"_typical_delta", "_typical_epsilon", b"_typical_epsilon", "cactus_delta", b"cactus_delta", "confidence_threshold", b"confidence_threshold", "divergence", b"divergence", "divergence_threshold", b"divergence_threshold", "divergence_top_k", b"divergence_top_k", "ensemble_weight", b"ensemble_weight", "entropy_measure", b"entropy_measure", "fly_entropy_threshold", b"fly_entropy_threshold", "fly_entropy_top_k", b"fly_entropy_top_k", "fly_window_size", b"fly_window_size", "guarded_token_ids", b"guarded_token_ids", "judge_threshold", b"judge_threshold", "margin_threshold", b"margin_threshold", "mars_ratio", b"mars_ratio", "name", b"name", "random_acceptance", b"random_acceptance", "random_judges_matches", b"random_judges_matches", "relaxed_delta", b"relaxed_delta", "relaxed_ratio", b"relaxed_ratio", "relaxed_top_k", b"relaxed_top_k", "typical_delta", b"typical_delta", "typical_epsilon", b"typical_epsilon", "window_scope", b"window_scope"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cactus_delta: _TypeAlias = _typing.Literal["cactus_delta"]  # noqa: Y015
     _WhichOneofArgType__cactus_delta: _TypeAlias = _typing.Literal["_cactus_delta", b"_cactus_delta"]  # noqa: Y015
@@ -389,6 +395,8 @@ class Rule(_message.Message):
     _WhichOneofArgType__fly_entropy_top_k: _TypeAlias = _typing.Literal["_fly_entropy_top_k", b"_fly_entropy_top_k"]  # noqa: Y015
     _WhichOneofReturnType__fly_window_size: _TypeAlias = _typing.Literal["fly_window_size"]  # noqa: Y015
     _WhichOneofArgType__fly_window_size: _TypeAlias = _typing.Literal["_fly_window_size", b"_fly_window_size"]  # noqa: Y015
+    _WhichOneofReturnType__judge_threshold: _TypeAlias = _typing.Literal["judge_threshold"]  # noqa: Y015
+    _WhichOneofArgType__judge_threshold: _TypeAlias = _typing.Literal["_judge_threshold", b"_judge_threshold"]  # noqa: Y015
     _WhichOneofReturnType__margin_threshold: _TypeAlias = _typing.Literal["margin_threshold"]  # noqa: Y015
     _WhichOneofArgType__margin_threshold: _TypeAlias = _typing.Literal["_margin_threshold", b"_margin_threshold"]  # noqa: Y015
     _WhichOneofReturnType__mars_ratio: _TypeAlias = _typing.Literal["mars_ratio"]  # noqa: Y015
@@ -423,6 +431,8 @@ class Rule(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fly_entropy_top_k) -> _WhichOneofReturnType__fly_entropy_top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fly_window_size) -> _WhichOneofReturnType__fly_window_size | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__judge_threshold) -> _WhichOneofReturnType__judge_threshold | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__margin_threshold) -> _WhichOneofReturnType__margin_threshold | None: ...
     @_typing.overload

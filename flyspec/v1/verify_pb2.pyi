@@ -93,6 +93,7 @@ class VerifyServiceDescribeResponse(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     STEP_COSTS_FIELD_NUMBER: _builtins.int
     MAX_RULES_FIELD_NUMBER: _builtins.int
+    JUDGE_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -123,6 +124,10 @@ class VerifyServiceDescribeResponse(_message.Message):
         Empty if not measured.
         """
 
+    @_builtins.property
+    def judge(self) -> Global___JudgeInfo:
+        """The judge of the rule autojudge. Unset: there is none, and `rules` lacks it."""
+
     def __init__(
         self,
         *,
@@ -135,14 +140,43 @@ class VerifyServiceDescribeResponse(_message.Message):
         process: _common_pb2.ProcessInfo | None = ...,
         step_costs: _abc.Iterable[Global___StepCost] | None = ...,
         max_rules: _builtins.int = ...,
+        judge: Global___JudgeInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "judge", b"judge", "model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__judge: _TypeAlias = _typing.Literal["judge"]  # noqa: Y015
+    _WhichOneofArgType__judge: _TypeAlias = _typing.Literal["_judge", b"_judge"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__judge) -> _WhichOneofReturnType__judge | None: ...
+
+Global___VerifyServiceDescribeResponse: _TypeAlias = VerifyServiceDescribeResponse  # noqa: Y015
+
+@_typing.final
+class JudgeInfo(_message.Message):
+    """A trained judge of mismatches."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    THRESHOLD_FIELD_NUMBER: _builtins.int
+    fingerprint: _builtins.str
+    """Digest of its file, 32 hexadecimal digits."""
+    threshold: _builtins.float
+    """Its own threshold, for requests that set none, in [0, 1]."""
+    def __init__(
+        self,
+        *,
+        fingerprint: _builtins.str = ...,
+        threshold: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "threshold", b"threshold"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VerifyServiceDescribeResponse: _TypeAlias = VerifyServiceDescribeResponse  # noqa: Y015
+Global___JudgeInfo: _TypeAlias = JudgeInfo  # noqa: Y015
 
 @_typing.final
 class StepCost(_message.Message):
@@ -374,6 +408,7 @@ class VerifyOpen(_message.Message):
     ORCHESTRATOR_ID_FIELD_NUMBER: _builtins.int
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
+    JUDGE_FINGERPRINT_FIELD_NUMBER: _builtins.int
     prompt_length: _builtins.int
     """Number of prompt tokens in it, in [1, number of token_ids]."""
     seed: _builtins.int
@@ -399,6 +434,10 @@ class VerifyOpen(_message.Message):
     """
     numerics: _builtins.str
     """Likewise, the `numerics` that it started with."""
+    judge_fingerprint: _builtins.str
+    """Likewise, the `fingerprint` of the judge that it started with, if the rule has
+    one.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The sequence so far: the prompt and all emitted tokens. At least one token."""
@@ -434,10 +473,11 @@ class VerifyOpen(_message.Message):
         orchestrator_id: _builtins.str = ...,
         weights_fingerprint: _builtins.str = ...,
         numerics: _builtins.str = ...,
+        judge_fingerprint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "rule", b"rule", "sampling", b"sampling", "waited_ms", b"waited_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "numerics", b"numerics", "orchestrator_id", b"orchestrator_id", "other_rules", b"other_rules", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "judge_fingerprint", b"judge_fingerprint", "logprobs", b"logprobs", "numerics", b"numerics", "orchestrator_id", b"orchestrator_id", "other_rules", b"other_rules", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -722,7 +762,8 @@ class Decision(_message.Message):
     """
     measure: _builtins.float
     """What other rules evaluated: margin, nats; divergence; probability of the drafted
-    token (typical), or p / q (rejection); the random number.
+    token (typical), or p / q (rejection); the judge's probability that the
+    mismatch is important (autojudge); the random number.
     """
     def __init__(
         self,

@@ -93,6 +93,14 @@ class MeasuredStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeInfo:
+    """A trained judge of mismatches (see the proto message of this name)."""
+
+    fingerprint: str
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyServiceInfo:
     """Response of `VerifyService.Describe`; `step_costs` are measured at startup.
 
@@ -108,6 +116,7 @@ class VerifyServiceInfo:
     process: ProcessInfo = field(default_factory=ProcessInfo)
     step_costs: tuple[MeasuredStep, ...] = ()
     max_rules: int = 0
+    judge: JudgeInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,8 @@ class VerifyOpen:
 
     `logprobs` is the number of most likely tokens to report log-probabilities for, besides the
     token's own; None: report none. `waited_ms` is how long the request has waited; None: do not
-    wait for a slot. `weights_fingerprint` and `numerics` must match the model's unless empty.
+    wait for a slot. `weights_fingerprint` and `numerics` must match the model's unless empty, and
+    `judge_fingerprint` the judge's.
     """
 
     token_ids: Sequence[int]
@@ -239,6 +240,7 @@ class VerifyOpen:
     weights_fingerprint: str = ""
     numerics: str = ""
     other_rules: Sequence[Rule] = ()
+    judge_fingerprint: str = ""
 
     @property
     def rules(self) -> tuple[Rule, ...]:

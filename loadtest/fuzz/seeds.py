@@ -59,7 +59,9 @@ def _halves(*values: float) -> bytes:
 def _rules() -> Iterator[tuple[int, dict[str, Any], Any]]:
     """Each rule's number, the rule with all of its parameters, and its preset."""
     for number, (name, preset) in enumerate(RULE_PRESETS.items()):
-        rule = {k: v for k, v in asdict(resolve_rule(Rule(name))).items() if v is not None}
+        own: dict[str, Any] = {"judge_threshold": 0.5} if preset.hidden_layers else {}
+        resolved = resolve_rule(Rule(name, **own))
+        rule = {k: v for k, v in asdict(resolved).items() if v is not None}
         yield number, {**rule, "guarded_token_ids": [] if preset.lossless else [9, 10]}, preset
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flyspec.config import OrchestratorSettings
@@ -160,9 +162,23 @@ class Fleet:
         bundle = await service.tokenizer()
         return Target(info, Tokenizer(bundle), bundle)
 
-    def replicas_of(self, model: ModelInfo) -> TargetReplicas:
-        """Return the verify services that a generation with that model may use."""
-        return TargetReplicas(self.targets, model, self._settings.allow_mixed_numerics)
+    def offer(self, target: Target) -> VerifyServiceInfo:
+        """Return a target's description, with the judge that most of its replicas have now.
+
+        A judge comes and goes with a replica's restart, and changes nothing for other rules.
+        """
+        mixed, known = self._settings.allow_mixed_numerics, target.info.model
+        asked = [replica.info for replica in self._targets_asked]
+        having = [info for info in asked if not difference(known, info.model, mixed)]
+        judges = Counter(info.judge for info in having if info.judge is not None)
+        judge = judges.most_common(1)[0][0] if judges else None
+        like = next((info for info in having if info.judge == judge), None)
+        return target.info if like is None else replace(target.info, rules=like.rules, judge=judge)
+
+    def replicas_of(self, model: ModelInfo, judge_fingerprint: str = "") -> TargetReplicas:
+        """Return the verify services that a generation with that model and judge may use."""
+        mixed = self._settings.allow_mixed_numerics
+        return TargetReplicas(self.targets, model, mixed, judge_fingerprint)
 
     def on_target(self, check: Callable[[Target], None]) -> None:
         """Call `check` with the target, now and whenever it is about to be replaced.

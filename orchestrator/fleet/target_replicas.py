@@ -14,13 +14,19 @@ from orchestrator.upstreams.protocol import VerifyUpstream
 class TargetReplicas:
     """One generation's view of the target's `pool`.
 
-    With `allow_mixed_numerics`, replicas with different numerics are a fallback.
+    With `allow_mixed_numerics`, replicas with different numerics are a fallback. Unless
+    `required_judge` is empty, only replicas with the judge of that fingerprint are used.
     """
 
     def __init__(
-        self, pool: Pool[VerifyUpstream], model: ModelInfo, allow_mixed_numerics: bool = False
+        self,
+        pool: Pool[VerifyUpstream],
+        model: ModelInfo,
+        allow_mixed_numerics: bool = False,
+        required_judge: str = "",
     ) -> None:
         self.pool, self._model, self._mixed = pool, model, allow_mixed_numerics
+        self.required_judge = required_judge
         self._numerics: list[str] = []
 
     @property
@@ -50,9 +56,15 @@ class TargetReplicas:
         """Like `Pool.choose`. Raises `TargetChangedError` if the target has been replaced."""
         pool = self.pool
         if not any(map(self._fits, pool.replicas)) and pool.usable:
+            other = pool.usable[0].info.model
+            if not difference(self._model, other, self._mixed):
+                raise TargetChangedError(
+                    f"the judge of {other.name} was replaced while the generation used it; send "
+                    "the request again"
+                )
             raise TargetChangedError(
-                f"the target was replaced by {pool.usable[0].info.model.name} while the generation "
-                f"ran on {self._model.name}; send the request again"
+                f"the target was replaced by {other.name} while the generation ran on "
+                f"{self._model.name}; send the request again"
             )
         return pool.choose(tokens, weight, avoid, self.usable)
 
@@ -64,5 +76,8 @@ class TargetReplicas:
 
     def _fits(self, replica: Replica[VerifyUpstream]) -> bool:
         if replica.info is None:
+            return False
+        judge = replica.info.judge
+        if self.required_judge and (judge is None or judge.fingerprint != self.required_judge):
             return False
         return not difference(self._model, replica.info.model, self._mixed)

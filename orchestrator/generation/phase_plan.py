@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.spelling import did_you_mean
 from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from flyspec.values.phases import EXACT_INSIDE, MAX_PHASES, Phase
@@ -28,8 +29,11 @@ class RulesAsked:
     `default` is the one for phases that name none; W may depend on the requested K.
     """
 
-    def __init__(self, book: RuleBook, default: Rule, num_speculative_tokens: int) -> None:
+    def __init__(
+        self, book: RuleBook, default: Rule, num_speculative_tokens: int, target: VerifyServiceInfo
+    ) -> None:
         self._book, self.default, self._k = book, default, num_speculative_tokens
+        self._target = target
         self._resolved: list[tuple[str, Rule, Rule]] = []
 
     @property
@@ -38,12 +42,25 @@ class RulesAsked:
 
     def resolve(self, given: Rule, where: str = "") -> Rule:
         """Return a rule as resolved; `where` begins messages about it. Raises as `RuleBook`."""
+        target = self._target
         try:
-            rule = self._book.resolve(given, self._k)
+            rule = self._book.resolve(given, self._k, target.judge)
+            if target.judge is None and RULE_PRESETS[rule.name].hidden_layers:
+                raise InvalidArgumentError(
+                    f"rule.name: {rule.name!r} needs a judge, and the target {target.model.name} "
+                    "has none; start its verify service with --autojudge-file, or use another rule"
+                )
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{where}{error}") from None
         self._resolved.append((where, given, rule))
         return rule
+
+    @property
+    def judge_fingerprint(self) -> str:
+        """The fingerprint of the judge that the resolved rules need; empty if none does."""
+        judge = self._target.judge
+        needed = any(RULE_PRESETS[rule.name].hidden_layers for _, _, rule in self._resolved)
+        return judge.fingerprint if judge and needed else ""
 
     def check_guarded(self, model: ModelInfo) -> None:
         """Raise `InvalidArgumentError` if a rule guards tokens that the target does not have."""

@@ -59,8 +59,9 @@ class GenerationPlan:
     `num_speculative_tokens`, after the rounds of `num_draft_tokens_per_round`. More drafts than
     `judged_k` are judged as several rounds of that many (0: always as one). `logprobs` is how many
     of the most likely tokens to return log-probabilities for; None returns none at all.
-    `distribution` selects the draft distributions the rule needs, if any. `prediction` is in
-    tokens. `warnings` are for the caller.
+    `distribution` selects the draft distributions the rule needs, if any; `judge_fingerprint` is
+    that of the judge it needs, empty for none. `prediction` is in tokens. `warnings` are for the
+    caller.
     """
 
     prompt_token_ids: list[int]
@@ -90,6 +91,7 @@ class GenerationPlan:
     return_rounds: bool
     distribution: DistributionSpec | None
     prediction: Sequence[int]
+    judge_fingerprint: str = ""
 
     @property
     def has_budget(self) -> bool:
@@ -173,7 +175,7 @@ def make_plan(
     given = _given_rule(options, settings)
     length = _length(options, settings)
     # W depends on the requested K, however many tokens a round drafts.
-    asked = RulesAsked(rules, given, requested(length))
+    asked = RulesAsked(rules, given, requested(length), target)
     phases = plan_phases(options, asked, target)
     exact_inside = check_exact_inside(options.exact_inside)
     rule = phases[0].rule if phases else asked.resolve(given)
@@ -235,6 +237,7 @@ def make_plan(
         return_rounds=options.return_rounds,
         distribution=distribution,
         prediction=_prediction(options, k, tokenizer, target),
+        judge_fingerprint=asked.judge_fingerprint,
     )
 
 

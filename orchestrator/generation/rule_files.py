@@ -36,6 +36,7 @@ from flyspec.rules.resolve import (
 )
 from flyspec.speculation_length import AUTO, SpeculationLength, requested
 from flyspec.spelling import did_you_mean
+from flyspec.values.admin import JudgeInfo
 from orchestrator.generation.limits import Limits
 
 
@@ -98,11 +99,14 @@ class RuleBook(BaseModel):
         allowed = [name for name in offered if self._allows(name)]
         return sorted(allowed, key=lambda name: name != default)
 
-    def resolve(self, rule: Rule, num_speculative_tokens: int) -> Rule:
+    def resolve(
+        self, rule: Rule, num_speculative_tokens: int, judge: JudgeInfo | None = None
+    ) -> Rule:
         """Resolve a request's rule to a preset's rule with every parameter set, within the limits.
 
-        Parameters the request leaves unset come from the named rule, then from the preset. Tokens
-        guarded by either request or named rule are guarded. Raises `InvalidArgumentError`.
+        Parameters the request leaves unset come from the named rule, then from the preset, the
+        threshold of a judge from the target's `judge`. Tokens guarded by either request or named
+        rule are guarded. Raises `InvalidArgumentError`.
         """
         known = rule.name in RULE_PRESETS or rule.name in self.rules
         if not known or not self._allows(rule.name):
@@ -116,6 +120,8 @@ class RuleBook(BaseModel):
         resolved = resolve_rule(expanded, num_speculative_tokens)
         if window_depends_on_k(expanded):
             resolved = self._raise_window(resolved)
+        if judge and RULE_PRESETS[resolved.name].hidden_layers and resolved.judge_threshold is None:
+            resolved = replace(resolved, judge_threshold=judge.threshold)
         self.limits.check_rule(resolved, rule)
         return resolved
 

@@ -71,6 +71,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             logprobs=plan.logprobs,
             weights_fingerprint=targets.required_weights,
             numerics=targets.required_numerics,
+            judge_fingerprint=targets.required_judge,
         )
         self._reopen_timeout_s = reopen_timeout_s
         self._avoided: list[Replica[VerifyUpstream]] = []  # full or failed when last tried

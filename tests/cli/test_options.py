@@ -97,6 +97,7 @@ RULE: list[tuple[list[str], dict[str, Any]]] = [
     (["--mars-ratio", "0.85"], {"mars_ratio": 0.85}),
     (["--ensemble-weight", "0.5"], {"ensemble_weight": 0.5}),
     (["--cactus-delta", "0.1"], {"cactus_delta": 0.1}),
+    (["--judge-threshold", "0.3"], {"judge_threshold": 0.3}),
     (["--random-acceptance", "0"], {"random_acceptance": 0.0}),
     (["--random-judges-matches"], {"random_judges_matches": True}),
     (["--no-random-judges-matches"], {"random_judges_matches": False}),

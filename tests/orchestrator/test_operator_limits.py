@@ -242,6 +242,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
             "rule.random_acceptance must be at most 0.2 on this server, got 0.21",
         ),
         (
+            {"max_judge_threshold": 0.2},
+            Rule("autojudge", judge_threshold=0.2),
+            Rule("autojudge", judge_threshold=0.21),
+            "rule.judge_threshold must be at most 0.2 on this server, got 0.21",
+        ),
+        (
             {"allowed_rules": ["exact", "margin"]},
             Rule("margin"),
             Rule("fly"),

@@ -15,7 +15,7 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
-from flyspec.values.admin import ModelInfo, TokenizerBundle, VerifyServiceInfo
+from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.phases import MAX_RULES, Phase
 from flyspec.values.requests import GenerationRequest
 from flyspec.values.rounds import DistributionSpec
@@ -38,8 +38,15 @@ def tokenizer() -> Tokenizer:
 
 def target(vocab_size: int = VOCAB_SIZE, max_rules: int = MAX_RULES) -> VerifyServiceInfo:
     model = ModelInfo("target", "f", vocab_size, CONTEXT)
-    rules = tuple(RULE_PRESETS)
-    return VerifyServiceInfo(model, SessionStatus(0, 4), 64, 8, rules, max_rules=max_rules)
+    return VerifyServiceInfo(
+        model,
+        SessionStatus(0, 4),
+        64,
+        8,
+        tuple(RULE_PRESETS),
+        max_rules=max_rules,
+        judge=JudgeInfo("j", 0.25),
+    )
 
 
 @pytest.fixture
@@ -338,6 +345,18 @@ def test_distributions_are_asked_for_only_where_a_rule_needs_them(plan: Any) -> 
     assert of({"name": "fuzzy"}, k=0) is None
     assert of({"name": "rejection"}) is None
     assert of({"name": "rejection"}, 1.0) == DistributionSpec(0, draw_from_it=True)
+
+
+def test_a_judge_gives_its_threshold_and_stays_the_same(plan: Any) -> None:
+    made = plan(speculation={"rule": {"name": "autojudge"}})
+    assert made.rule.judge_threshold == 0.25
+    assert made.judge_fingerprint == "j"
+    asked = plan(speculation={"rule": {"name": "autojudge", "judge_threshold": 0.5}})
+    assert asked.rule.judge_threshold == 0.5
+    assert plan(speculation={"rule": {"name": "fly"}}).judge_fingerprint == ""
+    limited = RuleBook.model_validate({"limits": {"max_judge_threshold": 0.2}})
+    with pytest.raises(InvalidArgumentError, match=r"at most 0\.2 .*got 0\.25, the rule's default"):
+        plan(rules=limited, speculation={"rule": {"name": "autojudge"}})
 
 
 def test_warnings(plan: Any) -> None:

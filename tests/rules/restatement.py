@@ -73,6 +73,16 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
         runner_up = np.sort(row)[-2]
         return share, share - setting(case, "ratio") if row[token] >= runner_up else -1.0, False
     threshold = setting(case, "threshold")
+    if case.rule == "autojudge":
+        assert case.regression is not None
+        w, b, mean, scale, own = case.regression
+        threshold = own if threshold is None else threshold
+        if threshold == 0:
+            return None
+        row = case.hidden_rows[j]
+        z = b + sum(w[i] * (row[i] - mean[i]) / scale[i] for i in range(len(w)))
+        important = 1 / (1 + math.exp(-z))
+        return important, threshold - important, True
     if case.rule == "fuzzy-reference":
         raw = probabilities(case.rows[j - 1])
         both = buckets(raw, case.q[j - 1], case.q_whole, setting(case, "top_k"))

@@ -28,7 +28,18 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "mars": {"window": 0, "ratio": 0.9},
     "typical": {"window": 0, "epsilon": 0.09, "delta": 0.3},
     "random": {"window": 0, "threshold": 0.1, "matches": False},
+    "autojudge": {"window": 0, "threshold": None},
 }
+
+
+class Regression(NamedTuple):
+    """A judge: w, b, mean and scale of a logistic regression, and its own threshold."""
+
+    weight: list[float]
+    bias: float
+    mean: list[float]
+    scale: list[float]
+    threshold: float
 
 
 class Open(NamedTuple):
@@ -66,6 +77,10 @@ class Case:
     draft: Any = None  # distributions as the implementation gets them
     q: list[dict[int, float]] = field(default_factory=list)  # the same, by token
     q_whole: bool = False
+    hidden: Any = None  # hidden rows as the implementation gets them
+    hidden_rows: list[list[float]] = field(default_factory=list)  # the same, hidden_rows[j] after j
+    judge: Any = None  # as the implementation gets it
+    regression: Regression | None = None  # the same
     tolerance: float = 1e-9  # of a number that is meant to equal its threshold
     equal_at: int | None = None  # j where it is meant to
 

@@ -15,11 +15,13 @@ from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.resolve import resolve_rule
 from flyspec.values.rounds import Budget, OpenWindow
 from flyspec.values.tokens import SamplingParams
+from tests.autojudges import random_judge
 from tests.rules.restatement import restate
 from tests.rules.rule_case import (
     Case,
     Expected,
     Open,
+    Regression,
     drafted,
     own_tokens,
     perturbed,
@@ -93,6 +95,8 @@ def draw_case(
         draw_guards(case, rng, vocab)
     if rule in NEED_DRAFT and case.drafts and not sampling(case):
         draw_distributions(case, rng, gen)
+    if rule == "autojudge":
+        draw_judge(case, rng, gen)
     if rule not in ("exact", "rejection") and case.drafts:
         draw_threshold(case, rng, easy)
     expected = restate(case)
@@ -216,6 +220,20 @@ def draw_drafts(case: Case, rng: random.Random, gen: np.random.Generator) -> Non
         draw_distributions(case, rng, gen)
 
 
+def draw_judge(case: Case, rng: random.Random, gen: np.random.Generator) -> None:
+    """A random judge, and hidden rows in the data type of some engine."""
+    size = rng.choice([1, 3, 8, 33])
+    judge = random_judge(size, rng.getrandbits(32), threshold=rng.choice([0.0, 0.3, 0.6, 0.9]))
+    dtype = rng.choice([torch.float64, torch.float32, torch.bfloat16])
+    case.hidden = torch.tensor(gen.normal(size=(len(case.rows), size))).to(dtype)
+    case.hidden_rows = case.hidden.double().tolist()
+    case.judge = judge
+    case.regression = Regression(
+        judge.weight.tolist(), float(judge.bias), judge.mean.tolist(), judge.scale.tolist(),
+        judge.facts.threshold,
+    )  # fmt: skip
+
+
 def draw_guards(case: Case, rng: random.Random, vocab: int) -> None:
     ids = range(vocab)
     if rng.random() < 0.12:
@@ -257,6 +275,7 @@ def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
         "fuzzy-reference": ("threshold", lambda: rng.uniform(0.3, 2.0)),
         "typical": ("epsilon", lambda: rng.uniform(0.005, 0.15)),
         "random": ("threshold", lambda: rng.uniform(0.75, 1.0)),
+        "autojudge": ("threshold", lambda: rng.uniform(0.5, 1.0)),
     }
     name, draw = lenient[case.rule]
     kind = 0.5 if easy else rng.random()
@@ -279,18 +298,19 @@ def draw_threshold(case: Case, rng: random.Random, easy: bool) -> None:
 def set_equal(case: Case, name: str, index: int) -> None:
     """Make the threshold what the implementation measures at an index, to the last bit."""
     args = arguments(case)
-    criterion = compose(resolve_rule(args["rule"])).criterion
+    criterion = compose(resolve_rule(args["rule"]), case.judge).criterion
     if criterion.never or criterion.always:
         return
     round_ = Round(
         case.drafts, case.logits, args["sampling"], case.seed, case.start, args["history"],
-        case.draft,
+        case.draft, None if case.hidden is None else case.hidden[1:],
     )  # fmt: skip
     at = round_.evidence(round_.processed(), index, index + 1)
     number, *others = criterion.measure(at)[0].tolist()
     if name == "below":  # exact if both are near
         number = others[0] - number if 2 * number >= others[0] else 0.0
-    shares = name in ("epsilon", "below", "ratio") or setting(case, "measure") == "normalized"
+    shares = name in ("epsilon", "below", "ratio") or case.rule == "autojudge"
+    shares = shares or setting(case, "measure") == "normalized"
     most = 1.0 if shares else 20.0
     if not 0.0 < number < most or not math.isfinite(number):
         return
@@ -303,7 +323,11 @@ def set_equal(case: Case, name: str, index: int) -> None:
 def arguments(case: Case) -> dict[str, Any]:
     """The case as `judge` takes it."""
     given = case.given
-    threshold = {"margin": "margin_threshold", "random": "random_acceptance"}
+    threshold = {
+        "margin": "margin_threshold",
+        "random": "random_acceptance",
+        "autojudge": "judge_threshold",
+    }
     parameters = {
         "fly_window_size": given.get("window"),
         "fly_entropy_threshold": given.get("theta"),
@@ -348,6 +372,8 @@ def arguments(case: Case) -> dict[str, Any]:
         "open_window": None if case.open is None else OpenWindow(*case.open),
         "draft_distributions": case.draft,
         "history": History([0] * 10 + case.output, 10) if adjusts else None,
+        "hidden_rows": case.hidden,
+        "autojudge": case.judge,
     }
 
 

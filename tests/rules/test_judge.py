@@ -17,6 +17,7 @@ from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Budget, OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
+from tests.autojudges import random_judge
 from verify_service.rules import judge
 from verify_service.rules.criteria.entropy import Entropy
 from verify_service.rules.criteria.typical import Typical
@@ -341,6 +342,7 @@ def test_logits_that_are_not_finite_are_refused(
     drafts = [0, 1, 2]
     logits = wanting([0, 1, 2, 3], gap=30.0)
     given = {"sampling": sampling, "draft_distributions": point_masses(drafts)}
+    given |= {"hidden_rows": torch.zeros(4, 3), "autojudge": random_judge(3)}
     judge(name, drafts, logits, **given)
     logits[row, 5] = value
     with pytest.raises(FloatingPointError, match="not finite"):

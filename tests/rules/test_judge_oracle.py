@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.distributions import Distributions
 from flyspec.values.rounds import Decision, Outcome, Verdict
 from tests.rules.rule_case import Case, Expected
@@ -26,12 +27,14 @@ from verify_service.rules.criteria.divergence import (
 )
 from verify_service.rules.criteria.ensemble import EnsembleChoice, EnsembleRatio
 from verify_service.rules.criteria.entropy import Entropy
+from verify_service.rules.criteria.importance import Importance
 from verify_service.rules.criteria.margin import Margin
 from verify_service.rules.criteria.mars import Mars
 from verify_service.rules.criteria.random_control import Random
 from verify_service.rules.criteria.relaxed import Relaxed
 from verify_service.rules.criteria.typical import Typical
 from verify_service.rules.guard import Guard, Purse
+from verify_service.rules.inquiry import Round
 from verify_service.rules.observe import Observed
 from verify_service.rules.referee import Referee
 from verify_service.rules.speculative_sampling import SamplingReferee
@@ -53,6 +56,7 @@ SCOPES: dict[str, list[str | None]] = {
     "mars": ["within", "across"],
     "typical": ["within", "across"],
     "random": ["within", "across"],
+    "autojudge": ["within", "across"],
 }
 LOOSENED = ("ensemble", "cactus")  # speculative sampling
 RULES = [(rule, scope) for rule, scopes in SCOPES.items() for scope in scopes]
@@ -262,6 +266,7 @@ ACCEPTS = {
         Relaxed,
         Mars,
         Random,
+        Importance,
     )
 }
 FUZZY = {
@@ -354,6 +359,24 @@ GATES: dict[str, dict[str, Mutant]] = {
         ),
     },
     "random": gate(Random, lambda self, u: u <= self.probability),
+    "autojudge": {
+        **gate(Importance, numbers_below),
+        "the row before the draft": (
+            JUDGE,
+            "Round",
+            lambda *given: Round(*given[:-1], None if given[-1] is None else given[-1].roll(1, 0)),
+        ),
+        "not standardised": (
+            AutoJudge,
+            "importance",
+            lambda self, rows: (rows.double() @ self.weight + self.bias).sigmoid(),
+        ),
+        "no bias": (
+            AutoJudge,
+            "importance",
+            lambda self, rows: ((rows.double() - self.mean) / self.scale @ self.weight).sigmoid(),
+        ),
+    },
 }
 
 
@@ -408,5 +431,10 @@ def test_cuda_judges_as_the_cpu(rule: str) -> None:
         if draft is not None:
             ids = draft.token_ids
             draft = Distributions(draft.log_probs.cuda(), None if ids is None else ids.cuda())
-        changed = {"target_logits": case.logits.cuda(), "draft_distributions": draft}
+        changed: dict[str, Any] = {
+            "target_logits": case.logits.cuda(),
+            "draft_distributions": draft,
+            "hidden_rows": None if case.hidden is None else case.hidden.cuda(),
+            "autojudge": case.judge and case.judge.on("cuda"),
+        }
         assert not differences(case, expected, judge(**(arguments(case) | changed)))

@@ -15,6 +15,8 @@ from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.scheduler import StepBudget
 from flyspec.v1 import verify_pb2_grpc
+from tests.autojudges import random_judge
+from tests.tiny import HIDDEN_SIZE
 from verify_service.engine import VerifyEngine
 from verify_service.server import SERVICE_NAME
 from verify_service.service import VerifyServicer
@@ -31,6 +33,7 @@ def loaded(target_dir):
     return load_model(target_dir, "cpu", "float64")
 
 
+JUDGE = random_judge(HIDDEN_SIZE)
 CACHES = {"slots": None, "blocks": Paging(16), "fixed": Paging(16, attention="sdpa")}
 """Slots; blocks, attended to by segments; blocks, in the fixed shapes of captured steps."""
 
@@ -46,7 +49,7 @@ def engine(target_dir, loaded, request):
         runner.accelerate(eagerly, compiled=False)
         runner.cache.forget()
     budget = StepBudget(prefill_chunk=16)
-    engine = VerifyEngine(runner, loaded.tokenizer, 64, budget=budget)
+    engine = VerifyEngine(runner, loaded.tokenizer, 64, budget=budget, autojudge=JUDGE)
     engine.start()
     yield engine
     engine.stop()

@@ -34,7 +34,8 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
-from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
+from tests.autojudges import random_judge
+from tests.tiny import CONTEXT_LENGTH, HIDDEN_SIZE, VOCAB_SIZE
 from tests.verify_service.sessions import answers
 from tests.waiting import until
 from verify_service.engine import VerifyEngine
@@ -63,6 +64,8 @@ RULES = [
     Rule("ensemble", ensemble_weight=0.3),
     Rule("cactus", cactus_delta=1.0),
     Rule("typical", typical_epsilon=0.01),
+    Rule("autojudge", judge_threshold=0.6),
+    Rule("autojudge", fly_window_size=2, window_scope=ACROSS),
     Rule("random", random_acceptance=0.5),
 ]
 SAMPLINGS = [
@@ -107,6 +110,7 @@ async def running(
         max_queue,
         prepare=lambda: torch.set_num_threads(1),
         budget=budget or StepBudget(),
+        autojudge=random_judge(HIDDEN_SIZE),
     )
     engine.start()
     try:

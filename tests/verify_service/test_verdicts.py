@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from flyspec.engine.distributions import encode
 from flyspec.engine.logits import process_logits
+from flyspec.engine.model import Rows
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
@@ -21,6 +22,7 @@ from flyspec.validation import distribution_spec
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import Budget, OpenWindow, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
+from tests.autojudges import random_judge
 from tests.examples import examples
 from verify_service.rules import readings
 from verify_service.sessions import TargetSession
@@ -30,7 +32,8 @@ from verify_service.verdicts import RoundContext, RoundJudge
 VOCABULARY = 16
 PLACE = SessionPlace("", 0, has_run=True)
 INFO = ModelInfo("m", "", VOCABULARY, 200)
-JUDGE = RoundJudge([15], [14, 15])
+HIDDEN = 5
+JUDGE = RoundJudge([15], [14, 15], random_judge(HIDDEN))
 RULES = [
     Rule("exact"),
     Rule("fly", 1, 0.1),
@@ -42,6 +45,9 @@ RULES = [
     Rule("rejection"),
     Rule("typical"),
     Rule("random", random_acceptance=0.7),
+    Rule("autojudge", judge_threshold=0.7),
+    Rule("autojudge", judge_threshold=0.4),
+    Rule("autojudge"),
 ]
 SAMPLINGS = [
     SamplingParams(),
@@ -126,8 +132,12 @@ def test_together_as_alone(drawn, number, dtype, bad) -> None:
     generator = torch.Generator().manual_seed(number)
     packed = (2 * torch.randn(sum(widths), VOCABULARY, generator=generator)).to(dtype)
     parts = packed.split(widths)
+    hidden = torch.randn(sum(widths), HIDDEN, generator=generator).to(dtype).split(widths)
     rounds = [
-        (with_round(session, rows, options, number + i), rows)
+        (
+            context := with_round(session, rows, options, number + i),
+            Rows(rows, (hidden[i],) if context.hidden_layers else ()),
+        )
         for i, ((session, _, options), rows) in enumerate(zip(drawn, parts, strict=True))
     ]
     if not bad:
@@ -156,7 +166,7 @@ def test_logprobs_cost_no_further_read(monkeypatch: pytest.MonkeyPatch) -> None:
             TokenSequence([1, 2]), 2, [rule], sampling, i, INFO, PLACE, logprobs=i
         )
         part = rows[5 * i : 5 * i + 5]
-        rounds.append((with_round(session, part, {}, 6 + i), part))
+        rounds.append((with_round(session, part, {}, 6 + i), Rows(part)))
     found = JUDGE.judge_all(rounds, at_once=True)
     assert all(isinstance(verdict, Verdict) and verdict.logprobs for verdict in found)
     assert len(reads) == 1
@@ -171,7 +181,7 @@ def test_a_round_with_bad_distributions_fails_alone() -> None:
         )
         round_ = VerifyRound(1, 1, [], [4])
         contexts.append(RoundContext(session, round_, [TokenDistribution(sent)]))
-    parts = rows.split(2)
+    parts = map(Rows, rows.split(2))
     refused, verdict = JUDGE.judge_all([*zip(contexts, parts, strict=True)], at_once=True)
     assert isinstance(refused, InvalidArgumentError)
     assert str(refused).startswith("distributions[0].log_probs: NaN")

@@ -14,6 +14,15 @@ from flyspec.values.rounds import DistributionSpec, OpenWindow, RuleSegment
 from verify_service.rules.presets import compose
 
 
+def check_hidden(rule: Rule, hidden_rows: Tensor | None, num_rows: int, size: int) -> None:
+    """Check for one hidden row of that size per row of logits."""
+    if hidden_rows is None or list(hidden_rows.shape) != [num_rows, size]:
+        raise InvalidArgumentError(
+            f"hidden_rows: the rule {rule.name!r} needs {num_rows} of size {size}, one per row of "
+            f"logits, got {None if hidden_rows is None else tuple(hidden_rows.shape)}"
+        )
+
+
 def check_drafts(draft_token_ids: Sequence[int], target_logits: Tensor) -> None:
     """Check for one more row of logits than drafts, and for drafts within the vocabulary."""
     expected = len(draft_token_ids) + 1

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from flyspec.engine.batched_logits import RowSampling, draw_rows, joined, truncates, warp_rows
 from flyspec.engine.logits import adjust, adjusts, computable, logprob_table
@@ -79,7 +80,7 @@ class BatchPass:
     def _join(self, which: tuple[int, ...]) -> tuple[Evidence, list[int]]:
         """Return the evidence on all rows of some rounds, and the first row of each.
 
-        A row without a draft has token 0.
+        A row without a draft has token 0, and hidden numbers of 0.
         """
         raw, processed, firsts = self._raw, self._processed, self._firsts
         rounds = [self._rounds[i] for i in which]
@@ -94,7 +95,11 @@ class BatchPass:
             drafts[first : first + width - 1] = round_.drafts
             positions[first : first + width] = range(start, start + width)
             seeds[first : first + width] = [round_.seed] * width
-        return Evidence(raw, processed, drafts, positions, seeds), firsts
+        after = [round_.hidden for round_ in rounds if round_.hidden is not None]
+        hidden = None
+        if after and len(after) == len(rounds):
+            hidden = torch.cat([pad(each, (0, 0, 0, 1)) for each in after])
+        return Evidence(raw, processed, drafts, positions, seeds, hidden=hidden), firsts
 
     def _choose(self) -> Tensor:
         """Choose all rounds' tokens from each of their streams; return those of `TARGET_STREAM`."""

@@ -24,7 +24,8 @@ class Round(NamedTuple):
     """A round to judge: K drafted tokens up to their first EOS, and logits [K + 1, V].
 
     `start_position` is the absolute position of the first draft. `history` is the sequence before
-    it, needed for penalties; `draft` holds the drafter's distributions, K rows.
+    it, needed for penalties; `draft` holds the drafter's distributions, K rows; `hidden` [K, hidden
+    size] the target's hidden rows after each draft, if the rule reads them.
     """
 
     drafts: Sequence[int]
@@ -34,6 +35,7 @@ class Round(NamedTuple):
     start_position: int
     history: History | None = None
     draft: Distributions | None = None
+    hidden: Tensor | None = None
 
     def processed(self) -> Tensor:
         """The logits that the target samples from, [K + 1, V]."""
@@ -54,6 +56,7 @@ class Round(NamedTuple):
             range(self.start_position + start, self.start_position + stop),
             self.seed,
             self.draft and self.draft.rows(start, stop),
+            None if self.hidden is None else self.hidden[start:stop],
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.model import History
 from flyspec.engine.sampling import TARGET_STREAM
@@ -17,6 +18,7 @@ from flyspec.values.tokens import SamplingParams
 from verify_service.rules.arguments import (
     check_distributions,
     check_drafts,
+    check_hidden,
     check_open_window,
     check_segments,
 )
@@ -52,6 +54,8 @@ def hear(
     num_speculative_tokens: int = 0,
     other_rules: Sequence[Rule] = (),
     rule_segments: Sequence[RuleSegment] = (),
+    hidden_rows: Tensor | None = None,
+    autojudge: AutoJudge | None = None,
 ) -> Hearing:
     """Decide which of K drafted tokens are accepted, given the target's raw logits [K + 1, V].
 
@@ -89,8 +93,10 @@ def hear(
 
     `rejection` at temperature > 0 accepts with probability p / q and ignores guards and budgets;
     `ensemble` and `cactus` loosen that within them. They and the fuzzy rules need
-    `draft_distributions`, K rows. `history` is the sequence before the
-    first draft, needed if `sampling` has penalties or `min_tokens`.
+    `draft_distributions`, K rows. `history` is the sequence before the first draft, needed if
+    `sampling` has penalties or `min_tokens`. `autojudge` needs the judge of that name, and the
+    target's `hidden_rows` [K + 1, hidden size] of the layer that it reads, each from the same
+    position as the row of logits.
 
     Logits may have any floating type and be on any device; half precision is computed in float32.
     Raises `InvalidArgumentError` for inconsistent arguments, and `FloatingPointError` for
@@ -103,12 +109,20 @@ def hear(
     rules = [resolve_rule(each) for each in (rule, *other_rules)]
     check_segments(rule_segments, len(rules), start_position)
     check_open_window(rules, open_window, start_position)
-    stretches = stretches_of(rules, rule_segments, sampling, start_position, len(drafts))
+    stretches = stretches_of(rules, rule_segments, sampling, start_position, len(drafts), autojudge)
     for stretch in stretches if drafts else ():
         if stretch.spec and (stretch.samples or not stretch.parts.criterion.never):
             check_distributions(
                 stretch.rule, stretch.spec, draft_distributions, target_logits.shape
             )
+    hidden = None
+    for stretch in stretches if drafts else ():
+        if stretch.parts.criterion.needs_hidden:
+            assert autojudge is not None
+            size = autojudge.hidden_size
+            check_hidden(stretch.rule, hidden_rows, target_logits.shape[0], size)
+            assert hidden_rows is not None
+            hidden = hidden_rows[1 : len(drafts) + 1]  # the first row precedes the first draft
     round_ = Round(
         drafts,
         target_logits[: len(drafts) + 1],
@@ -117,6 +131,7 @@ def hear(
         start_position,
         history,
         draft_distributions,
+        hidden,
     )
     inquiry = inquire(stretches, round_)
     exact_until = exact_until_position - start_position

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from flyspec.engine.autojudge import AutoJudge
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS, CriterionName, RulePreset
 from verify_service.rules.criteria import Constant, Criterion, Loosening
@@ -18,6 +19,7 @@ from verify_service.rules.criteria.divergence import (
 )
 from verify_service.rules.criteria.ensemble import ensemble_choice, ensemble_ratio
 from verify_service.rules.criteria.entropy import entropy_gate
+from verify_service.rules.criteria.importance import importance
 from verify_service.rules.criteria.margin import margin
 from verify_service.rules.criteria.mars import mars
 from verify_service.rules.criteria.random_control import random_control
@@ -42,7 +44,11 @@ class Composition:
 
 
 @lru_cache(maxsize=1024)
-def compose(rule: Rule) -> Composition:
+def compose(rule: Rule, judge: AutoJudge | None = None) -> Composition:
+    """Compose a resolved rule, of which `autojudge` alone needs the `judge`.
+
+    Raises `InvalidArgumentError` if it is missing.
+    """
     preset = RULE_PRESETS[rule.name]
     size = rule.fly_window_size or 0
     # Where W counts the mismatch itself, W - 1 matches follow, yet the last W positions of a round
@@ -50,11 +56,15 @@ def compose(rule: Rule) -> Composition:
     following = max(0, size - preset.counts_mismatch)
     return Composition(
         preset,
-        _CRITERIA[preset.criterion](rule),
+        _criterion(preset.criterion, rule, judge),
         loosening(rule) if (loosening := _LOOSENINGS.get(preset.criterion)) else None,
         Window(following, reach=size, scope=rule.window_scope or WindowScope.WITHIN_ROUND),
         frozenset(rule.guarded_token_ids),
     )
+
+
+def _criterion(name: CriterionName, rule: Rule, judge: AutoJudge | None) -> Criterion:
+    return importance(rule, judge) if name == "importance" else _CRITERIA[name](rule)
 
 
 _CRITERIA: Mapping[CriterionName, Callable[[Rule], Criterion]] = MappingProxyType(

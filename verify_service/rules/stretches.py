@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM
 from flyspec.rules import Rule
 from flyspec.validation import distribution_spec
@@ -56,6 +57,7 @@ def stretches_of(
     sampling: SamplingParams,
     start_position: int,
     num_drafts: int,
+    autojudge: AutoJudge | None = None,
 ) -> list[Stretch]:
     """Divide a round's drafts among resolved rules; without drafts there is one stretch of none.
 
@@ -70,7 +72,8 @@ def stretches_of(
             found.pop()
         rule = rules[segment.rule_index]
         spec = distribution_spec(rule, sampling)
-        found.append(Stretch(first, segment.rule_index, rule, segment.budget, compose(rule), spec))
+        parts = compose(rule, autojudge)
+        found.append(Stretch(first, segment.rule_index, rule, segment.budget, parts, spec))
     return found
 
 

@@ -29,7 +29,7 @@ def _flag(parameter: Parameter) -> tuple[Any, Flag]:
     for name, preset in RULE_PRESETS.items():
         if parameter.name in preset.defaults:
             value = preset.defaults[parameter.name]
-            shown = "min(6, K - 1)" if value is None else parameter.show(value)
+            shown = parameter.unset if value is None else parameter.show(value)
             defaults.setdefault(shown, []).append(name)
     default = "; ".join(f"{shown} for {', '.join(names)}" for shown, names in defaults.items())
     ranges = "; ".join(dict.fromkeys(map(str, parameter.ranges.values())))

@@ -118,6 +118,9 @@ class ModelFlags:
     enforce_eager: Annotated[bool | None, _verify("enforce_eager", default="no")] = None
     batch_invariant: Annotated[bool | None, _verify("batch_invariant")] = None
     tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1
+    autojudge_file: Annotated[str | None, _verify(
+        "autojudge_file", default="with the bundled pair, the one that comes with it",
+    )] = None
     rules_file: Annotated[str | None, setting(
         OrchestratorSettings, "rules_file", group=_GROUP,
     )] = None

@@ -18,7 +18,7 @@ from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.logits import adjusts
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers
 from flyspec.engine.native.library import BatchStruct, Library
 from flyspec.engine.native.weights import PANEL, PackedWeights
 from flyspec.engine.numerics import native_numerics
@@ -67,11 +67,10 @@ class NativeModel:
         Raises `ValueError` for a layer that does not exist, `FloatingPointError` for logits that
         are not finite.
         """
-        layers = sorted({layer for step in steps for layer in step.hidden_layers})
         count, width = self._weights.shape.layers, self._weights.shape.hidden
-        for layer in layers:
-            if not 0 <= layer <= count:
-                raise ValueError(f"hidden_layers: {layer} is not between 0 and {count}")
+        check_layers(steps, count)
+        # The native step numbers them from 0.
+        layers = sorted({layer % (count + 1) for step in steps for layer in step.hidden_layers})
         batch, kept = self._begin(steps)
         logits = torch.empty((batch.num_wanted, self.info.vocab_size))
         hidden = torch.empty((len(layers), batch.num_wanted, width))
@@ -86,7 +85,7 @@ class NativeModel:
         for step in steps:
             self.cache.record(step.slot, step.start, step.token_ids)
             rows = slice(at, at := at + step.num_logits)
-            own = (hidden[layers.index(layer), rows] for layer in step.hidden_layers)
+            own = (hidden[layers.index(i % (count + 1)), rows] for i in step.hidden_layers)
             found.append(Rows(logits[rows], tuple(own)))
         return found
 

@@ -10,19 +10,22 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
+from flyspec.values.admin import JudgeInfo
 from orchestrator.generation.rule_files import RuleBook
 
 _TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
-def rule_documents(names: Iterable[str], book: RuleBook, k: int) -> list[dict[str, Any]]:
-    """Return the rules as they are resolved for the requested K."""
-    return [_rule(name, book, k) for name in names]
+def rule_documents(
+    names: Iterable[str], book: RuleBook, k: int, judge: JudgeInfo | None
+) -> list[dict[str, Any]]:
+    """Return the rules as they are resolved for the requested K, and the target's judge."""
+    return [_rule(name, book, k, judge) for name in names]
 
 
-def _rule(name: str, book: RuleBook, k: int) -> dict[str, Any]:
+def _rule(name: str, book: RuleBook, k: int, judge: JudgeInfo | None) -> dict[str, Any]:
     try:
-        resolved = book.resolve(Rule(name), k)
+        resolved = book.resolve(Rule(name), k, judge)
     except InvalidArgumentError:  # its own parameters are beyond the operator's limits
         resolved = resolve_rule(Rule(name), k)
     preset = RULE_PRESETS[resolved.name]

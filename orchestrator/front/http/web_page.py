@@ -88,6 +88,7 @@ class WebPage:
         settings, models = self._settings, self._generations.models()
         k, book = settings.num_speculative_tokens, self._rules if self._is_open else RuleBook()
         names = models.rules if self._is_open else book.names("fly")
+        judge = self._fleet.offer(self._fleet.target).judge if self._is_open else None
         most = self._fleet.max_draft_tokens
         ceiling = self._rules.limits.max_num_speculative_tokens
         served = {"id": models.target.name, "context_length": models.target.context_length}
@@ -103,5 +104,5 @@ class WebPage:
             "seed_bits": SEED_BITS,
             "drafters": self._drafters.documents(False) if self._is_open else [],
             "origins": [{"name": o.name, "label": label} for o, label in LABELS.items()],
-            "rules": rule_documents(names, book, requested(k)),
+            "rules": rule_documents(names, book, requested(k), judge),
         }

@@ -20,7 +20,9 @@ class Evidence:
 
     `raw` and `processed` are the target's logits [n, V], the model's own and those sampled from;
     `drafts` are the drafted tokens, `positions` absolute; `seed` is one for all or one each, as the
-    positions may be of several rounds. `draft` holds the drafter's distributions, n rows, if known.
+    positions may be of several rounds. `draft` holds the drafter's distributions, n rows, if known;
+    `hidden` the target's hidden rows after the drafted tokens [n, hidden size], if the rule reads
+    them.
     """
 
     def __init__(
@@ -31,10 +33,11 @@ class Evidence:
         positions: Sequence[int],
         seed: Seed,
         draft: Distributions | None = None,
+        hidden: Tensor | None = None,
     ) -> None:
         self.raw, self.processed = raw, processed
         self.drafts, self.positions, self.seed = drafts, positions, seed
-        self.draft = draft
+        self.draft, self.hidden = draft, hidden
 
     @cached_property
     def token_ids(self) -> Tensor:
@@ -60,6 +63,8 @@ class Criterion(Measure):
     """Whether the first number is an entropy, reported under that name in verdicts."""
     judges_matches = False
     """Whether drafts that equal the target's own token must pass, too."""
+    needs_hidden = False
+    """Whether it reads the target's hidden rows."""
 
     @property
     def never(self) -> bool:
