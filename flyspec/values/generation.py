@@ -11,7 +11,7 @@ from typing import Any
 from flyspec.rules import Rule
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow
-from flyspec.values.tokens import Origin, TokenLogprobs
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
 
 class FinishReason(IntEnum):
@@ -49,7 +49,9 @@ class Started:
     """The generation was admitted; `rule` has all parameters resolved.
 
     `num_speculative_tokens` is the maximum per round if K is `adaptive`. `warnings` are messages
-    for the caller about the parameters.
+    for the caller about the parameters. `sampling`, `max_tokens` and the limits of loose tokens are
+    what holds, whether by request, operator or default; `weights_fingerprint` and `numerics` are
+    the target's.
     """
 
     request_id: str
@@ -61,6 +63,14 @@ class Started:
     num_speculative_tokens: int
     warnings: Sequence[str] = ()
     adaptive: bool = False
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 0
+    max_loose_tokens: int | None = None
+    max_loose_cost_nats: float | None = None
+    exact_until_position: int = 0
+    weights_fingerprint: str = ""
+    numerics: str = ""
+    server_version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,7 @@ class RoundRecord:
     """A round as it was judged (see the proto message `GenerationRound`).
 
     Together with the sequence before it, everything that the verdict depended on.
+    `draft_distributions` has one per draft if requested and needed by the rule.
     """
 
     start_length: int
@@ -110,18 +121,25 @@ class RoundRecord:
     exact_until_position: int = 0
     open_window: OpenWindow | None = None
     num_speculative_tokens: int = 0
+    draft_origins: Sequence[Origin] = ()
+    plain_token_ids: Sequence[int] = ()
+    draft_distributions: Sequence[TokenDistribution] = ()
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON, with the names of the proto message; outcomes by name."""
+        """Return it for JSON, with the names of the proto message; outcomes and origins by name.
+
+        Without the distributions, which only recordings have.
+        """
         window = self.open_window
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
-        del facts["budget"]
+        del facts["budget"], facts["draft_distributions"]
         return {
             **facts,
             "decisions": [d._asdict() | {"outcome": d.outcome.name} for d in self.decisions],
             "remaining_loose_tokens": self.budget.loose_tokens,
             "remaining_loose_cost_nats": self.budget.loose_cost_nats,
             "open_window": window._asdict() if window else None,
+            "draft_origins": [origin.name for origin in self.draft_origins],
         }
 
 
@@ -306,6 +324,23 @@ class Generation:
     def mean_accepted_tokens(self) -> float:
         """τ_acc: emitted tokens per round."""
         return self.completion.completion_tokens / max(1, self.completion.speculation.num_rounds)
+
+
+RECORDING_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A generation that can be judged again (see the proto message `GenerationRecording`).
+
+    `output` has all final tokens, with their log-probabilities if they were requested.
+    """
+
+    started: Started
+    output: Chunk
+    completion: Completion
+    rounds: Sequence[RoundRecord] = ()
+    format_version: int = RECORDING_VERSION
 
 
 @dataclass(frozen=True, slots=True)

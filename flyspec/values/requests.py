@@ -39,7 +39,8 @@ class GenerateOptions:
     `prediction` is text, or token ids, that the output is expected to resemble, to draft from.
     `num_draft_tokens_per_round` is from an earlier `Completion`, to reproduce it. `eager` streams
     tokens before they are final, and `Retract` if they are then dropped; `return_rounds` streams a
-    `RoundRecord` per round. `request_id` (1 to 128 letters, digits and `._:@/+=-`) identifies the
+    `RoundRecord` per round, with `return_draft_distributions` with what the drafts were drawn from
+    where the rule needs it. `request_id` (1 to 128 letters, digits and `._:@/+=-`) identifies the
     request in logs and traces, `traceparent` (W3C) is the caller's span; both are sent as metadata
     unless empty.
     """
@@ -94,6 +95,7 @@ class GenerateOptions:
     return_rounds: Annotated[bool, Flag(
         "With --json: report each round's drafts and decisions, for replaying the run.",
     )] = False
+    return_draft_distributions: bool = False
     timeout_s: Annotated[float | None, Flag(
         "Time limit per request in seconds, queueing included.",
         name="--timeout", default="no limit",

@@ -58,6 +58,9 @@ class RoundOutcome:
             exact_until_position=asked.exact_until_position,
             open_window=asked.open_window,
             num_speculative_tokens=asked.num_speculative_tokens,
+            draft_origins=self.proposal.origins[: len(verdict.decisions)],
+            plain_token_ids=verdict.plain_token_ids,
+            draft_distributions=self.proposal.distributions[: len(verdict.decisions)],
         )
 
 

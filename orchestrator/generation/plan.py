@@ -20,11 +20,12 @@ from flyspec.speculation_length import (
 )
 from flyspec.tokenizer import Tokenizer
 from flyspec.validation import distribution_spec, distribution_warnings, validate_sampling
-from flyspec.values.admin import VerifyServiceInfo
+from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from flyspec.values.generation import Started
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
+from flyspec.version import __version__
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
 from orchestrator.generation.rule_files import RuleBook
 
@@ -71,6 +72,7 @@ class GenerationPlan:
     logprobs: int | None
     warnings: tuple[str, ...]
     return_rounds: bool
+    return_draft_distributions: bool
     distribution: DistributionSpec | None
     prediction: Sequence[int]
 
@@ -82,10 +84,10 @@ class GenerationPlan:
     def max_total_tokens(self) -> int:
         return len(self.prompt_token_ids) + self.max_tokens
 
-    def started(self, request_id: str, model: str, drafter: str) -> Started:
+    def started(self, request_id: str, model: ModelInfo, drafter: str) -> Started:
         return Started(
             request_id=request_id,
-            model=model,
+            model=model.name,
             drafter=drafter if self.num_speculative_tokens else "",
             seed=self.seed,
             prompt_token_ids=self.prompt_token_ids,
@@ -93,6 +95,14 @@ class GenerationPlan:
             num_speculative_tokens=self.num_speculative_tokens,
             adaptive=self.adaptive,
             warnings=self.warnings,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            max_loose_tokens=self.max_loose_tokens,
+            max_loose_cost_nats=self.max_loose_cost_nats,
+            exact_until_position=self.exact_until_position,
+            weights_fingerprint=model.weights_fingerprint,
+            numerics=model.numerics,
+            server_version=__version__,
         )
 
 
@@ -164,6 +174,7 @@ def make_plan(
         logprobs=logprobs,
         warnings=tuple(warnings),
         return_rounds=options.return_rounds,
+        return_draft_distributions=options.return_draft_distributions,
         distribution=distribution,
         prediction=_prediction(options, k, tokenizer, target),
     )
