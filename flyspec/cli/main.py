@@ -23,6 +23,7 @@ _COMMANDS = {
     "keys": ("app", "Create API keys."),
     "bench": ("app", "Measure the speed of decoding modes and of single parts."),
     "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),
+    "audit": ("audit", "Check whether recorded generations follow from a target."),
 }
 """Each command's attribute in its module, and its line in the list of commands."""
 

@@ -108,8 +108,8 @@ def from_line(line: str, where: str = "recording") -> Recording:
         )
     if document["format_version"] != RECORDING_VERSION:
         raise ConfigError(
-            f"{where}: format_version is {document['format_version']!r:.20}, but this flyspec reads "
-            f"{RECORDING_VERSION}; use the flyspec that made the recording, or a newer one"
+            f"{where}: format_version is {document['format_version']!r:.20}, but this flyspec "
+            f"reads {RECORDING_VERSION}; use the flyspec that made the recording, or a newer one"
         )
     message = generation_pb2.GenerationRecording()
     try:
