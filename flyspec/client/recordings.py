@@ -23,6 +23,8 @@ from flyspec.values.generation import RECORDING_VERSION, Chunk, Generation, Reco
 from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import Origin
 
+_PARTS = ("started", "output", "completion")
+_WITHIN = re.compile(r"Failed to parse (\w+) field")
 _AT = re.compile(r' at "?GenerationRecording\.?([\w.\[\]]*)"?')
 
 
@@ -111,6 +113,8 @@ def from_line(line: str, where: str = "recording") -> Recording:
             f"{where}: format_version is {document['format_version']!r:.20}, but this flyspec "
             f"reads {RECORDING_VERSION}; use the flyspec that made the recording, or a newer one"
         )
+    if missing := [part for part in _PARTS if part not in document]:
+        raise ConfigError(f"{where}: {missing[0]}: is missing")
     message = generation_pb2.GenerationRecording()
     try:
         json_format.ParseDict(document, message)
@@ -131,10 +135,11 @@ def _readable(error: json_format.ParseError) -> str:
     text = str(error)
     place = _AT.search(text)
     what = _AT.sub("", text).split(" field: ")[-1].splitlines()[0].rstrip(". ")
-    if not place or not place[1]:
-        return what
-    name = re.sub("[A-Z]", lambda m: "_" + m[0].lower(), place[1])
-    return f"{name}: {what}"
+    if place and place[1]:
+        name = re.sub("[A-Z]", lambda m: "_" + m[0].lower(), place[1].rstrip("."))
+    else:
+        name = ".".join(_WITHIN.findall(text))
+    return f"{name}: {what}" if name else what
 
 
 def _check(recording: Recording) -> None:

@@ -16,7 +16,7 @@ from flyspec.lab.audit.report import Discrepancy, Kind
 from flyspec.lab.audit.retelling import RetoldRound
 from flyspec.values.rounds import Decision, Outcome, Verdict
 
-TOLERANCE = {"float64": 2.0**-40, "float32": 2.0**-16, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+TOLERANCE = {"float64": 2.0**-40, "float32": 2.0**-16, "float16": 2.0**-8, "bfloat16": 2.0**-5}
 """By how much numbers may differ between machines, kernels and batches, by data type of the
 weights, as a share of the position's largest raw logit: some units of rounding. In bfloat16 a unit
 is 2^-8 of it, which is 0.5 nats at a logit of 128."""
