@@ -21,7 +21,7 @@ from flyspec.lab.audit.comparing import (
     first_misdrawn,
 )
 from flyspec.lab.audit.noise import SIGNIFICANT, chance_of_rounding
-from flyspec.lab.audit.report import AuditReport, Discrepancy, Kind, Reason
+from flyspec.lab.audit.report import AuditReport, Discrepancy, DiscrepancyKind, Reason
 from flyspec.lab.audit.retelling import Retelling, RetoldRound, retell
 from flyspec.lab.audit.rounding import within_rounding
 from flyspec.lab.audit.target import AuditedTarget, ReadRound
@@ -51,7 +51,7 @@ Load = Callable[[Dtype, bool], AuditedTarget]
 """Loads the same weights in another data type; with the native step, if the flag is set."""
 
 
-class Judged(NamedTuple):
+class Rejudged(NamedTuple):
     """What judging a recording's rounds again gives.
 
     `differences` has the first one of each round that has one, by the round's index.
@@ -117,17 +117,17 @@ class Auditor:
         Bits are the same where numerics agree and do not depend on what else is in a step.
         """
         then, now = recording.started.numerics, self.target.info.numerics
-        if then == now and BATCH_INVARIANT in now:
+        if then == now and BATCH_INVARIANT in now and not recording.completion.mixed_numerics:
             return 0.0
         dtypes = {_dtype_of(recording), self.target.info.dtype}
         return max(TOLERANCE.get(dtype, TOLERANCE["bfloat16"]) for dtype in dtypes)
 
     def _judge(
         self, recording: Recording, rounds: Sequence[RetoldRound], tolerance: float
-    ) -> Judged:
+    ) -> Rejudged:
         """Judge all rounds from their recorded state, whatever earlier ones turned out to be."""
         target, prompt_length = self.target, len(recording.started.prompt_token_ids)
-        judged, ties = Judged({}, [], {}, 0), 0
+        judged, ties = Rejudged({}, [], {}, 0), 0
         spec = distribution_spec(recording.started.rule, recording.started.sampling)
         drawn_from = spec is not None and spec.draw_from_it
         for group in target.read(rounds):
@@ -165,7 +165,7 @@ class Auditor:
         self,
         recording: Recording,
         told: Retelling,
-        judged: Judged,
+        judged: Rejudged,
         differing: Sequence[NumberPair],
     ) -> Discrepancy | None:
         """Return the first discrepancy by token; of several there, the most telling one."""
@@ -181,7 +181,12 @@ class Auditor:
                     index,
                 )
             )
-        order = [Kind.TOKEN, Kind.DECISION, Kind.RECORD, Kind.NUMBER]
+        order = [
+            DiscrepancyKind.TOKEN,
+            DiscrepancyKind.DECISION,
+            DiscrepancyKind.RECORD,
+            DiscrepancyKind.NUMBER,
+        ]
         found += [discrepancy_of(pair, "") for pair in differing]
         first = min(found, key=lambda d: (d.token_index, order.index(d.kind)), default=None)
         if first is None:
@@ -194,7 +199,7 @@ class Auditor:
         return Discrepancy(**{**vars(first), "token_text": text})
 
     def _p_value(
-        self, recording: Recording, rounds: Sequence[RetoldRound], judged: Judged
+        self, recording: Recording, rounds: Sequence[RetoldRound], judged: Rejudged
     ) -> float | None:
         """Return the chance of the log-probabilities by rounding alone, where that is measured.
 
@@ -284,7 +289,7 @@ def _logprob_pairs(recording: Recording, scores: Scores) -> list[NumberPair]:
 
 def _reason(
     found: Discrepancy | None,
-    judged: Judged,
+    judged: Rejudged,
     numbers: Sequence[NumberPair],
     differing: Sequence[NumberPair],
     noisy: bool,
@@ -293,7 +298,7 @@ def _reason(
 
     After an altered token, numbers differ too: those before it tell about the weights.
     """
-    if found is not None and found.kind is not Kind.NUMBER:
+    if found is not None and found.kind is not DiscrepancyKind.NUMBER:
         before = [pair for pair in numbers if pair.token_index < found.token_index]
         if before:
             numbers = before
@@ -302,12 +307,12 @@ def _reason(
         return Reason.OTHER_WEIGHTS
     if found is None:
         return None
-    if found.kind is Kind.RECORD:
+    if found.kind is DiscrepancyKind.RECORD:
         altered = found.round_index is None or "token" in found.recorded
         return Reason.ALTERED if altered else Reason.INCONSISTENT
-    if found.kind is Kind.NUMBER:
+    if found.kind is DiscrepancyKind.NUMBER:
         return Reason.ALTERED_NUMBER
-    if found.kind is Kind.DECISION:
+    if found.kind is DiscrepancyKind.DECISION:
         return Reason.OTHER_RULE
-    others = [d for d in judged.differences.values() if d.kind is Kind.TOKEN]
+    others = [d for d in judged.differences.values() if d.kind is DiscrepancyKind.TOKEN]
     return Reason.OTHER_SEED if len(others) >= MANY_TOKENS else Reason.ALTERED

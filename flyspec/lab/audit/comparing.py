@@ -12,7 +12,7 @@ import torch
 
 from flyspec.engine.distributions import RoundedDistributions
 from flyspec.errors import InvalidArgumentError
-from flyspec.lab.audit.report import Discrepancy, Kind
+from flyspec.lab.audit.report import Discrepancy, DiscrepancyKind
 from flyspec.lab.audit.retelling import RetoldRound
 from flyspec.values.rounds import Decision, Outcome, Verdict
 
@@ -55,7 +55,7 @@ class Difference(NamedTuple):
     `recorded_token_id` is the token that the recording has as the target's own there, if it says.
     """
 
-    kind: Kind
+    kind: DiscrepancyKind
     row: int
     position: int
     recorded: str
@@ -83,7 +83,9 @@ def compare(
     """
     if isinstance(verdict, InvalidArgumentError):
         start = round_.record.start_length
-        wrong = Difference(Kind.RECORD, 0, start, str(verdict), "a round that can be judged")
+        wrong = Difference(
+            DiscrepancyKind.RECORD, 0, start, str(verdict), "a round that can be judged"
+        )
         return RoundComparison(wrong, ())
     if isinstance(verdict, Exception):
         raise verdict
@@ -118,7 +120,11 @@ def first_misdrawn(round_: RetoldRound, seed: int, drawn_from: bool) -> Differen
         drawn = int(RoundedDistributions(half, ids).draw([position], seed)[0])
         if drawn != draft:
             return Difference(
-                Kind.RECORD, index, position, f"draft {draft}", f"{drawn}, by its distribution"
+                DiscrepancyKind.RECORD,
+                index,
+                position,
+                f"draft {draft}",
+                f"{drawn}, by its distribution",
             )
     return None
 
@@ -136,7 +142,7 @@ def _first_difference(round_: RetoldRound, verdict: Verdict) -> Difference | Non
         return None
     position = min(record.keep_length, verdict.keep_length)
     return Difference(
-        Kind.TOKEN,
+        DiscrepancyKind.TOKEN,
         min(max(0, position - start), len(record.draft_token_ids)),
         position,
         f"token {record.next_token_id} after {record.keep_length} tokens",
@@ -154,7 +160,7 @@ def _first_plain_difference(round_: RetoldRound, verdict: Verdict) -> Difference
     if token == verdict.next_token_id:
         return None
     return Difference(
-        Kind.TOKEN,
+        DiscrepancyKind.TOKEN,
         own,
         verdict.keep_length,
         f"token {token}",
@@ -163,7 +169,7 @@ def _first_plain_difference(round_: RetoldRound, verdict: Verdict) -> Difference
     )
 
 
-def _differs(then: Decision, now: Decision, draft: int) -> Kind | None:
+def _differs(then: Decision, now: Decision, draft: int) -> DiscrepancyKind | None:
     """Return how two decisions on a draft differ; None if only their numbers may.
 
     Matches have no numbers in a recording.
@@ -172,11 +178,11 @@ def _differs(then: Decision, now: Decision, draft: int) -> Kind | None:
     if then.outcome is now.outcome and (not reached or then.outcome is Outcome.EXACT):
         return None
     if reached and _own_token(then, draft) != _own_token(now, draft):
-        return Kind.TOKEN
+        return DiscrepancyKind.TOKEN
     if then.outcome is not now.outcome:
-        return Kind.DECISION
+        return DiscrepancyKind.DECISION
     told = [(getattr(then, n) is None) != (getattr(now, n) is None) for n in _NUMBERS]
-    return Kind.DECISION if any(told) else None
+    return DiscrepancyKind.DECISION if any(told) else None
 
 
 def _own_token(decision: Decision, draft: int) -> int:
@@ -195,7 +201,7 @@ def _told(decision: Decision) -> str:
 
 def discrepancy_of(pair: NumberPair, token_text: str) -> Discrepancy:
     return Discrepancy(
-        Kind.NUMBER,
+        DiscrepancyKind.NUMBER,
         pair.token_index,
         f"{pair.name} {pair.recorded:.8g}",
         f"{pair.own:.8g}",

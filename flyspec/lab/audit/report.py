@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 
-class Kind(StrEnum):
+class DiscrepancyKind(StrEnum):
     """What kind of thing does not follow."""
 
     RECORD = "record"
@@ -40,7 +40,7 @@ class Discrepancy:
     is the recorded token's.
     """
 
-    kind: Kind
+    kind: DiscrepancyKind
     token_index: int
     recorded: str
     expected: str

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.errors import FlyspecError
-from flyspec.lab.audit.report import Discrepancy, Kind
+from flyspec.lab.audit.report import Discrepancy, DiscrepancyKind
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import FinishReason, Recording, RoundRecord
@@ -68,7 +68,7 @@ def rule_of(recording: Recording, record: RoundRecord) -> Rule:
 
 def retell(recording: Recording, tokenizer: Tokenizer) -> Retelling:
     """Follow the rounds and compare them with the output."""
-    return _Retold(recording, tokenizer).told
+    return _Follower(recording, tokenizer).told
 
 
 class _Contradiction(Exception):
@@ -79,7 +79,7 @@ class _Contradiction(Exception):
         self.token_index, self.recorded, self.expected = token_index, recorded, expected
 
 
-class _Retold:
+class _Follower:
     """The state while following the rounds."""
 
     def __init__(self, recording: Recording, tokenizer: Tokenizer) -> None:
@@ -101,7 +101,11 @@ class _Retold:
             self._check_end()
         except _Contradiction as found:
             self.told.discrepancy = Discrepancy(
-                Kind.RECORD, found.token_index, str(found.recorded), str(found.expected), index
+                DiscrepancyKind.RECORD,
+                found.token_index,
+                str(found.recorded),
+                str(found.expected),
+                index,
             )
 
     @property

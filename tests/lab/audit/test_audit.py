@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from flyspec.bundled import DRAFT, TARGET
 from flyspec.client.recordings import RecordedLine, from_line, to_line
 from flyspec.config import VerifySettings
 from flyspec.lab.audit import AuditedTarget, Auditor
-from flyspec.lab.audit.report import Kind, Reason
+from flyspec.lab.audit.report import DiscrepancyKind, Reason
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec.values.requests import GenerateOptions
@@ -138,7 +137,7 @@ def test_changed_text_is_caught_at_its_token(auditor, exact) -> None:
     line = forged(exact, lambda r: replace(r, output=replace(r.output, text=changed)))
     report = auditor.audit(line)
     assert report.discrepancy is not None
-    assert (report.discrepancy.kind, report.discrepancy.token_index) == (Kind.RECORD, 9)
+    assert (report.discrepancy.kind, report.discrepancy.token_index) == (DiscrepancyKind.RECORD, 9)
     assert report.reason is Reason.ALTERED
 
 
@@ -172,7 +171,7 @@ def test_one_changed_number_is_caught(auditor, exact) -> None:
 
     report = auditor.audit(forged(exact, change))
     assert report.discrepancy is not None
-    assert (report.discrepancy.kind, report.discrepancy.token_index) == (Kind.NUMBER, 5)
+    assert (report.discrepancy.kind, report.discrepancy.token_index) == (DiscrepancyKind.NUMBER, 5)
     assert report.reason is Reason.ALTERED_NUMBER
 
 
@@ -182,7 +181,7 @@ async def test_other_budgets_are_caught(auditor, stack) -> None:
     assert auditor.audit(line).follows
     report = auditor.audit(claiming(line, max_loose_tokens=0))
     assert report.discrepancy is not None
-    assert report.discrepancy.kind is Kind.RECORD
+    assert report.discrepancy.kind is DiscrepancyKind.RECORD
 
 
 async def test_a_repeating_output_follows_with_its_loop_guard(auditor, stack) -> None:
@@ -196,10 +195,10 @@ async def test_a_repeating_output_follows_with_its_loop_guard(auditor, stack) ->
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory) -> Iterator[tuple[Auditor, Auditor]]:
+def elsewhere(tmp_path_factory) -> tuple[Auditor, Auditor]:
     """Auditors that compute otherwise than the stack: of its target, and of a quantised one."""
     folder = quantised(tmp_path_factory.mktemp("quantised"))
-    yield Auditor(load(TARGET, "float32")), Auditor(load(folder, "float32"))
+    return Auditor(load(TARGET, "float32")), Auditor(load(folder, "float32"))
 
 
 async def test_other_numerics_follow_within_rounding(elsewhere) -> None:
