@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf import json_format
 
@@ -75,10 +75,16 @@ def recording_of(generation: Generation) -> Recording:
     return Recording(started, output, generation.completion, generation.rounds)
 
 
+def as_document(recording: Recording) -> dict[str, Any]:
+    """Return a recording as a document, the JSON form of its message."""
+    message = wire.encode(recording)
+    document: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return document
+
+
 def to_line(recording: Recording) -> str:
     """Return a recording as a line of JSON, without the line break."""
-    document = json_format.MessageToDict(wire.encode(recording), preserving_proto_field_name=True)
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(as_document(recording), ensure_ascii=False, separators=(",", ":"))
 
 
 def read_recordings(path: str | Path) -> Iterator[RecordedLine]:
