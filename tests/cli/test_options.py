@@ -126,7 +126,14 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
         (
             FLAGS,
             GenerateOptions,
-            {"sampling", "rule", "request_id", "traceparent", "num_draft_tokens_per_round"},
+            {
+                "sampling",
+                "rule",
+                "request_id",
+                "traceparent",
+                "num_draft_tokens_per_round",
+                "return_draft_distributions",
+            },
         ),
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),

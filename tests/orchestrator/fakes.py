@@ -328,6 +328,7 @@ def plan_of(**changes) -> GenerationPlan:
         "logprobs": None,
         "warnings": (),
         "return_rounds": False,
+        "return_draft_distributions": False,
         "distribution": None,
         "prediction": (),
     }

@@ -97,6 +97,7 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         logprobs=None,
         warnings=(),
         return_rounds=False,
+        return_draft_distributions=False,
         distribution=None,
         prediction=(),
     )
@@ -151,6 +152,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         logprobs=0,
         warnings=(),
         return_rounds=False,
+        return_draft_distributions=False,
         distribution=None,
         prediction=[5, 6],
     )
