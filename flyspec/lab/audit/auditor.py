@@ -30,12 +30,11 @@ from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.generation import Recording
 from flyspec.values.rounds import Outcome
 
-THROUGHOUT = 0.2
-"""Share of numbers beyond the tolerance from which on the weights are to blame."""
 NATIVE = "native step"
 """What the native step's numerics say."""
-MANY_TOKENS = 3
-"""Rounds whose own tokens differ although numbers agree, from which on the seed is to blame."""
+MANY = 3
+"""Tokens whose numbers differ, from which on the weights are to blame; rounds whose own tokens
+differ although numbers agree, from which on the seed is."""
 
 
 class TokenScore(NamedTuple):
@@ -301,9 +300,8 @@ def _reason(
     if found is not None and found.kind is not DiscrepancyKind.NUMBER:
         before = [pair for pair in numbers if pair.token_index < found.token_index]
         if before:
-            numbers = before
             differing = [pair for pair in differing if pair.token_index < found.token_index]
-    if noisy or len(differing) > max(1, THROUGHOUT * len(numbers)):
+    if noisy or len({pair.token_index for pair in differing}) >= MANY:
         return Reason.OTHER_WEIGHTS
     if found is None:
         return None
@@ -315,4 +313,4 @@ def _reason(
     if found.kind is DiscrepancyKind.DECISION:
         return Reason.OTHER_RULE
     others = [d for d in judged.differences.values() if d.kind is DiscrepancyKind.TOKEN]
-    return Reason.OTHER_SEED if len(others) >= MANY_TOKENS else Reason.ALTERED
+    return Reason.OTHER_SEED if len(others) >= MANY else Reason.ALTERED

@@ -27,7 +27,7 @@ class Reason(StrEnum):
     ALTERED = "altered text: the recorded token is not what the rounds, or the target, give there"
     OTHER_RULE = "another rule, or other parameters: tokens and numbers agree, a decision does not"
     OTHER_SEED = "another seed or other sampling: numbers agree, but many tokens are not drawn"
-    OTHER_WEIGHTS = "other weights, such as a quantised target: numbers differ throughout"
+    OTHER_WEIGHTS = "other weights, such as a quantised target: many numbers differ"
     ALTERED_NUMBER = "an altered number: tokens and other numbers agree"
     INCONSISTENT = "an altered recording: it contradicts itself"
 
