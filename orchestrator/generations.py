@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import NoReturn
 
 from flyspec.config import OrchestratorSettings
@@ -119,7 +120,7 @@ class Generations:
                 drafter = drafting.assigned_name
                 is_chat = isinstance(request.prompt, Chat)
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
-                yield plan.started(observation.request_id, model.name, drafter)
+                yield plan.started(observation.request_id, model, drafter)
                 pace = self._pace(plan, drafting, experience)
                 eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
                 ends = eos, target.bundle.control_token_ids
@@ -135,7 +136,10 @@ class Generations:
                         observation.round(round_, update)
                         visit.used(len(plan.prompt_token_ids) + output.num_final_tokens)
                         if plan.return_rounds:
-                            yield round_.record
+                            record = round_.record
+                            if not plan.return_draft_distributions:
+                                record = replace(record, draft_distributions=())
+                            yield record
                         for event in update.events:
                             if isinstance(event, Chunk) and not timings.time_to_first_token_ns:
                                 timings.time_to_first_token_ns = time.perf_counter_ns() - arrived

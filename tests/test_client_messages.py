@@ -73,6 +73,7 @@ def test_every_option_is_written() -> None:
         disable_loop_guard=True,
         logprobs=0,
         return_rounds=True,
+        return_draft_distributions=True,
         timeout_s=2.0,  # this and the next two are the call's, not the message's
         request_id="ticket:1",
         traceparent=SPAN,
@@ -92,6 +93,7 @@ def test_every_option_is_written() -> None:
         ignore_eos=True,
         logprobs=0,
         return_rounds=True,
+        return_draft_distributions=True,
         speculation=generation_pb2.Speculation(
             drafter="model",
             rule=common_pb2.Rule(name="margin", margin_threshold=0.125, guarded_token_ids=[4]),

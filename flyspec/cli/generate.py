@@ -7,8 +7,10 @@ import math
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -28,6 +30,7 @@ from flyspec.cli.streaming import (
     write,
 )
 from flyspec.credentials import Credentials
+from flyspec.drawing import check_file
 from flyspec.errors import ConfigError, DeadlineExceededError, InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.progress import error_console, progress_bar
@@ -67,6 +70,9 @@ def generate(
     limit: PromptLimit = None,
     concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 1,
     json: Annotated[bool, Flag("Print one JSON document per prompt.")] = False,
+    record: Annotated[Path | None, Flag(
+        "Also write recordings to a file, for `flyspec audit`.", metavar="FILE",
+    )] = None,
     color: Annotated[Color, Flag("Color tokens by their origin.")] = "auto",
 ) -> None:
     # fmt: on
@@ -80,14 +86,17 @@ def generate(
     if options.return_rounds and not json:
         raise typer.BadParameter("--return-rounds: only with --json")
     options = with_phases(options, until, then)
+    check_file("--record", record)
     what = _prompts(prompts or [], prompt_file, file, limit)
-    output = _Output(json=json, color=wants_color(color))
 
     async def use(client: AsyncClient, _: Stack | None) -> None:
-        if len(what) == 1:
-            await _one(client, what[0], options, chat, output)
-        else:
-            await _many(client, what, options, chat, concurrency, output)
+        with _recorder(record) as tape:
+            output = _Output(json, wants_color(color), options, tape)
+            asked = _asked(options, tape)
+            if len(what) == 1:
+                await _one(client, what[0], asked, chat, output)
+            else:
+                await _many(client, what, asked, chat, concurrency, output)
 
     stack = StackOptions(**vars(models), log_level="warning") if local else None
     run_async(with_server(stack, address, use, connection))
@@ -95,10 +104,50 @@ def generate(
 
 @dataclass(frozen=True)
 class _Output:
-    """Format of results."""
+    """Format of results; `asked` is what the user wants of each, `tape` the file of recordings."""
 
     json: bool
     color: bool
+    asked: GenerateOptions
+    tape: TextIO | None = None
+
+    def document(self, generation: Generation, index: int = 0) -> dict[str, Any]:
+        """Return the JSON document, without what only a recording asked for."""
+        from flyspec.cli import render
+
+        document = render.document(generation, index)
+        if self.asked.logprobs is None:
+            document.pop("logprobs", None)
+        if not self.asked.return_rounds:
+            document.pop("rounds", None)
+        return document
+
+    def record(self, generation: Generation | None) -> None:
+        """Write the recording of a complete generation, if there is a file."""
+        if self.tape is not None and generation is not None:
+            from flyspec.client.recordings import recording_of, to_line
+
+            self.tape.write(to_line(recording_of(generation)) + "\n")
+            self.tape.flush()
+
+
+def _recorder(path: Path | None) -> AbstractContextManager[TextIO | None]:
+    """Open the file of recordings, if there is one. Raises `ConfigError`."""
+    if path is None:
+        return nullcontext()
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--record {path}: {error.strerror}") from None
+
+
+def _asked(options: GenerateOptions, tape: TextIO | None) -> GenerateOptions:
+    """Return the options to send."""
+    if tape is None:
+        return options
+    from flyspec.client.recordings import recordable
+
+    return recordable(options)
 
 
 def _prompts(
@@ -136,14 +185,17 @@ async def _one(
         except _PROMPT_ERRORS as error:
             print_json(render.failure(error))
             raise
+        output.record(generation)
         warn(console, generation.started.warnings)
-        print_json(render.document(generation))
+        print_json(output.document(generation))
         return
     echo = []
     if output.color:
         console.print(render.legend(console.width))
         echo = [(render.visible(prompt.text) + "\n" * chat, render.PROMPT_STYLE)]
-    await stream_or_stop(StreamedAnswer(output.color), client, source, options, echo)
+    answer = StreamedAnswer(output.color)
+    await stream_or_stop(answer, client, source, options, echo)
+    output.record(answer.generation)
 
 
 async def _many(
@@ -191,6 +243,7 @@ async def _many(
                     where = prompt.where or f"prompt {number}"
                     console.print(f"error: {where}: {error}", markup=False)
                     continue
+                output.record(generation)
                 generations.append(generation)
                 warn(console, [w for w in generation.started.warnings if w not in warned])
                 warned.update(generation.started.warnings)
@@ -216,7 +269,7 @@ def _result(
     from flyspec.cli import render
 
     if output.json:
-        return to_json(render.document(generation, number - 1)) + "\n"
+        return to_json(output.document(generation, number - 1)) + "\n"
     raw = not (output.color or sys.stdout.isatty())  # a file or pipe gets the text unchanged
     text = generation.text if raw else "".join(
         render.painted(chunk, output.color) for chunk in generation.chunks

@@ -24,6 +24,7 @@ _COMMANDS = {
     "bench": ("app", "Measure the speed of decoding modes and of single parts."),
     "autojudge": ("app", "Train the judge of the rule autojudge."),
     "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),
+    "audit": ("audit", "Check whether recorded generations follow from a target."),
 }
 """Each command's attribute in its module, and its line in the list of commands."""
 

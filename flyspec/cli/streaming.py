@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flyspec.cli.screen import Piece
-    from flyspec.client import AsyncClient, Completion, Started
+    from flyspec.client import AsyncClient, Completion, Generation, RoundRecord, Started
     from flyspec.client.requests import AnyPrompt
 
 DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
@@ -65,6 +65,7 @@ class StreamedAnswer:
         self.started: Started | None = None
         self.completion: Completion | None = None
         self.transcript = Transcript()
+        self.rounds: list[RoundRecord] = []
         self._terminal = sys.stdout.isatty()
         self._color = color
         self._screen = Screen(write, render.paint if color else lambda text, _: text)
@@ -96,7 +97,7 @@ class StreamedAnswer:
 
     def _show(self, event: object, echo: Sequence[Piece]) -> None:
         from flyspec.cli import render
-        from flyspec.client import Chunk, Completion, Retract, Started
+        from flyspec.client import Chunk, Completion, Retract, RoundRecord, Started
 
         if isinstance(event, Chunk | Retract):
             self.transcript.add(event)
@@ -112,20 +113,30 @@ class StreamedAnswer:
             case Retract():
                 stands = [piece for c in self.transcript.chunks for piece in render.pieces(c)]
                 self._screen.replace([*echo, *stands])
+            case RoundRecord():
+                self.rounds.append(event)
             case Completion():
                 self.completion = event
+
+    @property
+    def generation(self) -> Generation | None:
+        """The whole answer; None if it was stopped."""
+        from flyspec.client import Generation
+
+        if self.started is None or self.completion is None:
+            return None
+        return Generation(self.started, self.transcript.chunks, self.completion, self.rounds)
 
     def summary(self, options: GenerateOptions) -> str:
         """Describe the answer, or what was reached of it."""
         from flyspec.cli import render
-        from flyspec.client import Generation
 
         if self.started is None:
             return f"stopped after {self.seconds:.2f} s, before the first token"
-        if self.completion is None:
+        generation = self.generation
+        if generation is None:
             line = render.stopped(self.started, self.transcript.chunks, self.seconds)
         else:
-            generation = Generation(self.started, self.transcript.chunks, self.completion)
             line = render.summary(generation, self.seconds)
         return line if options.sampling.greedy else f"{line} · seed {self.started.seed}"
 

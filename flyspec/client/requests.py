@@ -64,6 +64,7 @@ class GenerateKeywords(TypedDict, total=False):
     prediction: str | Sequence[int]
     logprobs: int | None
     return_rounds: bool
+    return_draft_distributions: bool
     timeout_s: float | None
     request_id: str
     traceparent: str

@@ -365,6 +365,7 @@ class GenerateRequest(_message.Message):
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PREDICTION_FIELD_NUMBER: _builtins.int
     PREDICTION_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    RETURN_DRAFT_DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text, encoded with the target's tokenizer, which adds special tokens."""
     seed: _builtins.int
@@ -386,6 +387,10 @@ class GenerateRequest(_message.Message):
     """Text that the output is expected to resemble, such as a file before an edit. It
     is drafted, as `prediction`, wherever the output agrees with it; the rule applies
     to it as to other drafts. Not with num_speculative_tokens 0. Empty: none.
+    """
+    return_draft_distributions: _builtins.bool
+    """With `return_rounds`: also return the drafts' distributions that the rule compared,
+    without which its verdicts cannot be judged again.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -434,10 +439,11 @@ class GenerateRequest(_message.Message):
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         prediction: _builtins.str = ...,
         prediction_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        return_draft_distributions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prediction", b"prediction", "prediction_token_ids", b"prediction_token_ids", "prompt", b"prompt", "return_rounds", b"return_rounds", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_seed", b"_seed", "chat", b"chat", "ignore_eos", b"ignore_eos", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prediction", b"prediction", "prediction_token_ids", b"prediction_token_ids", "prompt", b"prompt", "return_draft_distributions", b"return_draft_distributions", "return_rounds", b"return_rounds", "sampling", b"sampling", "seed", b"seed", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -529,6 +535,9 @@ class GenerationRound(_message.Message):
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
     RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
+    DRAFT_ORIGINS_FIELD_NUMBER: _builtins.int
+    PLAIN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    DRAFT_DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     start_length: _builtins.int
     """Tokens before the round's drafts, prompt included."""
     drafter: _builtins.str
@@ -567,6 +576,22 @@ class GenerationRound(_message.Message):
         stands for `exact_inside`. None: the only one.
         """
 
+    @_builtins.property
+    def draft_origins(self) -> _containers.RepeatedScalarFieldContainer[_common_pb2.TokenOrigin.ValueType]:
+        """Where each draft came from: EXACT_MODEL, EXACT_LOOKUP or PREDICTED, its origin if it
+        equals the target's own token.
+        """
+
+    @_builtins.property
+    def plain_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Plain decoding: the target's tokens before `next_token_id`, the last of those
+        counted by `keep_length`.
+        """
+
+    @_builtins.property
+    def draft_distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
+        """One per drafted token, if requested and the rule needs them."""
+
     def __init__(
         self,
         *,
@@ -583,10 +608,13 @@ class GenerationRound(_message.Message):
         open_window: _verify_pb2.OpenWindow | None = ...,
         num_speculative_tokens: _builtins.int = ...,
         rule_segments: _abc.Iterable[_verify_pb2.RuleSegment] | None = ...,
+        draft_origins: _abc.Iterable[_common_pb2.TokenOrigin.ValueType] | None = ...,
+        plain_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        draft_distributions: _abc.Iterable[_common_pb2.TokenDistribution] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "committed_length", b"committed_length", "decisions", b"decisions", "draft_token_ids", b"draft_token_ids", "drafter", b"drafter", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "next_token_id", b"next_token_id", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "rule_segments", b"rule_segments", "start_length", b"start_length"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "committed_length", b"committed_length", "decisions", b"decisions", "draft_distributions", b"draft_distributions", "draft_origins", b"draft_origins", "draft_token_ids", b"draft_token_ids", "drafter", b"drafter", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "next_token_id", b"next_token_id", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "plain_token_ids", b"plain_token_ids", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "rule_segments", b"rule_segments", "start_length", b"start_length"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
@@ -724,6 +752,14 @@ class GenerationStarted(_message.Message):
     ADAPTIVE_FIELD_NUMBER: _builtins.int
     PHASES_FIELD_NUMBER: _builtins.int
     EXACT_INSIDE_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_LOOSE_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_LOOSE_COST_NATS_FIELD_NUMBER: _builtins.int
+    EXACT_UNTIL_POSITION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
+    SERVER_VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request in logs."""
     model: _builtins.str
@@ -736,6 +772,20 @@ class GenerationStarted(_message.Message):
     """K of this request; if it adapts, the maximum drafted tokens per round."""
     adaptive: _builtins.bool
     """Whether K adapts."""
+    max_tokens: _builtins.int
+    """Maximum output tokens: as requested, within the model's context."""
+    max_loose_tokens: _builtins.int
+    """Maximum loosely accepted tokens, by the request or the operator. Unset: no limit."""
+    max_loose_cost_nats: _builtins.float
+    """Maximum total cost of loosely accepted tokens, nats, likewise. Unset: no limit."""
+    exact_until_position: _builtins.int
+    """Positions before this one (absolute, prompt included) are judged exactly."""
+    weights_fingerprint: _builtins.str
+    """The target's `weights_fingerprint`, as in `ModelInfo`."""
+    numerics: _builtins.str
+    """The target's `numerics`, likewise."""
+    server_version: _builtins.str
+    """Version of the server, such as 1.0.0."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt in the target's tokens."""
@@ -758,6 +808,10 @@ class GenerationStarted(_message.Message):
     def exact_inside(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """As requested."""
 
+    @_builtins.property
+    def sampling(self) -> _common_pb2.SamplingParams:
+        """How tokens are chosen, with all parameters set."""
+
     def __init__(
         self,
         *,
@@ -772,12 +826,27 @@ class GenerationStarted(_message.Message):
         adaptive: _builtins.bool = ...,
         phases: _abc.Iterable[Global___Phase] | None = ...,
         exact_inside: _abc.Iterable[_builtins.str] | None = ...,
+        sampling: _common_pb2.SamplingParams | None = ...,
+        max_tokens: _builtins.int = ...,
+        max_loose_tokens: _builtins.int | None = ...,
+        max_loose_cost_nats: _builtins.float | None = ...,
+        exact_until_position: _builtins.int = ...,
+        weights_fingerprint: _builtins.str = ...,
+        numerics: _builtins.str = ...,
+        server_version: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "rule", b"rule", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adaptive", b"adaptive", "drafter", b"drafter", "exact_inside", b"exact_inside", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "phases", b"phases", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "seed", b"seed", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "adaptive", b"adaptive", "drafter", b"drafter", "exact_inside", b"exact_inside", "exact_until_position", b"exact_until_position", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "max_tokens", b"max_tokens", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "numerics", b"numerics", "phases", b"phases", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "server_version", b"server_version", "warnings", b"warnings", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__max_loose_cost_nats: _TypeAlias = _typing.Literal["max_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofArgType__max_loose_cost_nats: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats"]  # noqa: Y015
+    _WhichOneofReturnType__max_loose_tokens: _TypeAlias = _typing.Literal["max_loose_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_loose_tokens: _TypeAlias = _typing.Literal["_max_loose_tokens", b"_max_loose_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loose_cost_nats) -> _WhichOneofReturnType__max_loose_cost_nats | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_loose_tokens) -> _WhichOneofReturnType__max_loose_tokens | None: ...
 
 Global___GenerationStarted: _TypeAlias = GenerationStarted  # noqa: Y015
 
@@ -1185,6 +1254,56 @@ class ScoreResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
+
+@_typing.final
+class GenerationRecording(_message.Message):
+    """A generation as it is recorded, one JSON object a line, for judging it again
+    (docs/audit.md). No call sends it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORMAT_VERSION_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    COMPLETION_FIELD_NUMBER: _builtins.int
+    format_version: _builtins.int
+    """Version of this message, 1. It grows if a reader that ignores new fields would judge
+    wrongly.
+    """
+    @_builtins.property
+    def started(self) -> Global___GenerationStarted:
+        """The prompt, and everything that was asked for, resolved."""
+
+    @_builtins.property
+    def output(self) -> Global___GenerationChunk:
+        """All final tokens, in one chunk."""
+
+    @_builtins.property
+    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___GenerationRound]:
+        """All rounds, in order."""
+
+    @_builtins.property
+    def completion(self) -> Global___GenerationCompletion:
+        """The end."""
+
+    def __init__(
+        self,
+        *,
+        format_version: _builtins.int = ...,
+        started: Global___GenerationStarted | None = ...,
+        output: Global___GenerationChunk | None = ...,
+        rounds: _abc.Iterable[Global___GenerationRound] | None = ...,
+        completion: Global___GenerationCompletion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "output", b"output", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion", b"completion", "format_version", b"format_version", "output", b"output", "rounds", b"rounds", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GenerationRecording: _TypeAlias = GenerationRecording  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):

@@ -12,7 +12,7 @@ from flyspec.rules import Rule
 from flyspec.values.admin import ModelInfo
 from flyspec.values.phases import Phase, rule_names
 from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow, RuleSegment
-from flyspec.values.tokens import Origin, TokenLogprobs
+from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
 
 class FinishReason(IntEnum):
@@ -50,7 +50,9 @@ class Started:
     """The generation was admitted; `rule` has all parameters resolved, as have those of `phases`.
 
     `num_speculative_tokens` is the maximum per round if K is `adaptive`. `warnings` are messages
-    for the caller about the parameters.
+    for the caller about the parameters. `sampling`, `max_tokens` and the limits of loose tokens are
+    what holds, whether by request, operator or default; `weights_fingerprint` and `numerics` are
+    the target's.
     """
 
     request_id: str
@@ -64,6 +66,14 @@ class Started:
     adaptive: bool = False
     phases: Sequence[Phase] = ()
     exact_inside: Sequence[str] = ()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 0
+    max_loose_tokens: int | None = None
+    max_loose_cost_nats: float | None = None
+    exact_until_position: int = 0
+    weights_fingerprint: str = ""
+    numerics: str = ""
+    server_version: str = ""
 
     @property
     def rules(self) -> str:
@@ -105,6 +115,7 @@ class RoundRecord:
     """A round as it was judged (see the proto message `GenerationRound`).
 
     Together with the sequence before it, everything that the verdict depended on.
+    `draft_distributions` has one per draft if requested and needed by the rule.
     """
 
     start_length: int
@@ -119,12 +130,18 @@ class RoundRecord:
     open_window: OpenWindow | None = None
     num_speculative_tokens: int = 0
     rule_segments: Sequence[RuleSegment] = ()
+    draft_origins: Sequence[Origin] = ()
+    plain_token_ids: Sequence[int] = ()
+    draft_distributions: Sequence[TokenDistribution] = ()
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON, with the names of the proto message; outcomes by name."""
+        """Return it for JSON, with the names of the proto message; outcomes and origins by name.
+
+        Without the distributions, which only recordings have.
+        """
         window = self.open_window
         facts = {item.name: getattr(self, item.name) for item in fields(self)}
-        del facts["budget"]
+        del facts["budget"], facts["draft_distributions"]
         return {
             **facts,
             "decisions": [d._asdict() | {"outcome": d.outcome.name} for d in self.decisions],
@@ -132,6 +149,7 @@ class RoundRecord:
             "remaining_loose_cost_nats": self.budget.loose_cost_nats,
             "open_window": window._asdict() if window else None,
             "rule_segments": [segment.document() for segment in self.rule_segments],
+            "draft_origins": [origin.name for origin in self.draft_origins],
         }
 
 
@@ -316,6 +334,23 @@ class Generation:
     def mean_accepted_tokens(self) -> float:
         """τ_acc: emitted tokens per round."""
         return self.completion.completion_tokens / max(1, self.completion.speculation.num_rounds)
+
+
+RECORDING_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A generation that can be judged again (see the proto message `GenerationRecording`).
+
+    `output` has all final tokens, with their log-probabilities if they were requested.
+    """
+
+    started: Started
+    output: Chunk
+    completion: Completion
+    rounds: Sequence[RoundRecord] = ()
+    format_version: int = RECORDING_VERSION
 
 
 @dataclass(frozen=True, slots=True)

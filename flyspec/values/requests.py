@@ -47,7 +47,8 @@ class GenerateOptions:
     here; those without a rule have `rule`. `exact_inside` names what is judged exactly in any
     phase: `tool_call`, `json`. `num_draft_tokens_per_round` is from an earlier `Completion`, to
     reproduce it. `eager` streams tokens before they are final, and `Retract` if they are then
-    dropped; `return_rounds` streams a `RoundRecord` per round. `request_id` (1 to 128 letters,
+    dropped; `return_rounds` streams a `RoundRecord` per round, with `return_draft_distributions`
+    with what the drafts were drawn from where the rule needs it. `request_id` (1 to 128 letters,
     digits and `._:@/+=-`) identifies the request in logs and traces, `traceparent` (W3C) is the
     caller's span; both are sent as metadata unless empty.
     """
@@ -108,6 +109,7 @@ class GenerateOptions:
     return_rounds: Annotated[bool, Flag(
         "With --json: report each round's drafts and decisions, for replaying the run.",
     )] = False
+    return_draft_distributions: bool = False
     timeout_s: Annotated[float | None, Flag(
         "Time limit per request in seconds, queueing included.",
         name="--timeout", default="no limit",

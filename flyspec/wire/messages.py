@@ -38,6 +38,7 @@ VALUES: Mapping[Any, type] = {
     generation_pb2.GenerationRetract: generation.Retract,
     generation_pb2.GenerationRound: generation.RoundRecord,
     generation_pb2.GenerationCompletion: generation.Completion,
+    generation_pb2.GenerationRecording: generation.Recording,
     generation_pb2.ListModelsResponse: generation.Models,
     admin_pb2.GetStatusResponse: admin.Status,
     admin_pb2.DrafterStatus: admin.DrafterStatus,

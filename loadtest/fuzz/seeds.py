@@ -197,7 +197,7 @@ def generation(facts: Facts) -> Iterator[Session]:
             **prompts[number % 3], "max_tokens": 5, "ignore_eos": True, "seed": number,
             "stop": ["nowhere", "\n\n"], "sampling": SAMPLING if number % 4 else {},
             "logprobs": 3 if number % 3 else None, "return_rounds": odd, "speculation": speculation,
-            "stop_token_ids": [3], **predicted,
+            "stop_token_ids": [3], "return_draft_distributions": odd, **predicted,
         })  # fmt: skip
 
 

@@ -60,6 +60,9 @@ class RoundOutcome:
             open_window=asked.open_window,
             num_speculative_tokens=asked.num_speculative_tokens,
             rule_segments=asked.rule_segments,
+            draft_origins=self.proposal.origins[: len(verdict.decisions)],
+            plain_token_ids=verdict.plain_token_ids,
+            draft_distributions=self.proposal.distributions[: len(verdict.decisions)],
         )
 
 

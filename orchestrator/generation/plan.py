@@ -24,12 +24,13 @@ from flyspec.validation import (
     distribution_warnings,
     validate_sampling,
 )
-from flyspec.values.admin import VerifyServiceInfo
+from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from flyspec.values.generation import Started
 from flyspec.values.phases import Phase, rule_names
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
+from flyspec.version import __version__
 from orchestrator.generation.phase_plan import (
     EXACT,
     RulesAsked,
@@ -89,6 +90,7 @@ class GenerationPlan:
     logprobs: int | None
     warnings: tuple[str, ...]
     return_rounds: bool
+    return_draft_distributions: bool
     distribution: DistributionSpec | None
     prediction: Sequence[int]
     judge_fingerprint: str = ""
@@ -140,10 +142,10 @@ class GenerationPlan:
     def max_total_tokens(self) -> int:
         return len(self.prompt_token_ids) + self.max_tokens
 
-    def started(self, request_id: str, model: str, drafter: str) -> Started:
+    def started(self, request_id: str, model: ModelInfo, drafter: str) -> Started:
         return Started(
             request_id=request_id,
-            model=model,
+            model=model.name,
             drafter=drafter if self.num_speculative_tokens else "",
             seed=self.seed,
             prompt_token_ids=self.prompt_token_ids,
@@ -153,6 +155,14 @@ class GenerationPlan:
             warnings=self.warnings,
             phases=self.phases,
             exact_inside=self.exact_inside,
+            sampling=self.sampling,
+            max_tokens=self.max_tokens,
+            max_loose_tokens=self.max_loose_tokens,
+            max_loose_cost_nats=self.max_loose_cost_nats,
+            exact_until_position=self.exact_until_position,
+            weights_fingerprint=model.weights_fingerprint,
+            numerics=model.numerics,
+            server_version=__version__,
         )
 
 
@@ -235,6 +245,7 @@ def make_plan(
         logprobs=logprobs,
         warnings=tuple(dict.fromkeys(warnings)),
         return_rounds=options.return_rounds,
+        return_draft_distributions=options.return_draft_distributions,
         distribution=distribution,
         prediction=_prediction(options, k, tokenizer, target),
         judge_fingerprint=asked.judge_fingerprint,

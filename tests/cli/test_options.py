@@ -170,6 +170,7 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
                 "request_id",
                 "traceparent",
                 "num_draft_tokens_per_round",
+                "return_draft_distributions",
             },
         ),
         (SAMPLING, SamplingParams, set()),

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from flyspec.client import GenerateOptions
+from flyspec.client.recordings import from_line, recordable, recording_of
 from flyspec.rules import Rule
 from flyspec.values.phases import Phase
 
@@ -191,3 +192,21 @@ async def test_bad_speculation_is_refused_by_name(bare, given, message):
     reply = await bare.post("/v1/chat/completions", json=body)
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
+
+
+async def test_a_recording_is_that_of_grpc(served, bare):
+    """With log-probabilities and rounds, which the choice itself does not have."""
+    asked = {"prompt": "the cat saw", "seed": 3, "max_tokens": 20, "return_recording": True}
+    (choice,) = (await bare.post("/v1/completions", json=asked)).json()["choices"]
+    recording = from_line(json.dumps(choice["recording"]))
+    assert choice["logprobs"] is None
+    assert "rounds" not in choice
+    assert recording.output.text == choice["text"]
+    assert len(recording.output.logprobs) == len(recording.output.token_ids) == 20
+    options = recordable(GenerateOptions(seed=3, max_tokens=20))
+    same = recording_of(await served.client.complete("the cat saw", options))
+    assert recording.output.token_ids == same.output.token_ids
+    assert recording.started.numerics == same.started.numerics != ""
+    streamed = await bare.post("/v1/completions", json={**asked, "stream": True})
+    assert streamed.status_code == 400
+    assert "return_recording" in streamed.text

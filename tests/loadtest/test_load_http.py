@@ -64,7 +64,10 @@ OPTIONS = GenerateOptions(
     prediction="the file",
     logprobs=2,
 )
-NOT_SENT = {"eager", "return_rounds", "timeout_s", "request_id", "traceparent"}
+NOT_SENT = {
+    "eager", "return_rounds", "return_draft_distributions", "timeout_s", "request_id",
+    "traceparent",
+}  # fmt: skip
 
 
 # --- requests ---------------------------------------------------------------------------------

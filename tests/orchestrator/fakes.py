@@ -330,6 +330,7 @@ def plan_of(**changes) -> GenerationPlan:
         "logprobs": None,
         "warnings": (),
         "return_rounds": False,
+        "return_draft_distributions": False,
         "distribution": None,
         "prediction": (),
     }

@@ -109,6 +109,7 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         logprobs=None,
         warnings=(),
         return_rounds=False,
+        return_draft_distributions=False,
         distribution=None,
         prediction=(),
     )
@@ -165,6 +166,7 @@ def test_every_field_is_taken(plan: Any) -> None:
         logprobs=0,
         warnings=(),
         return_rounds=False,
+        return_draft_distributions=False,
         distribution=None,
         prediction=[5, 6],
     )

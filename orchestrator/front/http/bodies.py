@@ -177,6 +177,17 @@ class GenerationBody(SampledBody):
         description="Add rounds to choices: each round's drafts and decisions; and at the end "
         "num_draft_tokens_per_round, with which speculation reproduces the run.",
     )
+    return_recording: bool = Field(
+        False,
+        description="Add recording to choices: all that judging them again needs, as a line of a "
+        "file for flyspec audit. Not with stream.",
+    )
+
+    @model_validator(mode="after")
+    def _recordings_are_whole(self) -> Self:
+        if self.return_recording and self.stream:
+            raise refused("return_recording", "only without stream")
+        return self
 
 
 class ChatMessageBody(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+from flyspec.client.recordings import recordable
 from flyspec.values.generation import Chunk, Completion, FinishReason, Models, Started
 from flyspec.values.requests import GenerateOptions
 from orchestrator.fleet.drafters import PREDICTION
@@ -21,10 +22,11 @@ def chat_options(body: ChatBody, models: Models) -> GenerateOptions:
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     prediction = body.prediction.text if body.prediction else ""
-    return options_of(
+    options = options_of(
         body, models, max_tokens=most, logprobs=logprobs, prediction=prediction,
         return_rounds=body.return_rounds,
     )  # fmt: skip
+    return recordable(options) if body.return_recording else options
 
 
 class ChatReply(Reply):

@@ -8,7 +8,14 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 
 from flyspec.errors import ResourceExhaustedError
-from flyspec.values.generation import Chunk, Completion, Event, RoundRecord, Started
+from flyspec.values.generation import (
+    Chunk,
+    Completion,
+    Event,
+    Generation,
+    RoundRecord,
+    Started,
+)
 from flyspec.values.requests import GenerationRequest
 
 AT_ONCE = 8
@@ -39,6 +46,13 @@ class Gathered:
                 self.rounds.append(event)
             case Completion():
                 self.completion = event
+
+    @property
+    def generation(self) -> Generation:
+        """The whole choice, once it has ended."""
+        assert self.started is not None
+        assert self.completion is not None
+        return Generation(self.started, self.chunks, self.completion, self.rounds)
 
     @property
     def text(self) -> str:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flyspec.client.recordings import recordable
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
@@ -36,10 +37,11 @@ def completion_options(body: CompletionBody, models: Models) -> GenerateOptions:
     """Raises `InvalidArgumentError`, `NoSuchModelError`."""
     if body.max_tokens == 0 and not body.echo:
         raise InvalidArgumentError("max_tokens must be at least 1, or 0 with echo")
-    return options_of(
+    options = options_of(
         body, models, max_tokens=max(1, body.max_tokens), logprobs=body.logprobs,
         return_rounds=body.return_rounds,
     )  # fmt: skip
+    return recordable(options) if body.return_recording else options
 
 
 def prompts_of(body: CompletionBody) -> dict[str, Prompt]:

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from flyspec.client.recordings import as_document, recording_of
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
@@ -174,6 +175,8 @@ class Reply(ABC):
         end: dict[str, Any] = {"finish_reason": reason, "stop_reason": self.stop_reason(completion)}
         if self._body.return_rounds:
             end["num_draft_tokens_per_round"] = list(completion.num_draft_tokens_per_round)
+        if self._body.return_recording:
+            end["recording"] = as_document(recording_of(gathered.generation))
         return end
 
     def _rounds(self, *records: RoundRecord) -> dict[str, Any]:

@@ -1,0 +1,195 @@
+"""A target that reads recorded tokens, and judges recorded rounds again.
+
+Rounds whose tokens were all kept are read together: one forward covers everything up to the next
+rejected draft. A batch-invariant engine computes the same bits as in the rounds' own forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from flyspec.config import VerifySettings
+from flyspec.engine.distributions import decode
+from flyspec.engine.logits import token_logprobs
+from flyspec.engine.model import History, Model, Step
+from flyspec.engine.native.model import NativeModel
+from flyspec.engine.runner import ModelRunner
+from flyspec.errors import InvalidArgumentError
+from flyspec.lab.audit.retelling import RetoldRound, rule_of
+from flyspec.rules import Rule
+from flyspec.tokenizer import Tokenizer
+from flyspec.validation import distribution_spec
+from flyspec.values.admin import ModelInfo, TokenizerBundle
+from flyspec.values.generation import Recording
+from flyspec.values.rounds import Verdict
+from verify_service.ranks import load, set_threads
+from verify_service.rules import decide_all, hear
+from verify_service.rules.inquiry import Hearing
+
+_MOST_ROWS = 512
+"""Rows of logits in one forward, if rounds are no longer."""
+_EXACT = Rule("exact")
+
+
+class ReadRound(NamedTuple):
+    """A round with the target's raw logits: [tokens read + 1, V], valid until the next is read."""
+
+    round: RetoldRound
+    rows: Tensor
+
+
+@dataclass
+class AuditedTarget:
+    """A warm model of one sequence at a time, and its tokenizer."""
+
+    model: Model
+    bundle: TokenizerBundle
+    prefill_chunk: int = 512
+
+    def __post_init__(self) -> None:
+        self.tokenizer = Tokenizer(self.bundle)
+        self._eos = frozenset(self.bundle.eos_token_ids)
+
+    @classmethod
+    def load(cls, settings: VerifySettings, native: bool = True) -> Self:
+        """Load and warm up the model as the verify service does, so that it has the same bits.
+
+        Or not `native`: with transformers' modules, even where the native step could be used.
+        Raises `ConfigError`.
+        """
+        set_threads(settings, None)
+        loaded, model = load(settings, None)
+        if not native and isinstance(model, NativeModel):
+            model = ModelRunner.planned(loaded, settings, batch_invariant=settings.batch_invariant)
+        model.warm_up()
+        return cls(model, loaded.tokenizer, settings.prefill_chunk)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.model.info
+
+    def read(self, rounds: Sequence[RetoldRound]) -> Iterator[list[ReadRound]]:
+        """Yield the rounds with their logits, as many at a time as one forward covers.
+
+        Raises `InvalidArgumentError` for tokens that the target cannot read.
+        """
+        self._check_tokens(rounds)
+        slot = self.model.cache.acquire().slot
+        try:
+            first = 0
+            while first < len(rounds):
+                group = _together(rounds, first)
+                first += len(group)
+                yield self._forward(slot, group)
+        finally:
+            self.model.cache.release(slot)
+
+    def judge(self, recording: Recording, read: Sequence[ReadRound]) -> list[Verdict | Exception]:
+        """Judge rounds as they were judged, from the recorded state; plain tokens by `exact`.
+
+        Returns the error of a round that cannot be judged instead of its verdict.
+        """
+        hearings: dict[int, Hearing] = {}
+        found: dict[int, Verdict | Exception] = {}
+        for index, each in enumerate(read):
+            try:
+                hearings[index] = self._hear(recording, *each)
+            except InvalidArgumentError as error:
+                found[index] = error
+        found.update(zip(hearings, decide_all([*hearings.values()]), strict=True))
+        return [found[index] for index in range(len(read))]
+
+    def logprobs(self, rows: Tensor, token_ids: Sequence[int]) -> list[float]:
+        """Return the raw log-probability of one token per row."""
+        return [entry.logprob for entry in token_logprobs(rows, token_ids, 0)]
+
+    def _hear(self, recording: Recording, round_: RetoldRound, rows: Tensor) -> Hearing:
+        started, record = recording.started, round_.record
+        rule = rule_of(recording, record) if record.draft_token_ids else _EXACT
+        spec = distribution_spec(rule, started.sampling)
+        draft = None
+        if record.draft_distributions:
+            draft = decode(
+                record.draft_distributions,
+                record.draft_token_ids,
+                self.info.vocab_size,
+                renormalise=spec is not None and spec.draw_from_it,
+                device=rows.device,
+            )
+        return hear(
+            rule,
+            round_.read_token_ids,
+            rows,
+            sampling=started.sampling,
+            seed=started.seed,
+            start_position=len(round_.prefix),
+            eos_token_ids=self._eos,
+            control_token_ids=self.bundle.control_token_ids,
+            budget=record.budget,
+            exact_until_position=record.exact_until_position,
+            open_window=record.open_window,
+            num_speculative_tokens=record.num_speculative_tokens,
+            draft_distributions=draft,
+            history=History(round_.prefix, len(started.prompt_token_ids), self._eos),
+        )
+
+    def _check_tokens(self, rounds: Sequence[RetoldRound]) -> None:
+        vocab_size, length = self.info.vocab_size, self.info.context_length
+        for round_ in rounds:
+            ids = (*round_.prefix, *round_.read_token_ids) if round_ is rounds[0] else (
+                *round_.read_token_ids, *round_.prefix[-1:]
+            )  # fmt: skip
+            if max(ids) >= vocab_size:
+                raise InvalidArgumentError(
+                    f"token id {max(ids)} is out of range: {self.info.name} has ids 0 to "
+                    f"{vocab_size - 1}; audit against the target that the recording names"
+                )
+            if len(round_.prefix) + len(round_.read_token_ids) > length:
+                raise InvalidArgumentError(
+                    f"the recording is longer than the context of {self.info.name}, {length} "
+                    "tokens; raise --max-model-len, or audit against the target that it names"
+                )
+
+    @torch.inference_mode()
+    def _forward(self, slot: int, group: Sequence[RetoldRound]) -> list[ReadRound]:
+        last = group[-1]
+        tokens = [*last.prefix, *last.read_token_ids]
+        counts = [len(round_.read_token_ids) + 1 for round_ in group]
+        first_row = len(group[0].prefix) - 1
+        start = min(_common(self.model.cache.held(slot), tokens), first_row)
+        while first_row - start > self.prefill_chunk:
+            piece = tokens[start : start + self.prefill_chunk]
+            self.model.forward([Step(slot, start, piece, 0)])
+            start += len(piece)
+        (rows,) = self.model.forward([Step(slot, start, tokens[start:], sum(counts))])
+        return [*map(ReadRound, group, rows.logits.split(counts))]
+
+
+def _together(rounds: Sequence[RetoldRound], first: int) -> list[RetoldRound]:
+    """Return the rounds from `first` on that one forward covers: each continues the one before."""
+    group, count = [rounds[first]], len(rounds[first].read_token_ids) + 1
+    for round_ in rounds[first + 1 :]:
+        last = group[-1]
+        read = (*last.read_token_ids, last.record.next_token_id)
+        count += len(round_.read_token_ids) + 1
+        if count > _MOST_ROWS or round_.prefix[len(last.prefix) :] != read:
+            break
+        if len(round_.prefix) <= len(last.prefix):
+            break
+        group.append(round_)
+    return group
+
+
+def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return how many tokens two sequences begin with alike."""
+    same = 0
+    for one, other in zip(held, tokens, strict=False):
+        if one != other:
+            break
+        same += 1
+    return same
