@@ -41,6 +41,7 @@ class AuditedFlags:
     )] = None
     threads: Annotated[int, _target("threads")] = 0
     max_model_len: Annotated[int, _target("max_model_len")] = 0
+    autojudge_file: Annotated[str, _target("autojudge_file")] = ""
     batch_invariant: Annotated[bool | None, _target("batch_invariant")] = None
     # fmt: on
 

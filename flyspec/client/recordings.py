@@ -18,7 +18,7 @@ from flyspec import wire
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rules.resolve import validate_rule
 from flyspec.v1 import generation_pb2
-from flyspec.validation import distribution_spec, validate_sampling
+from flyspec.validation import common_distribution_spec, validate_sampling
 from flyspec.values.generation import RECORDING_VERSION, Chunk, Generation, Recording, RoundRecord
 from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import Origin
@@ -57,11 +57,11 @@ def recording_of(generation: Generation) -> Recording:
     started = generation.started
     if generation.token_ids and not generation.rounds:
         raise InvalidArgumentError("return_rounds: must be set for a generation to be recorded")
-    spec = distribution_spec(started.rule, started.sampling)
+    spec = common_distribution_spec(started.rules_by_index, started.sampling)
     if spec and any(r.draft_token_ids and not r.draft_distributions for r in generation.rounds):
         raise InvalidArgumentError(
-            f"return_draft_distributions: must be set for a generation with the rule "
-            f"{started.rule.name!r} to be recorded"
+            "return_draft_distributions: must be set for a generation by "
+            f"{started.rules} to be recorded"
         )
     output = Chunk(
         text=generation.text,
@@ -128,7 +128,8 @@ def from_line(line: str, where: str = "recording") -> Recording:
         raise ConfigError(f"{where}: {_readable(error)}") from None
     try:
         recording: Recording = wire.decode(Recording, message)
-        validate_rule(recording.started.rule)
+        for rule in recording.started.rules_by_index:
+            validate_rule(rule)
         validate_sampling(recording.started.sampling)
         _check(recording)
     except InvalidArgumentError as error:

@@ -76,6 +76,12 @@ class Started:
     server_version: str = ""
 
     @property
+    def rules_by_index(self) -> tuple[Rule, ...]:
+        """The session's rules, as `RuleSegment.rule_index` counts them."""
+        phases = tuple(phase.rule or self.rule for phase in self.phases) or (self.rule,)
+        return (*phases, Rule("exact")) if self.exact_inside else phases
+
+    @property
     def rules(self) -> str:
         """The names of its rules, in the order of the phases: `relaxed, exact`."""
         return rule_names([phase.rule for phase in self.phases if phase.rule] or [self.rule])

@@ -25,7 +25,7 @@ from flyspec.lab.audit.report import AuditReport, Discrepancy, DiscrepancyKind, 
 from flyspec.lab.audit.retelling import Retelling, RetoldRound, retell
 from flyspec.lab.audit.rounding import within_rounding
 from flyspec.lab.audit.target import AuditedTarget, ReadRound
-from flyspec.validation import distribution_spec
+from flyspec.validation import common_distribution_spec
 from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.generation import Recording
 from flyspec.values.rounds import Outcome
@@ -95,7 +95,7 @@ class Auditor:
             follows=found is None and not noisy,
             num_tokens=len(recording.output.token_ids),
             num_rounds=len(recording.rounds),
-            rule=started.rule.name,
+            rule=started.rules,
             seed=started.seed,
             discrepancy=found,
             reason=_reason(found, judged, numbers, differing, noisy),
@@ -127,7 +127,9 @@ class Auditor:
         """Judge all rounds from their recorded state, whatever earlier ones turned out to be."""
         target, prompt_length = self.target, len(recording.started.prompt_token_ids)
         judged, ties = Rejudged({}, [], {}, 0), 0
-        spec = distribution_spec(recording.started.rule, recording.started.sampling)
+        spec = common_distribution_spec(
+            recording.started.rules_by_index, recording.started.sampling
+        )
         drawn_from = spec is not None and spec.draw_from_it
         for group in target.read(rounds):
             _score(target, group, judged.scores)
@@ -259,7 +261,7 @@ def _dtype_of(recording: Recording) -> Dtype:
 
 def _score(target: AuditedTarget, group: Sequence[ReadRound], scores: Scores) -> None:
     """Add the scores of the tokens that rounds leave, or may leave, in the output."""
-    for round_, rows in group:
+    for round_, rows, _ in group:
         record, start = round_.record, len(round_.prefix)
         if record.keep_length < start:
             continue  # it only cut back

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from flyspec.errors import FlyspecError
 from flyspec.lab.audit.report import Discrepancy, DiscrepancyKind
-from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import FinishReason, Recording, RoundRecord
 from flyspec.values.rounds import Budget, OpenWindow, Outcome, Verdict
@@ -31,7 +31,6 @@ from orchestrator.generation.window import (
     WindowState,
     step,
 )
-from verify_service.rules.presets import compose
 
 _COST_TOLERANCE_NATS = 1e-4
 """Costs are summed from single-precision numbers."""
@@ -59,11 +58,6 @@ class Retelling:
 
     rounds: list[RetoldRound] = field(default_factory=list)
     discrepancy: Discrepancy | None = None
-
-
-def rule_of(recording: Recording, record: RoundRecord) -> Rule:
-    """Return the rule of a round, with all parameters set."""
-    return recording.started.rule
 
 
 def retell(recording: Recording, tokenizer: Tokenizer) -> Retelling:
@@ -223,19 +217,27 @@ class _Follower:
         if record.keep_length < record.start_length:
             return None  # it failed
         window = self._state.window
-        size = compose(rule_of(self._recording, record)).window.following
         for index, decision in enumerate(record.decisions):
             if decision.outcome is Outcome.PROVISIONAL:
                 window = OpenWindow(
                     record.start_length + index,
                     decision.target_token_id or 0,
-                    size,
+                    self._matches_after(record, record.start_length + index),
                     decision.gap_nats or 0.0,
                 )
             elif decision.outcome is Outcome.EXACT and window is not None:
                 left = window.remaining_matches - 1
                 window = window._replace(remaining_matches=left) if left > 0 else None
         return window
+
+    def _matches_after(self, record: RoundRecord, position: int) -> int:
+        """Return how many matches the rule at a position requires after a loose token."""
+        index = 0
+        for segment in record.rule_segments:
+            if segment.start_position <= position:
+                index = segment.rule_index
+        rule = self._recording.started.rules_by_index[index]
+        return max(0, (rule.fly_window_size or 0) - RULE_PRESETS[rule.name].counts_mismatch)
 
     def _check_end(self) -> None:
         """Check where and why the output ends, and its text."""

@@ -14,19 +14,22 @@ import torch
 from torch import Tensor
 
 from flyspec.config import VerifySettings
+from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge
 from flyspec.engine.distributions import decode
 from flyspec.engine.logits import token_logprobs
 from flyspec.engine.model import History, Model, Step
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import InvalidArgumentError
-from flyspec.lab.audit.retelling import RetoldRound, rule_of
+from flyspec.lab.audit.retelling import RetoldRound
 from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
-from flyspec.validation import distribution_spec
+from flyspec.validation import common_distribution_spec
 from flyspec.values.admin import ModelInfo, TokenizerBundle
 from flyspec.values.generation import Recording
 from flyspec.values.rounds import Verdict
+from verify_service.autojudge import load_judge
 from verify_service.ranks import load, set_threads
 from verify_service.rules import decide_all, hear
 from verify_service.rules.inquiry import Hearing
@@ -37,10 +40,14 @@ _EXACT = Rule("exact")
 
 
 class ReadRound(NamedTuple):
-    """A round with the target's raw logits: [tokens read + 1, V], valid until the next is read."""
+    """A round with the target's raw logits: [tokens read + 1, V], valid until the next is read.
+
+    `hidden` [tokens read + 1, hidden size] are the rows that a judge reads, if there is one.
+    """
 
     round: RetoldRound
     rows: Tensor
+    hidden: Tensor | None = None
 
 
 @dataclass
@@ -50,6 +57,7 @@ class AuditedTarget:
     model: Model
     bundle: TokenizerBundle
     prefill_chunk: int = 512
+    autojudge: AutoJudge | None = None
 
     def __post_init__(self) -> None:
         self.tokenizer = Tokenizer(self.bundle)
@@ -67,7 +75,8 @@ class AuditedTarget:
         if not native and isinstance(model, NativeModel):
             model = ModelRunner.planned(loaded, settings, batch_invariant=settings.batch_invariant)
         model.warm_up()
-        return cls(model, loaded.tokenizer, settings.prefill_chunk)
+        judge = load_judge(settings.autojudge_file, model)
+        return cls(model, loaded.tokenizer, settings.prefill_chunk, judge)
 
     @property
     def info(self) -> ModelInfo:
@@ -92,8 +101,15 @@ class AuditedTarget:
     def judge(self, recording: Recording, read: Sequence[ReadRound]) -> list[Verdict | Exception]:
         """Judge rounds as they were judged, from the recorded state; plain tokens by `exact`.
 
-        Returns the error of a round that cannot be judged instead of its verdict.
+        Returns the error of a round that cannot be judged instead of its verdict. Raises
+        `InvalidArgumentError` if they need a judge and there is none.
         """
+        rules = recording.started.rules_by_index
+        if self.autojudge is None and any(RULE_PRESETS[rule.name].hidden_layers for rule in rules):
+            raise InvalidArgumentError(
+                f"{recording.started.rules}: needs the judge that it was recorded with; give its "
+                "file as --autojudge-file"
+            )
         hearings: dict[int, Hearing] = {}
         found: dict[int, Verdict | Exception] = {}
         for index, each in enumerate(read):
@@ -108,10 +124,12 @@ class AuditedTarget:
         """Return the raw log-probability of one token per row."""
         return [entry.logprob for entry in token_logprobs(rows, token_ids, 0)]
 
-    def _hear(self, recording: Recording, round_: RetoldRound, rows: Tensor) -> Hearing:
+    def _hear(
+        self, recording: Recording, round_: RetoldRound, rows: Tensor, hidden: Tensor | None
+    ) -> Hearing:
         started, record = recording.started, round_.record
-        rule = rule_of(recording, record) if record.draft_token_ids else _EXACT
-        spec = distribution_spec(rule, started.sampling)
+        rules = started.rules_by_index if record.draft_token_ids else (_EXACT,)
+        spec = common_distribution_spec(rules, started.sampling)
         draft = None
         if record.draft_distributions:
             draft = decode(
@@ -122,7 +140,7 @@ class AuditedTarget:
                 device=rows.device,
             )
         return hear(
-            rule,
+            rules[0],
             round_.read_token_ids,
             rows,
             sampling=started.sampling,
@@ -135,6 +153,10 @@ class AuditedTarget:
             open_window=record.open_window,
             num_speculative_tokens=record.num_speculative_tokens,
             draft_distributions=draft,
+            other_rules=rules[1:],
+            rule_segments=record.rule_segments if record.draft_token_ids else (),
+            hidden_rows=hidden,
+            autojudge=self.autojudge,
             history=History(round_.prefix, len(started.prompt_token_ids), self._eos),
         )
 
@@ -166,8 +188,10 @@ class AuditedTarget:
             piece = tokens[start : start + self.prefill_chunk]
             self.model.forward([Step(slot, start, piece, 0)])
             start += len(piece)
-        (rows,) = self.model.forward([Step(slot, start, tokens[start:], sum(counts))])
-        return [*map(ReadRound, group, rows.logits.split(counts))]
+        layers = (HIDDEN_LAYER,) if self.autojudge else ()
+        (rows,) = self.model.forward([Step(slot, start, tokens[start:], sum(counts), layers)])
+        hidden = rows.hidden[0].split(counts) if layers else [None] * len(group)
+        return [*map(ReadRound, group, rows.logits.split(counts), hidden)]
 
 
 def _together(rounds: Sequence[RetoldRound], first: int) -> list[RetoldRound]:
