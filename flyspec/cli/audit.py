@@ -50,11 +50,13 @@ class AuditedFlags:
 
         Numerics begin with it.
         """
-        from flyspec.bundled import TARGET
+        from flyspec.bundled import AUTOJUDGE, TARGET
 
         recorded = lines[0].recording.started.numerics.split(",")[0]
         dtype = recorded if recorded in _DTYPES else "auto"
         given: Any = {**vars(self), "dtype": self.dtype or dtype}
+        if self.model is None and not self.autojudge_file:
+            given["autojudge_file"] = str(AUTOJUDGE)
         return VerifySettings(**{**given, "model": self.model or str(TARGET)}, max_sessions=1)
 
 

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.bundled import DRAFT, TARGET
+from flyspec.bundled import AUTOJUDGE, DRAFT, TARGET
 from flyspec.client.recordings import RecordedLine, from_line, to_line
 from flyspec.config import VerifySettings
+from flyspec.errors import InvalidArgumentError
 from flyspec.lab.audit import AuditedTarget, Auditor
 from flyspec.lab.audit.report import DiscrepancyKind, Reason
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
+from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerateOptions
+from flyspec.values.tokens import SamplingParams
 from tests.lab.audit.recorded import (
     RULES,
     claiming,
@@ -215,3 +218,48 @@ async def test_other_numerics_follow_within_rounding(elsewhere) -> None:
         report = other.audit(line)
         assert not report.follows
         assert report.reason is Reason.OTHER_WEIGHTS
+
+
+PHASES = (
+    GenerateOptions(
+        phases=(Phase(Rule("fly"), until=("\n",)), Phase(Rule("exact"))), seed=5, **DRAFTED
+    ),
+    GenerateOptions(
+        phases=(
+            Phase(Rule("margin"), until=("sum",), max_loose_tokens=2),
+            Phase(Rule("relaxed", relaxed_ratio=0.3), until=("####",)),
+            Phase(Rule("exact")),
+        ),
+        sampling=SamplingParams(temperature=1.0),
+        seed=6,
+        **DRAFTED,
+    ),
+    GenerateOptions(rule=Rule("typical"), exact_inside=("json",), seed=7, **DRAFTED),
+)
+
+
+async def test_phases_follow_and_others_do_not(auditor, stack) -> None:
+    done = await record(stack.client, PHASES)
+    for line in done:
+        report = auditor.audit(line)
+        assert report.follows, report.lines()
+    exact = resolve_rule(Rule("exact"))
+    for line in done[:2]:
+        phases = [replace(phase, rule=exact) for phase in line.recording.started.phases]
+        assert not auditor.audit(claiming(line, phases=phases)).follows
+
+
+async def test_a_trained_judge_is_needed_to_audit_it(auditor) -> None:
+    settings = {"dtype": "auto", "threads": 1}
+    verify = {**settings, "autojudge_file": str(AUTOJUDGE)}
+    options = GenerateOptions(rule=Rule("autojudge"), **DRAFTED)
+    async with start_stack((str(TARGET), str(DRAFT)), draft=settings, verify=verify) as stack:
+        (line,) = await record(stack.client, [options])
+    assert any(d.measure is not None for r in line.recording.rounds for d in r.decisions)
+    with_judge = AuditedTarget.load(
+        VerifySettings(model=str(TARGET), max_sessions=1, threads=1, autojudge_file=str(AUTOJUDGE))
+    )
+    report = Auditor(with_judge).audit(line)
+    assert report.follows, report.lines()
+    with pytest.raises(InvalidArgumentError, match="--autojudge-file"):
+        auditor.audit(line)
