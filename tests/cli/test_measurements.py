@@ -6,7 +6,6 @@ import json
 import math
 
 import pytest
-
 from flyspec.bench.accuracy import (
     extract_answer,
     has_answers,
@@ -14,6 +13,8 @@ from flyspec.bench.accuracy import (
     to_samples,
 )
 from flyspec.bench.accuracy import report as report_texts
+from flyspec.bench.versus import mcnemar_p
+
 from flyspec.bench.conditions import (
     ALL_CONDITIONS,
     CONDITIONS,
@@ -25,7 +26,6 @@ from flyspec.bench.conditions import (
     with_plain,
 )
 from flyspec.bench.prompts import Group, fresh_problems
-from flyspec.bench.versus import mcnemar_p
 from flyspec.cli.json_output import to_json
 from flyspec.client import (
     Chat,
