@@ -38,9 +38,8 @@ def open_run(
     without `mixed_versions`, by another version of flyspec; it says what differs.
     """
     if path is None:
-        with tempfile.TemporaryDirectory(prefix="flyspec-eval-") as folder:
-            with _open(Path(folder)) as run:
-                yield run
+        with tempfile.TemporaryDirectory(prefix="flyspec-eval-") as own, _open(Path(own)) as run:
+            yield run
         return
     file = path / SETTINGS
     before = RunSettings.read(file) if file.exists() else None
