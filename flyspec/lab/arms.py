@@ -14,16 +14,20 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from flyspec.bench.conditions import CONDITIONS, PLAIN, Condition, parse_conditions, parse_ks
+from flyspec.bench.conditions import Condition, parse_conditions, with_plain
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
-from flyspec.speculation_length import AUTO, SpeculationLength, requested
+from flyspec.speculation_length import (
+    AUTO,
+    SpeculationLength,
+    read_speculation_length,
+    requested,
+)
 from flyspec.spelling import did_you_mean
 
 _K, _DRAFTER = "num_speculative_tokens", "drafter"
-RIVAL = "rival"
 
 Grid = Sequence[tuple[str, tuple[Any, ...]]]
 """Names, as typed, with the values of each."""
@@ -114,11 +118,10 @@ def make_arms(
     `ConfigError`.
     """
     used: set[str] = set()
-    plain = _plain_condition()
+    plain, *others = with_plain(tuple(conditions))
     arms = [Arm(plain, plain.rule, 0)]
-    for condition in conditions:
-        if condition.name != PLAIN:
-            arms += _at_every_point(condition, grid, k, drafter, used)
+    for condition in others:
+        arms += _at_every_point(condition, grid, k, drafter, used)
     if unused := next((name for name, _ in grid if name not in used), None):
         raise ConfigError(
             f"--grid {unused}: no condition that is compared takes it; parameters are "
@@ -126,15 +129,18 @@ def make_arms(
         )
     found: dict[Any, Arm] = {}
     for arm in arms:
-        arm = _resolved(arm, known_rules)
-        found.setdefault(arm.key, arm)
+        whole = _resolved(arm, known_rules)
+        found.setdefault(whole.key, whole)
+    names = [arm.name for arm in found.values()]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two conditions are named {twice!r}; leave one out")
     return list(found.values())
 
 
 def rival_arm(model: str) -> Arm:
     """Return plain decoding by the rival, a smaller model, alone."""
-    plain = replace(_plain_condition(), name=f"{model} alone")
-    return Arm(plain, plain.rule, 0, rival=True)
+    (plain,) = with_plain(())
+    return Arm(replace(plain, name=f"{model} alone"), plain.rule, 0, rival=True)
 
 
 def controls_of(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
@@ -154,10 +160,6 @@ def controls_of(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 
 
 _RANDOM = (0.1, 0.3, 0.6)
-
-
-def _plain_condition() -> Condition:
-    return next(c for c in CONDITIONS if c.name == PLAIN)
 
 
 def _at_every_point(
@@ -215,9 +217,10 @@ def _value(name: str, field: str, value: str) -> Any:
     if field == _DRAFTER:
         return value
     try:
-        return parse_ks(value)[0] if field == _K else PARAMETERS[field].read(value)
+        return read_speculation_length(value) if field == _K else PARAMETERS[field].read(value)
     except ValueError as error:
-        raise ConfigError(f"--grid {name}: {value!r}: must be {error}") from None
+        reason = f"must be {error}" if field in PARAMETERS else error
+        raise ConfigError(f"--grid {name}={value}: {reason}") from None
 
 
 def _shown(field: str, value: Any) -> str:

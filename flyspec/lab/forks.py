@@ -12,7 +12,7 @@ import random
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Fork:
 
     `token` and `target_token` are the texts that the loose token and the target's complete.
     `score` is of the text with the loose token, `target_score` of that with the target's.
+    `same_rest`: the same tokens follow both.
     """
 
     task: str
@@ -60,6 +61,7 @@ class Fork:
     token: str = ""
     target_token: str = ""
     token_class: str = ""
+    same_rest: bool = False
     text: str = ""
     target_text: str = ""
     score: float | None = None
@@ -72,7 +74,7 @@ FORK_SCHEMA = schema_of(Fork)
 
 @dataclass(frozen=True)
 class ForkReport:
-    """Forks of a group: how many, the share with another text, and answers that flipped.
+    """Forks of a group: how many, the share with another rest, and answers that flipped.
 
     `by` is what they are grouped by, `group` the values. `harmful`: right with the target's token,
     wrong with the loose one; `helpful`: the other way round. `harmful_rate` is of all `forks`, with
@@ -82,7 +84,7 @@ class ForkReport:
     by: str
     group: str
     forks: int
-    differs: float
+    other_rest: float
     harmful: int
     helpful: int
     harmful_rate: float
@@ -159,10 +161,10 @@ def _quarters(
 def _group(by: str, group: str, rows: Sequence[Mapping[str, Any]]) -> ForkReport:
     pairs = [(row["score"] >= 1.0, row["target_score"] >= 1.0) for row in rows]
     harmful, helpful = pairs.count((False, True)), pairs.count((True, False))
-    differs = sum(row["text"] != row["target_text"] for row in rows)
+    other = sum(not row["same_rest"] for row in rows)
     rate = harmful / len(rows)
     interval = exact_interval(harmful, len(rows))
-    return ForkReport(by, group, len(rows), differs / len(rows), harmful, helpful, rate, *interval)
+    return ForkReport(by, group, len(rows), other / len(rows), harmful, helpful, rate, *interval)
 
 
 def _by_key(files: RowFiles) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -211,33 +213,41 @@ async def _fork(o: EvalOptions, client: AsyncClient, unit: Unit, place: Mapping[
     """Make a fork; one that fails has an error."""
     facts = {name: place[name] for name in (*FORK_KEY, "condition", "gap_nats", "entropy")}
     try:
-        text, token, score = await _way_on(o, client, unit, place, place["loose"])
-        target_text, target_token, target_score = await _way_on(
-            o, client, unit, place, place["target"]
-        )
+        way = await _way_on(o, client, unit, place, place["loose"])
+        target = await _way_on(o, client, unit, place, place["target"])
     except FlyspecError as error:
         return Fork(**facts, error=str(error))
     return Fork(
         **facts,
-        token=token,
-        target_token=target_token,
-        token_class=token_class(token),
-        text=text,
-        target_text=target_text,
-        score=score,
-        target_score=target_score,
+        token=way.token,
+        target_token=target.token,
+        token_class=token_class(way.token),
+        same_rest=way.rest == target.rest,
+        text=way.text,
+        target_text=target.text,
+        score=way.score,
+        target_score=target.score,
     )
+
+
+class _Way(NamedTuple):
+    """One way on from a fork: the whole output, the first token's text, the tokens after it."""
+
+    text: str
+    token: str
+    rest: list[int]
+    score: float
 
 
 async def _way_on(
     o: EvalOptions, client: AsyncClient, unit: Unit, place: Mapping[str, Any], token_id: int
-) -> tuple[str, str, float]:
-    """Decode exactly on after a token. Return the whole output, the token's text and the score."""
+) -> _Way:
+    """Decode exactly on after a token. Raises `FlyspecError`."""
     task = unit.task.task
     sequence = [*place["before"], token_id]
     start = place["prompt_tokens"]
     left = (o.max_tokens or task.max_tokens) - (len(sequence) - start)
-    token_ids = list(sequence)
+    rest: list[int] = []
     if left > 0:
         options = GenerateOptions(
             sampling=sampling_of(o),
@@ -246,15 +256,17 @@ async def _way_on(
             stop=tuple(task.stop),
             rule=Rule("exact"),
         )
-        token_ids += (await client.complete(sequence, options, math.inf)).token_ids
+        rest = (await client.complete(sequence, options, math.inf)).token_ids
     texts: list[str] = []
-    async for piece in client.score(token_ids):  # it tells the texts of tokens, in their context
+    async for piece in client.score(
+        [*sequence, *rest]
+    ):  # it tells the texts of tokens, in their context
         texts += piece.token_texts
     text = _cut("".join(texts[start:]), task.stop)
     score = await scored(task, unit.problem, text)
     if score is None:
         raise FlyspecError("the text has no score")
-    return text, texts[len(sequence) - 1], score.value
+    return _Way(text, texts[len(sequence) - 1], rest, score.value)
 
 
 def _cut(text: str, stop: Sequence[str]) -> str:

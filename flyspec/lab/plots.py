@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.conditions import PLAIN
-from flyspec.drawing import GREY, save
+from flyspec.drawing import GREY, powers_of_two, save
 from flyspec.lab.arms import Arm
 from flyspec.lab.compare import ConditionReport, curves_of
 from flyspec.lab.frontier import pareto_front
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "os^Dv<>p"
 _CONTROLS = ("random",)
+_WIDE = 4.0
+"""Speeds that differ by more than this are shown on a logarithmic axis."""
 _PANEL_INCHES = (5.6, 4.2)
 
 
@@ -79,9 +82,10 @@ def _panel(
     points: list[tuple[float, float]] = []
     colors = iter(_COLORS * len(arms))
     markers = iter(_MARKERS * len(arms))
-    plain = {PLAIN: [arm for arm in arms if arm.k == 0 and not arm.rival]}
-    rivals = {arm.name: [arm] for arm in arms if arm.rival and across is not _accepted}
-    for name, members in {**plain, **curves_of(arms), **rivals}.items():
+    others: dict[str, list[Arm]] = {}
+    if across is not _accepted:  # they have a token per round
+        others = {arm.name: [arm] for arm in arms if arm.k == 0}
+    for name, members in {**curves_of(arms), **others}.items():
         drawn = [
             (x, y, of[arm.name].condition)
             for arm in members
@@ -92,15 +96,14 @@ def _panel(
         if not drawn:
             continue
         drawn.sort(key=lambda point: point[0].value)
-        control = name == PLAIN or name.startswith(_CONTROLS) or name in rivals
+        control = name in others or name.startswith(_CONTROLS)
         style: dict[str, Any] = {
             "color": GREY if control else next(colors),
             "linestyle": ":" if control else "-",
             "marker": next(markers),
         }
-        _draw_curve(ax, name, [point[:2] for point in drawn], style)
-        if not control or name in rivals:
-            points += [(x.value, y.value) for x, y, _ in drawn]
+        _draw_curve(ax, name, drawn, style)
+        points += [(x.value, y.value) for x, y, _ in drawn]
     front = pareto_front(points)
     ax.plot(
         [points[i][0] for i in front], [points[i][1] for i in front],
@@ -110,16 +113,35 @@ def _panel(
         ax.axhline(1.0, color=GREY, linewidth=0.8, zorder=0)
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     ax.set_xlabel(label)
+    if points and max(x for x, _ in points) > _WIDE * min(x for x, _ in points):
+        powers_of_two(ax, (1, 2, 4, 8, 16, 32), label)
+        ax.set_xlim(*_around([x for x, _ in points]))
+
+
+def _around(values: Sequence[float]) -> tuple[float, float]:
+    return min(values) / 1.3, max(values) * 1.6
 
 
 def _draw_curve(
-    ax: Axes, name: str, points: Sequence[tuple[Interval, Interval]], style: Mapping[str, Any]
+    ax: Axes, name: str, points: Sequence[tuple[Interval, Interval, str]], style: Mapping[str, Any]
 ) -> None:
-    xs, ys = zip(*points, strict=True)
+    xs, ys, conditions = zip(*points, strict=True)
+    if len(points) > 1:
+        shared = _common_start(conditions)
+        for x, y, condition in points:
+            ax.annotate(
+                condition.removeprefix(shared), (x.value, y.value), textcoords="offset points",
+                xytext=(4, 4), fontsize=7, color=style["color"],
+            )  # fmt: skip
     ax.errorbar(
         [x.value for x in xs], [y.value for y in ys], xerr=_errors(xs), yerr=_errors(ys),
         label=name, linewidth=1.2, elinewidth=0.8, capsize=2, markersize=5, zorder=2, **style,
     )  # fmt: skip
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
+    return "".join(letters[0] for letters in alike)
 
 
 def _errors(values: Sequence[Interval]) -> list[list[float]]:

@@ -19,7 +19,7 @@ from flyspec.lab.row_files import RowFiles
 from flyspec.lab.samples import Sample, describe, key_of, made
 from flyspec.lab.settings import code_version
 from flyspec.lab.tasks import Problem, Score
-from flyspec.progress import progress
+from flyspec.progress import error_console, progress
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import SamplingParams
 
@@ -130,6 +130,8 @@ async def make_samples(
     maker = _Maker(o, target, rival)
     rest = [unit for key, unit in wanted.items() if key not in there]
     outcome = Progressed(found=len(wanted) - len(rest), left=len(rest))
+    if outcome.found:
+        error_console().print(f"{outcome.found} of {len(wanted)} texts are there already")
     queue = iter(rest)
 
     async def work(advance: Callable[[], None]) -> None:

@@ -60,8 +60,9 @@ _FLIPS: tuple[Column, ...] = (
 )
 FLIPS_NOTES = (
     "recovery >: one-sided 95 % bound; harmful: right answers of plain decoding that became wrong, "
-    "and the exact one-sided 95 % bound of their rate; helpful: wrong ones that became right; 1 "
-    "point needs: problems that would show a difference of one point, 4 times in 5"
+    "and the exact one-sided 95 % bound of their rate (with few or none, trust this one); helpful: "
+    "wrong ones that became right; 1 point needs: problems that would show a difference of one "
+    "point, 4 times in 5"
 )
 _VERSUS: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
@@ -91,7 +92,7 @@ _FORKS: tuple[Column, ...] = (
     ("by", "{.by}"),
     ("tokens", "{.group}"),
     ("forks", "{.forks}"),
-    ("other text", "{.differs:.0%}"),
+    ("other rest", "{.other_rest:.0%}"),
     ("harmful", "{.harmful}"),
     ("rate", "{.harmful_rate:.1%}"),
     ("95 %", "{0.low:.1%} to {0.high:.1%}"),
@@ -99,7 +100,8 @@ _FORKS: tuple[Column, ...] = (
 )
 FORKS_NOTES = (
     "each fork decodes exactly on from a loose token, and from the target's own token in its "
-    "place; harmful: right with the target's token, wrong with the loose one"
+    "place; other rest: other tokens follow; harmful: right with the target's token, wrong with "
+    "the loose one"
 )
 
 
