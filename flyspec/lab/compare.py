@@ -28,6 +28,7 @@ from flyspec.lab.statistics import (
     ratio,
     upper_bound,
 )
+from flyspec.rules import PARAMETERS, Rule, member_name
 
 COLUMNS = (
     *KEY, "error", "token_ids", "finish_reason", "repeats_itself", "score", "log_likelihood",
@@ -197,8 +198,8 @@ def report(answered: Answered, first: str = PLAIN) -> list[ConditionReport]:
 def equal_costs(answered: Answered) -> list[EqualCost]:
     """Compare each lossy condition with the curves of other rules, `random` first.
 
-    A curve has all conditions of a rule that differ in its parameters only, and `exact` if that was
-    compared, which every rule becomes where it accepts nothing.
+    A curve has two or more conditions of a rule (`curves_of`), or is `random`; and `exact` if that
+    was compared, which every rule becomes where it accepts nothing.
     """
     if not answered.has_answers or answered.bootstrap is None:
         return []
@@ -222,27 +223,43 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
 
 
 def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
-    """Return the arms by rule, K and drafter, plain decoding and rivals left out."""
+    """Return the arms that differ in numbers only, by what they have in common.
+
+    That is the rule with its kinds of measures, K and drafter; the name says what others differ in.
+    Plain decoding and rivals are left out.
+    """
     drafting = [arm for arm in arms if arm.k != 0 and not arm.rival]
+    of_rule = grouped((arm.rule for arm in drafting), lambda rule: rule.name)
     several = len({(arm.k, arm.drafter) for arm in drafting}) > 1
 
     def name(arm: Arm) -> str:
-        k = "auto" if arm.k is None else arm.k
-        return f"{arm.rule.name}, K = {k}, {arm.drafter}" if several else arm.rule.name
+        parts = [arm.rule.name, *_own_kinds(arm.rule, of_rule[arm.rule.name])]
+        if several:
+            parts += [f"K = {'auto' if arm.k is None else arm.k}", arm.drafter]
+        return ", ".join(parts)
 
     return grouped(drafting, name)
 
 
+def _own_kinds(rule: Rule, rules: Sequence[Rule]) -> list[str]:
+    """Return the rule's kinds of measures, where the others' are not all the same."""
+    kinds = [name for name, parameter in PARAMETERS.items() if parameter.members]
+    differ = [name for name in kinds if len({getattr(other, name) for other in rules}) > 1]
+    values = [getattr(rule, name) for name in differ]
+    return [member_name(value) for value in values if value is not None]
+
+
 def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
-    """Return the curves that have two points or more, beginning at `exact`; `random` first."""
+    """Return the curves to compare with, beginning at `exact`; `random` first."""
     exact = {(arm.k, arm.drafter): arm for arm in arms if _is_exact(arm) and arm.k != 0}
     found = {}
     for name, members in curves_of(arms).items():
         start = exact.get((members[0].k, members[0].drafter))
-        if not _is_exact(members[0]) and start is not None:
-            found[name] = [start, *members]
-        elif len(members) > 1:
-            found[name] = members
+        if _is_exact(members[0]) or (len(members) < 2 and members[0].rule.name != "random"):
+            continue
+        points = members if start is None else [start, *members]
+        if len(points) > 1:
+            found[name] = points
     return dict(sorted(found.items(), key=lambda item: not item[0].startswith("random")))
 
 

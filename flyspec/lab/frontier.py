@@ -59,7 +59,7 @@ class AtEqualSpeed:
 
 
 def at_equal_speed(bootstrap: PairedBootstrap, point: Curve, curve: Curve) -> AtEqualSpeed | None:
-    """Compare `point`, a curve of one condition, with a curve, resampling problems.
+    """Compare `point`, a curve of one condition, with a curve of two or more, resampling problems.
 
     Where a resample's point lies beyond its curve, the curve's end counts.
     """
@@ -84,12 +84,14 @@ def _range(sums: Array) -> tuple[float, float]:
 
 def _difference(sums: Array, problems: int) -> Array:
     """Return the difference in each row of sums [..., columns]."""
-    rows = np.atleast_2d(sums)
-    found = np.empty(len(rows))
-    for i, row in enumerate(rows):
-        gained, spent, quality = row[3:].reshape(3, -1)
-        speeds = gained / spent
-        order = np.argsort(speeds, kind="stable")
-        there = np.interp(_speed(row), speeds[order], quality[order])
-        found[i] = (row[2] - there) / problems
-    return found if sums.ndim > 1 else found[0]
+    x = sums[..., 0] / sums[..., 1]
+    gained, spent, quality = np.split(sums[..., 3:], 3, axis=-1)
+    order = np.argsort(gained / spent, axis=-1, kind="stable")
+    speeds = np.take_along_axis(gained / spent, order, axis=-1)
+    quality = np.take_along_axis(quality, order, axis=-1)
+    # Linear interpolation, as `np.interp` does, whose points cannot differ by row.
+    after = np.clip((speeds < x[..., None]).sum(axis=-1), 1, speeds.shape[-1] - 1)[..., None]
+    low, high = (np.take_along_axis(speeds, i, axis=-1)[..., 0] for i in (after - 1, after))
+    start, end = (np.take_along_axis(quality, i, axis=-1)[..., 0] for i in (after - 1, after))
+    part = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+    return np.asarray((sums[..., 2] - start - part * (end - start)) / problems)

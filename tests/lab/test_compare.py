@@ -182,6 +182,14 @@ def test_rules_are_compared_where_they_are_as_fast() -> None:
     assert ("fly:fly_entropy_threshold=0.2", "random") not in by_condition
 
 
+def test_a_curve_has_what_differs_in_numbers_only() -> None:
+    arms = made("exact,fuzzy,fuzzy:divergence=kl,fuzzy:divergence_threshold=0.2,fly", 1)[0]
+    curves = compare.curves_of(arms)
+    assert {name: len(of) for name, of in curves.items()} == {
+        "exact": 1, "fuzzy, js": 2, "fuzzy, kl": 1, "fly": 1,
+    }  # fmt: skip
+
+
 def test_loops_are_counted_where_the_guard_is_off_as_well() -> None:
     assert repeats_itself([5] * 48)
     assert not repeats_itself([5] * 10)

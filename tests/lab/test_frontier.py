@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from flyspec.lab.frontier import Curve, at_equal_speed, pareto_front
+from flyspec.lab.frontier import Curve, _difference, at_equal_speed, pareto_front
 from flyspec.lab.statistics import Array, PairedBootstrap
 
 
@@ -43,6 +43,17 @@ def test_a_point_is_compared_where_the_curve_is_as_fast() -> None:
     right = float(point.quality.mean())
     assert found.difference == pytest.approx(right - (1.0 - 0.5 * (8 - 5) / (10 - 5)))
     assert found.low < found.difference < found.high
+
+
+def test_lines_are_those_of_numpy() -> None:
+    rng = np.random.default_rng(3)
+    rows = rng.uniform(1, 5, (300, 3 + 3 * 4))
+    for row, found in zip(rows, _difference(rows, 10), strict=True):
+        gained, spent, quality = row[3:].reshape(3, 4)
+        order = np.argsort(gained / spent)
+        there = np.interp(row[0] / row[1], (gained / spent)[order], quality[order])
+        assert found == pytest.approx((row[2] - there) / 10)
+        assert _difference(row, 10) == found
 
 
 def test_a_curve_that_is_not_as_fast_says_nothing() -> None:

@@ -28,8 +28,10 @@ def generation(
     return Generation(
         Started("id", "target", "model", 3, [1, 2], Rule("fly"), 15),
         [Chunk("text", tokens, origins, loose_gaps_nats=gaps)],
-        Completion(FinishReason.STOP, None, 2, len(tokens), Metrics(num_rounds=2, num_loose_tokens=1),
-                   GenerationTimings(total_ns=7)),
+        Completion(
+            FinishReason.STOP, None, 2, len(tokens), Metrics(num_rounds=2, num_loose_tokens=1),
+            GenerationTimings(total_ns=7),
+        ),
         rounds,
     )  # fmt: skip
 
@@ -71,8 +73,7 @@ def sample(**known: object) -> Sample:
     facts = dict.fromkeys((f.name for f in fields(Sample)), "") | {
         "num_speculative_tokens": None, "seed": 2**64 - 1, "repeat": 0, "error": None,
     }  # fmt: skip
-    names = ("task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed",
-             "weights_fingerprint", "condition", "repeat", "category", "model", "version")  # fmt: skip
+    names = (*KEY, "condition", "repeat", "category", "model", "version")
     return Sample(**{name: facts[name] for name in names} | known)  # type: ignore[arg-type]
 
 
