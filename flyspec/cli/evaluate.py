@@ -20,7 +20,7 @@ from flyspec.lab.options import EvalOptions
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
     from flyspec.lab.evaluation import Evaluation
-    from flyspec.lab.run import Served
+    from flyspec.lab.run import ServedModel
 
 _DRAFT = "draft"
 """As `--rival`: the draft model."""
@@ -51,7 +51,7 @@ def evaluate(
 
     async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
         from flyspec.lab.evaluation import run_evaluation
-        from flyspec.lab.run import Served
+        from flyspec.lab.run import ServedModel
 
         served = await client.list_models()
         async with AsyncExitStack() as resources:
@@ -59,7 +59,7 @@ def evaluate(
                 options,
                 tasks,
                 served,
-                Served(client, served.target),
+                ServedModel(client, served.target),
                 await _rival(resources, rival, stack, connection),
                 await _drafters(stack),
                 results.output,
@@ -78,11 +78,11 @@ def _is_address(text: str) -> bool:
 
 async def _rival(
     resources: AsyncExitStack, rival: str | None, stack: Stack | None, connection: Credentials
-) -> Served | None:
+) -> ServedModel | None:
     """Return the stack that serves the rival; started here, unless it is an address."""
     from flyspec.cli.starting import shown
     from flyspec.client import AsyncClient
-    from flyspec.lab.run import Served
+    from flyspec.lab.run import ServedModel
     from flyspec.progress import error_console
 
     if rival is None:
@@ -99,7 +99,7 @@ async def _rival(
         await resources.enter_async_context(shown(second, error_console()))
         client = AsyncClient(second.address, max_retries=0)
     await resources.enter_async_context(client)
-    return Served(client, (await client.list_models()).target)
+    return ServedModel(client, (await client.list_models()).target)
 
 
 async def _drafters(stack: Stack | None) -> dict[str, str]:

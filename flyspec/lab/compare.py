@@ -28,7 +28,7 @@ from flyspec.lab.statistics import (
     ratio,
     upper_bound,
 )
-from flyspec.rules import PARAMETERS, Rule, member_name
+from flyspec.rules import PARAMETERS, Rule
 
 COLUMNS = (
     *KEY, "error", "token_ids", "finish_reason", "repeats_itself", "score", "log_likelihood",
@@ -37,6 +37,7 @@ COLUMNS = (
     "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns",
 )  # fmt: skip
 """What a report needs of the samples."""
+_WINDOW, _CONTROL = "fly_window_size", "random"
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 Row = dict[str, Any]
@@ -207,7 +208,7 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
     found = []
     for arm in answered.arms:
         for name, members in curves.items():
-            if arm.rival or arm in members or _is_exact(arm):
+            if arm.rival or arm in members or arm.rule.name in ("exact", _CONTROL):
                 continue
             at = {
                 by: at_equal_speed(
@@ -223,10 +224,10 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
 
 
 def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
-    """Return the arms that differ in numbers only, by what they have in common.
+    """Return the arms that differ in their thresholds only, by what they have in common.
 
-    That is the rule with its kinds of measures, K and drafter; the name says what others differ in.
-    Plain decoding and rivals are left out.
+    That is the rule with its kinds of measures and its window, K and drafter; the name says what
+    others differ in. Plain decoding and rivals are left out.
     """
     drafting = [arm for arm in arms if arm.k != 0 and not arm.rival]
     of_rule = grouped((arm.rule for arm in drafting), lambda rule: rule.name)
@@ -242,11 +243,15 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
 
 
 def _own_kinds(rule: Rule, rules: Sequence[Rule]) -> list[str]:
-    """Return the rule's kinds of measures, where the others' are not all the same."""
-    kinds = [name for name, parameter in PARAMETERS.items() if parameter.members]
+    """Return the rule's kinds of measures and window, where the others' are not all the same."""
+    kinds = [name for name, p in PARAMETERS.items() if p.members or name == _WINDOW]
     differ = [name for name in kinds if len({getattr(other, name) for other in rules}) > 1]
-    values = [getattr(rule, name) for name in differ]
-    return [member_name(value) for value in values if value is not None]
+    values = {name: getattr(rule, name) for name in differ}
+    return [
+        f"W = {value}" if name == _WINDOW else PARAMETERS[name].show(value)
+        for name, value in values.items()
+        if value is not None
+    ]
 
 
 def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
@@ -255,12 +260,12 @@ def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
     found = {}
     for name, members in curves_of(arms).items():
         start = exact.get((members[0].k, members[0].drafter))
-        if _is_exact(members[0]) or (len(members) < 2 and members[0].rule.name != "random"):
+        if _is_exact(members[0]) or (len(members) < 2 and members[0].rule.name != _CONTROL):
             continue
         points = members if start is None else [start, *members]
         if len(points) > 1:
             found[name] = points
-    return dict(sorted(found.items(), key=lambda item: not item[0].startswith("random")))
+    return dict(sorted(found.items(), key=lambda item: not item[0].startswith(_CONTROL)))
 
 
 def _is_exact(arm: Arm) -> bool:

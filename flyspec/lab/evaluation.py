@@ -14,7 +14,7 @@ from flyspec.lab.compare import Answered, ConditionReport, EqualCost
 from flyspec.lab.forks import ForkReport
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import Progressed, Served, make_samples, wanted_samples
+from flyspec.lab.run import Progressed, ServedModel, make_samples, wanted_samples
 from flyspec.lab.run_directory import open_run
 from flyspec.lab.settings import RunSettings, code_version, model_facts
 from flyspec.progress import error_console
@@ -36,7 +36,7 @@ class Evaluation:
         return [report for of in self.conditions.values() for report in of]
 
 
-def arms_of(o: EvalOptions, models: Models, rival: Served | None) -> list[Arm]:
+def arms_of(o: EvalOptions, models: Models, rival: ServedModel | None) -> list[Arm]:
     """Return what the options compare. Raises `ConfigError`."""
     conditions = list(o.conditions)
     if o.controls:
@@ -48,7 +48,7 @@ def arms_of(o: EvalOptions, models: Models, rival: Served | None) -> list[Arm]:
 
 
 def settings_of(
-    o: EvalOptions, tasks: Sequence[TaskProblems], served: Mapping[str, Served],
+    o: EvalOptions, tasks: Sequence[TaskProblems], served: Mapping[str, ServedModel],
     drafters: Mapping[str, str],
 ) -> RunSettings:  # fmt: skip
     return RunSettings(
@@ -68,8 +68,8 @@ async def run_evaluation(
     o: EvalOptions,
     tasks: Sequence[TaskProblems],
     models: Models,
-    target: Served,
-    rival: Served | None,
+    target: ServedModel,
+    rival: ServedModel | None,
     drafters: Mapping[str, str],
     output: Path | None,
     resume: bool,
@@ -107,7 +107,7 @@ async def run_evaluation(
 
 
 def _announced(
-    o: EvalOptions, tasks: Sequence[TaskProblems], arms: Sequence[Arm], target: Served
+    o: EvalOptions, tasks: Sequence[TaskProblems], arms: Sequence[Arm], target: ServedModel
 ) -> str:
     problems = ", ".join(f"{len(task.problems)} of {task.name}" for task in tasks)
     seeds = f", {o.seeds} texts each," if o.seeds > 1 else ""

@@ -102,7 +102,7 @@ def _panel(
             "linestyle": ":" if control else "-",
             "marker": next(markers),
         }
-        _draw_curve(ax, name, drawn, style)
+        _draw_curve(ax, name, drawn, style, across is _accepted)
         points += [(x.value, y.value) for x, y, _ in drawn]
     front = pareto_front(points)
     ax.plot(
@@ -123,10 +123,11 @@ def _around(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _draw_curve(
-    ax: Axes, name: str, points: Sequence[tuple[Interval, Interval, str]], style: Mapping[str, Any]
-) -> None:
+    ax: Axes, name: str, points: Sequence[tuple[Interval, Interval, str]],
+    style: Mapping[str, Any], labelled: bool,
+) -> None:  # fmt: skip
     xs, ys, conditions = zip(*points, strict=True)
-    if len(points) > 1:
+    if labelled and len(points) > 1:
         shared = _common_start(conditions)
         for x, y, condition in points:
             ax.annotate(
@@ -140,8 +141,10 @@ def _draw_curve(
 
 
 def _common_start(texts: Sequence[str]) -> str:
+    """Return what texts begin with, up to the end of a word."""
     alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False))
-    return "".join(letters[0] for letters in alike)
+    start = "".join(letters[0] for letters in alike)
+    return start[: max(start.rfind(" "), start.rfind("=")) + 1]
 
 
 def _errors(values: Sequence[Interval]) -> list[list[float]]:

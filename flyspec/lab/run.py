@@ -16,7 +16,7 @@ from flyspec.lab.arms import Arm
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.row_files import RowFiles
-from flyspec.lab.samples import Sample, describe, key_of, made
+from flyspec.lab.samples import TaskSample, describe, key_of, made
 from flyspec.lab.settings import code_version
 from flyspec.lab.tasks import Problem, Score
 from flyspec.progress import error_console, progress
@@ -30,7 +30,7 @@ _REPEAT_STRIDE = 1 << 32
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedModel:
     """A stack to generate with, and the model that is its target."""
 
     client: AsyncClient
@@ -100,9 +100,9 @@ def wanted_samples(
     return found
 
 
-def _blank(unit: Unit, o: EvalOptions, model: ModelInfo) -> Sample:
+def _blank(unit: Unit, o: EvalOptions, model: ModelInfo) -> TaskSample:
     """Return a sample without what generating it tells."""
-    return Sample(
+    return TaskSample(
         task=unit.task.name,
         prompt_id=unit.problem.prompt_id,
         rule=unit.arm.rule_json,
@@ -119,7 +119,7 @@ def _blank(unit: Unit, o: EvalOptions, model: ModelInfo) -> Sample:
 
 
 async def make_samples(
-    o: EvalOptions, wanted: Wanted, target: Served, rival: Served | None, files: RowFiles
+    o: EvalOptions, wanted: Wanted, target: ServedModel, rival: ServedModel | None, files: RowFiles
 ) -> Progressed:
     """Make what is wanted and not in `files`, `concurrency` at a time, and append it there.
 
@@ -148,7 +148,7 @@ async def make_samples(
     return outcome
 
 
-def _count(outcome: Progressed, sample: Sample, lost: bool) -> None:
+def _count(outcome: Progressed, sample: TaskSample, lost: bool) -> None:
     outcome.left -= 1
     outcome.in_a_row = outcome.in_a_row + 1 if lost else 0
     if sample.error is None:
@@ -163,11 +163,11 @@ def _count(outcome: Progressed, sample: Sample, lost: bool) -> None:
 class _Maker:
     """Makes one sample at a time, or several at once."""
 
-    def __init__(self, o: EvalOptions, target: Served, rival: Served | None) -> None:
+    def __init__(self, o: EvalOptions, target: ServedModel, rival: ServedModel | None) -> None:
         self._o, self._target, self._rival = o, target, rival
         self._likelihoods: dict[tuple[tuple[int, ...], tuple[int, ...]], asyncio.Task[float]] = {}
 
-    async def make(self, unit: Unit) -> tuple[Sample, bool]:
+    async def make(self, unit: Unit) -> tuple[TaskSample, bool]:
         """Return the sample, or a failed one, and whether it failed for lack of a server."""
         blank = _blank(unit, self._o, self._served(unit).model)
         try:
@@ -177,7 +177,7 @@ class _Maker:
         except FlyspecError as error:
             return replace(blank, error=str(error)), False
 
-    def _served(self, unit: Unit) -> Served:
+    def _served(self, unit: Unit) -> ServedModel:
         if not unit.arm.rival:
             return self._target
         assert self._rival is not None

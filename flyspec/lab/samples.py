@@ -55,7 +55,7 @@ class LooseTokens:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TaskSample:
     """One row. Its columns are these fields, and those of the dataclasses among them.
 
     `rule` is JSON with all parameters; `num_speculative_tokens` the requested K, null if it adapts.
@@ -131,7 +131,7 @@ def _arrow(hint: Any) -> Any:
     return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[hint]
 
 
-SCHEMA = schema_of(Sample)
+SCHEMA = schema_of(TaskSample)
 
 
 def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -150,7 +150,7 @@ def made(files: RowFiles) -> set[tuple[Any, ...]]:
 
 
 def describe(generation: Generation) -> dict[str, Any]:
-    """Return the fields of a `Sample` that a generation tells."""
+    """Return the fields of a `TaskSample` that a generation tells."""
     completion = generation.completion
     return {
         "text": generation.text,

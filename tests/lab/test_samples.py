@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from flyspec.client import Chunk, Completion, Generation, GenerationTimings, Started
 from flyspec.client import SpeculationMetrics as Metrics
-from flyspec.lab.samples import KEY, SCHEMA, LooseTokens, Sample, describe, latest, schema_of
+from flyspec.lab.samples import KEY, SCHEMA, LooseTokens, TaskSample, describe, latest, schema_of
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason, RoundRecord
 from flyspec.values.rounds import Decision, Outcome
@@ -69,12 +69,12 @@ def test_what_no_round_tells_is_unknown() -> None:
     assert math.isnan(found.loose_entropies[0])
 
 
-def sample(**known: object) -> Sample:
-    facts = dict.fromkeys((f.name for f in fields(Sample)), "") | {
+def sample(**known: object) -> TaskSample:
+    facts = dict.fromkeys((f.name for f in fields(TaskSample)), "") | {
         "num_speculative_tokens": None, "seed": 2**64 - 1, "repeat": 0, "error": None,
     }  # fmt: skip
     names = (*KEY, "condition", "repeat", "category", "model", "version")
-    return Sample(**{name: facts[name] for name in names} | known)  # type: ignore[arg-type]
+    return TaskSample(**{name: facts[name] for name in names} | known)  # type: ignore[arg-type]
 
 
 def test_a_row_has_every_column_and_can_be_stored() -> None:
@@ -92,7 +92,7 @@ def test_a_row_has_every_column_and_can_be_stored() -> None:
 def test_columns_come_from_the_fields() -> None:
     declared = {f.name for kind in (Metrics, GenerationTimings, LooseTokens) for f in fields(kind)}
     assert declared <= set(SCHEMA.names)
-    assert schema_of(Sample) == SCHEMA
+    assert schema_of(TaskSample) == SCHEMA
 
 
 def test_of_equal_keys_the_last_row_counts() -> None:
