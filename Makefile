@@ -8,8 +8,8 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test \
-	gpu-test gpu-bench gpu-wheels bench-engine check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test \
+	gpu-test gpu-bench gpu-wheels bench-engine bench-harness check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -68,7 +68,11 @@ prometheus: ## install Prometheus for the tests (root on Debian)
 	@echo "== Prometheus"
 	@sh tests/install.sh "rules, alerts and dashboards will NOT be checked" "prometheus promtool" prometheus
 
-unit: $(VENV)/.installed-dev prometheus
+bubblewrap: ## install the sandbox in which generated code is tested (root on Debian)
+	@echo "== bubblewrap"
+	@sh tests/install.sh "no generated code will be run, so the sandbox will NOT be tested" bwrap bubblewrap
+
+unit: $(VENV)/.installed-dev prometheus bubblewrap
 	@echo "== pytest"
 	@$(BIN)/python -m pytest -m "not full and not gpu and not clients and not docs" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
@@ -135,7 +139,7 @@ docs: $(SITE)/venv/.installed ## build the site of the documentation in build/si
 		-d $(SITE)/doctrees $(SITE)/source $(SITE)/html
 	@echo "$(SITE)/html/index.html"
 
-test-full: $(VENV)/.installed-dev prometheus ## run every test in its long form (hours)
+test-full: $(VENV)/.installed-dev prometheus bubblewrap ## run every test in its long form (hours)
 	@$(BIN)/python -m pytest -m "not gpu and not clients and not docs" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
 
 # Either runs without the virtual environment, too, for example GPU_PYTHON=python3: docs/gpu.md.
@@ -175,6 +179,9 @@ check-exact: $(VENV)/.installed ## compare exact with transformers and with plai
 	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
+
+bench-harness: $(CLIENTS)/.installed ## measure each rule's accuracy with lm-evaluation-harness (needs npm)
+	@$(BIN)/python -m bench.harness $(ARGS)
 
 check-accuracy: $(VENV)/.installed-dev ## measure each rule's accuracy on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)

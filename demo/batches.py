@@ -121,8 +121,10 @@ def _pack(rows: list[Row], length: int, count: int) -> list[list[Row]]:
 class Batches:
     """The batches of all steps."""
 
-    def __init__(self, tokenizer: Tokenizer, seed: int, code: Sequence[str]) -> None:
-        self._tokenizer, self._seed = tokenizer, seed
+    def __init__(
+        self, tokenizer: Tokenizer, seed: int, code: Sequence[str], zipf: bool = False
+    ) -> None:
+        self._tokenizer, self._seed, self._zipf = tokenizer, seed, zipf
         self._bos = tokenizer.token_to_id(corpus.BOS)
         eos = tokenizer.token_to_id(corpus.EOS)
         encodings = tokenizer.encode_batch(list(code), add_special_tokens=False)
@@ -155,7 +157,8 @@ class Batches:
         seed = f"train-{self._seed}-{step}"
         if mix.problems:
             ratio = mix.length / (135 if self._tokenizer.get_vocab_size() > 1000 else 480)
-            drawn = problems(seed, int(mix.problems * ratio * 1.15) + 4, hard=mix.hard)
+            count = int(mix.problems * ratio * 1.15) + 4
+            drawn = problems(seed, count, hard=mix.hard, zipf=self._zipf)
             texts = [corpus.chat_text(problem) for problem in drawn]
             encoded = _encode(self._tokenizer, texts, copying=mix.copying)
             packed += _pack(encoded, mix.length, mix.problems)

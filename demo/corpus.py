@@ -8,19 +8,21 @@ standard library, so its version is part of the recipe (`python_version`). No to
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import platform
 import random
 import re
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from flyspec.word_problems import Problem, problems
+from flyspec.word_problems import WordProblem, problems
 from flyspec.word_problems.families import LIMIT
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -52,7 +54,7 @@ def chat_prompt(question: str) -> str:
     return f"{BOS}{USER}{question.strip()}{END}{ASSISTANT}"
 
 
-def chat_text(problem: Problem) -> str:
+def chat_text(problem: WordProblem) -> str:
     """Return a problem's full text for training."""
     return f"{chat_prompt(problem.question)}{problem.solution}{END}"
 
@@ -112,6 +114,17 @@ def python_files() -> dict[str, str]:
     return found
 
 
+def prose(source: str) -> str:
+    """Return a Python file's docstrings of more than one line, as paragraphs of English."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node) or ""
+            if "\n" in text:
+                found.append(text)
+    return "\n\n".join(found)
+
+
 def is_held_out(path: str) -> bool:
     """Whether a file is held out from training, by the hash of its path."""
     digest = hashlib.sha256(path.encode()).digest()
@@ -120,7 +133,16 @@ def is_held_out(path: str) -> bool:
 
 def code_split() -> tuple[list[str], list[str]]:
     """Return the standard library's source: training texts and held-out texts."""
-    files = python_files()
+    return _split(python_files())
+
+
+def prose_split() -> tuple[list[str], list[str]]:
+    """Return its English prose likewise: the docstrings of each file."""
+    texts = {path: prose(source) for path, source in python_files().items()}
+    return _split({path: text for path, text in texts.items() if text})
+
+
+def _split(files: Mapping[str, str]) -> tuple[list[str], list[str]]:
     train = [text for path, text in files.items() if not is_held_out(path)]
     return train, [text for path, text in files.items() if is_held_out(path)]
 

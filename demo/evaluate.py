@@ -24,7 +24,7 @@ from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.flags import Flag
 from flyspec.tables import markdown
-from flyspec.word_problems import Problem
+from flyspec.word_problems import WordProblem
 
 Threads = Annotated[int, Flag("CPU threads.", min=1)]
 THRESHOLD = 0.3  # for both entropy measures, as in FLy's presets
@@ -93,7 +93,7 @@ def continuations(
     return results
 
 
-def encode_prompts(tokenizer: Tokenizer, problems: Sequence[Problem]) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, problems: Sequence[WordProblem]) -> list[list[int]]:
     texts = [corpus.chat_prompt(problem.question) for problem in problems]
     return [e.ids for e in tokenizer.encode_batch(texts, add_special_tokens=False)]
 
@@ -108,7 +108,7 @@ def read_answers(tokenizer: Tokenizer, outputs: Sequence[Sequence[int]]) -> list
 
 
 def answers(
-    model: LlamaForCausalLM, tokenizer: Tokenizer, problems: Sequence[Problem]
+    model: LlamaForCausalLM, tokenizer: Tokenizer, problems: Sequence[WordProblem]
 ) -> list[int | None]:
     limit = 220 if tokenizer.get_vocab_size() > 1000 else 900
     outputs = continuations(model, encode_prompts(tokenizer, problems), limit)

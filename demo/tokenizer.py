@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerFast
 
 from demo import corpus
 
-VOCAB_SIZE = 4096
 MAX_LENGTH = 4096
 
 
@@ -29,8 +28,8 @@ def _finish(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def train_bpe(texts: Iterable[str]) -> Tokenizer:
-    """Train BPE on the texts; special tokens have the ids 0 to 5."""
+def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Train BPE of so many tokens on the texts; special tokens have the ids 0 to 5."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -39,7 +38,7 @@ def train_bpe(texts: Iterable[str]) -> Tokenizer:
         ]
     )
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         special_tokens=list(corpus.SPECIAL_TOKENS),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,

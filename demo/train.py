@@ -1,9 +1,9 @@
-"""`python -m demo.train`: trains the bundled models from scratch."""
+"""`python -m demo.train`: trains models from scratch, the bundled ones or the second pair."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,85 +13,16 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from demo import corpus
-from demo.batches import Batch, Batches, Mix
+from demo.batches import Batch, Batches
 from demo.evaluate import Threads, answers
+from demo.recipes import PAIRS, Pair, Recipe
 from demo.tokenizer import build_bytes, save, train_bpe
 from flyspec.bundled import MODELS
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
+from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.word_problems import problems
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Size and training of one model."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    phases: tuple[tuple[float, Mix], ...]  # rows, up to that fraction of the training
-    steps: int
-    minutes: float
-    muon_lr: float
-    adam_lr: float
-    long: Mix | None = None  # replaces every 16th batch
-    distilled: bool = False
-
-
-_DRAFT = Recipe(
-    hidden=128,
-    intermediate=384,
-    layers=2,
-    heads=4,
-    kv_heads=4,
-    head_size=32,
-    phases=(
-        (0.3, Mix(256, problems=15, drills=4, code=5, copying=True)),
-        (1.0, Mix(256, problems=18, drills=1, code=5, copying=True)),
-    ),
-    steps=1225,
-    minutes=12,
-    muon_lr=2e-2,
-    adam_lr=4e-3,
-    distilled=True,
-)
-RECIPES = {
-    "target": Recipe(
-        hidden=384,
-        intermediate=1024,
-        layers=6,
-        heads=8,
-        kv_heads=4,
-        head_size=64,
-        phases=(
-            (0.3, Mix(256, problems=11, drills=6, code=7)),  # the arithmetic is learnt first
-            (0.6, Mix(256, problems=15, drills=1, code=8, copying=True)),
-            (0.745, Mix(256, problems=19, drills=1, code=4, copying=True)),
-            (1.0, Mix(256, problems=21, drills=1, code=2, copying=True, hard=True)),
-        ),
-        long=Mix(1024, problems=0, drills=0, code=6),
-        steps=3600,
-        minutes=90,
-        muon_lr=1e-2,
-        adam_lr=2e-3,
-    ),
-    "draft": _DRAFT,
-    "draft-bytes": replace(
-        _DRAFT,
-        layers=4,
-        phases=(
-            (0.3, Mix(640, problems=9, drills=4, code=3, copying=True)),
-            (1.0, Mix(640, problems=12, drills=1, code=3, copying=True)),
-        ),
-        steps=1500,
-        minutes=7,
-        distilled=False,
-    ),
-}
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
@@ -119,7 +50,7 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     return model
 
 
-def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokenizer:
+def get_tokenizer(what: str, pair: Pair, texts: list[str], seed: int, folder: Path) -> Tokenizer:
     """Return the model's tokenizer: new for target and bytes, the target's for the draft."""
     path = folder / what / "tokenizer.json"
     if what == "draft":
@@ -128,8 +59,8 @@ def get_tokenizer(what: str, code: list[str], seed: int, folder: Path) -> Tokeni
         return build_bytes()
     if path.exists():
         return Tokenizer.from_file(str(path))
-    drawn = [corpus.chat_text(p) for p in problems(f"tokenizer-{seed}", 12_000)]
-    return train_bpe([*drawn, *code])
+    drawn = problems(f"tokenizer-{seed}", 12_000, zipf=pair.zipf)
+    return train_bpe([*map(corpus.chat_text, drawn), *texts], pair.vocab_size)
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
@@ -293,6 +224,7 @@ class Trainer:
 class TrainOptions:
     """What to train, and for how long."""
 
+    pair: Annotated[Literal["bundled", "study"], Flag("Pair of models.")] = "bundled"
     what: Annotated[Literal["target", "draft", "draft-bytes", "all"], Flag(
         "Model to train.",
     )] = "all"
@@ -306,24 +238,24 @@ class TrainOptions:
     every: Annotated[float, Flag("Minutes between checkpoints.", min=0)] = 5.0
     plain: Annotated[bool, Flag("Train the draft model without a teacher.")] = False
     threads: Threads = 2
-    models: Annotated[Path, Flag(
-        "Folder to write the models to.", default="the bundled ones",
-    )] = MODELS
+    models: Annotated[Path | None, Flag(
+        "Folder to write the models to.", default="the bundled ones; required for other pairs",
+    )] = None
     checkpoints: Annotated[Path, Flag("Folder for checkpoints.")] = Path("out")
     # fmt: on
 
 
-def train(what: str, o: TrainOptions) -> None:
-    recipe = RECIPES[what]
-    code, _ = corpus.code_split()
-    tokenizer = get_tokenizer(what, code, o.seed, o.models)
-    save(tokenizer, o.models / what)
-    batches = Batches(tokenizer, o.seed, code)
-    print(f"{what}: {corpus.python_version()}, {batches.code_tokens} tokens of code", flush=True)
+def train(what: str, pair: Pair, models: Path, o: TrainOptions) -> None:
+    recipe = pair.recipes[what]
+    texts, _ = pair.split()
+    tokenizer = get_tokenizer(what, pair, texts, o.seed, models)
+    save(tokenizer, models / what)
+    batches = Batches(tokenizer, o.seed, texts, pair.zipf)
+    print(f"{what}: {corpus.python_version()}, {batches.code_tokens} tokens of texts", flush=True)
     teacher = None
     if recipe.distilled and not o.plain:
         teacher = LlamaForCausalLM.from_pretrained(
-            o.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
+            models / "target", dtype=torch.bfloat16, attn_implementation="eager"
         )
     trainer = Trainer(
         what,
@@ -337,20 +269,28 @@ def train(what: str, o: TrainOptions) -> None:
     count = sum(p.numel() for p in trainer.model.parameters())
     print(f"{what}: {count} parameters", flush=True)
     trainer.run(o.steps or recipe.steps, o.minutes or recipe.minutes, o.every)
-    save_model(trainer.model, tokenizer, o.models / what)
+    save_model(trainer.model, tokenizer, models / what)
     print(f"{what}: saved after {trainer.step} steps, {trainer.tokens} tokens", flush=True)
 
 
 @with_flags
 def train_models(options: TrainOptions) -> None:
-    """Train the bundled models from scratch: tokenizers, target, draft and byte-level draft.
+    """Train a pair of models from scratch: tokenizers, target, draft, and byte-level draft if any.
 
     All randomness depends on the seed. The schedule has --steps steps; on slow machines --minutes
     ends it earlier, with the learning rate decaying accordingly.
     """
+    pair = PAIRS[options.pair]
+    if options.what not in ("all", *pair.recipes):
+        raise ConfigError(f"--what: the {options.pair} pair has no {options.what}")
+    models = options.models
+    if models is None:
+        if options.pair != "bundled":
+            raise ConfigError(f"--models: name a folder for the {options.pair} pair")
+        models = MODELS
     torch.set_num_threads(options.threads)
-    for what in RECIPES if options.what == "all" else [options.what]:
-        train(what, options)
+    for what in pair.recipes if options.what == "all" else [options.what]:
+        train(what, pair, models, options)
 
 
 if __name__ == "__main__":

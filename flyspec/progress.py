@@ -73,11 +73,14 @@ def progress_bar(console: Console) -> Bar:
 
 
 @contextmanager
-def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a bar while the context is open; yield the function to call after each of its steps."""
+def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
+    """Show a bar while the context is open; yield the function to call after each of its steps.
+
+    It may be told how many steps were made.
+    """
     with progress_bar(error_console()) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
+        yield lambda count=1: bar.advance(task, count)
 
 
 @contextmanager

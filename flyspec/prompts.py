@@ -92,7 +92,7 @@ def read_prompts(name: str, limit: int | None = None) -> list[Prompt]:
     """Read the first `limit` prompts of a file. Raises `ConfigError` with file and line."""
     label = "standard input" if name == "-" else name
     prompts: list[Prompt] = []
-    for prompt in parse_prompts(_read(name, label), label):
+    for prompt in parse_prompts(read_text(name, label), label):
         prompts.append(prompt)
         if limit is not None and len(prompts) >= limit:
             break
@@ -104,57 +104,14 @@ def read_prompts(name: str, limit: int | None = None) -> list[Prompt]:
 def read_raw_prompt(name: str) -> Prompt:
     """Read a file as one prompt, unchanged. Raises `ConfigError`."""
     label = "standard input" if name == "-" else name
-    text = _read(name, label)
+    text = read_text(name, label)
     if not text:
         raise ConfigError(f"{label}: is empty; give at least one character")
     return Prompt(text, "plain", None, label)
 
 
-def parse_prompts(text: str, label: str) -> Iterator[Prompt]:
-    """Yield the prompts in a file's text; `label` names it in errors."""
-    start = text.lstrip()
-    if start.startswith("["):
-        try:
-            rows = json.loads(start)
-        except json.JSONDecodeError:
-            rows = None  # plain text may start with a bracket
-        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
-            for i, row in enumerate(rows, 1):
-                yield _from_row(row, f"{label}: entry {i}")
-            return
-    # Not splitlines(): JSON strings may contain other Unicode line separators.
-    numbered = enumerate((line.rstrip("\r") for line in text.split("\n")), 1)
-    lines = [(number, line) for number, line in numbered if line.strip()]
-    if lines and _is_json_object(lines[0][1]):
-        for number, line in lines:
-            where = f"{label}: line {number}"
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ConfigError(
-                    f"{where}: not JSON: {error.msg} (column {error.colno})"
-                ) from None
-            yield _from_row(row, where)
-    elif lines and all(_MGSM_LINE.fullmatch(line) for _, line in lines):
-        for number, line in lines:
-            question, answer = line.rsplit("\t", 1)
-            yield Prompt(question, "mgsm", normal_number(answer), f"{label}: line {number}")
-    else:
-        for number, line in lines:
-            yield Prompt(line, "plain", None, f"{label}: line {number}")
-
-
-def normal_number(text: str) -> str:
-    """Normalize a number for comparison: no thousands separators, no trailing zeros."""
-    digits = text.strip().replace(",", "").rstrip(".")
-    try:
-        value = float(digits)
-    except ValueError:
-        return digits
-    return str(int(value)) if value.is_integer() else str(value)
-
-
-def _read(name: str, label: str) -> str:
+def read_text(name: str, label: str) -> str:
+    """Return a file's text, unpacked if need be. Raises `ConfigError`; `label` names it there."""
     data = b""
     try:
         data = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
@@ -167,6 +124,64 @@ def _read(name: str, label: str) -> str:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{label}: cannot be read: {reason}") from None
+
+
+def parse_prompts(text: str, label: str) -> Iterator[Prompt]:
+    """Yield the prompts in a file's text; `label` names it in errors."""
+    rows = parse_rows(text, label)
+    if rows is not None:
+        for row, where in rows:
+            yield _from_row(row, where)
+        return
+    lines = _lines(text)
+    if lines and all(_MGSM_LINE.fullmatch(line) for _, line in lines):
+        for number, line in lines:
+            question, answer = line.rsplit("\t", 1)
+            yield Prompt(question, "mgsm", normal_number(answer), f"{label}: line {number}")
+    else:
+        for number, line in lines:
+            yield Prompt(line, "plain", None, f"{label}: line {number}")
+
+
+def parse_rows(text: str, label: str) -> Iterator[tuple[Any, str]] | None:
+    """Return the rows of a JSON array or of JSON lines, each with its location; else None."""
+    start = text.lstrip()
+    if start.startswith("["):
+        try:
+            rows = json.loads(start)
+        except json.JSONDecodeError:
+            return None  # plain text may start with a bracket
+        if isinstance(rows, list) and rows and isinstance(rows[0], dict):
+            return ((row, f"{label}: entry {i}") for i, row in enumerate(rows, 1))
+        return None
+    lines = _lines(text)
+    if lines and _is_json_object(lines[0][1]):
+        return (_from_json(line, f"{label}: line {number}") for number, line in lines)
+    return None
+
+
+def normal_number(text: str) -> str:
+    """Normalize a number for comparison: no thousands separators, no trailing zeros."""
+    digits = text.strip().replace(",", "").rstrip(".")
+    try:
+        value = float(digits)
+    except ValueError:
+        return digits
+    return str(int(value)) if value.is_integer() else str(value)
+
+
+def _lines(text: str) -> list[tuple[int, str]]:
+    """Return the lines that are not blank, with their numbers."""
+    # Not splitlines(): JSON strings may contain other Unicode line separators.
+    numbered = enumerate((line.rstrip("\r") for line in text.split("\n")), 1)
+    return [(number, line) for number, line in numbered if line.strip()]
+
+
+def _from_json(line: str, where: str) -> tuple[Any, str]:
+    try:
+        return json.loads(line), where
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON: {error.msg} (column {error.colno})") from None
 
 
 def _is_json_object(line: str) -> bool:

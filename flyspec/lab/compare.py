@@ -29,15 +29,17 @@ from flyspec.lab.statistics import (
     upper_bound,
 )
 from flyspec.rules import PARAMETERS, Rule
+from flyspec.rules.presets import RULE_PRESETS
 
 COLUMNS = (
-    *KEY, "error", "token_ids", "finish_reason", "repeats_itself", "score", "log_likelihood",
+    *KEY, "error", "token_ids", "finish_reason", "loop_token_index",
+    "loop_guard_token_index", "distinct_2", "broken_ending", "score", "log_likelihood",
     "num_tokens", "loose_gaps_nats", "num_rounds", "num_spec_steps", "num_accepted_draft_tokens",
     "num_loose_tokens", "loose_cost_nats", "num_rejected_tokens", "rejected_cost_nats",
     "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns",
 )  # fmt: skip
 """What a report needs of the samples."""
-_WINDOW, _CONTROL = "fly_window_size", "random"
+_WINDOW = "fly_window_size"
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
 Row = dict[str, Any]
@@ -79,9 +81,11 @@ class ConditionReport:
     answers; then `log_likelihood_per_token` is known, in nats. Gaps are means in nats, None if
     there was no such token. `loops` counts texts that repeat themselves by the loop guard's
     criterion, whether it was on or not; `loop_rate_upper` is the exact one-sided 95 % bound.
+    `distinct_2` (a mean) and `broken_endings` are as in `flyspec.lab.describe`.
     `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
-    per second of a request, one of `concurrency` at a time, and `speed_ratio` its ratio to `exact`
-    (`plain` where that was not compared). `failed` samples are left out everywhere.
+    per second of a request, one of `concurrency` at a time, and `speed_ratio` its ratio to that of
+    `speed_base`: `exact` with the same K and drafter, or plain decoding where that was not
+    compared. `failed` samples are left out everywhere.
     """
 
     task: str
@@ -108,9 +112,12 @@ class ConditionReport:
     rollbacks: int
     loops: int
     loop_rate_upper: float
+    distinct_2: float | None
+    broken_endings: int
     distribution_bytes_per_round: float
     round_bytes_per_round: float
     speed: float
+    speed_base: str | None
     speed_ratio: Interval | None
     same_as_plain: int
     cut_off: int
@@ -208,7 +215,7 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
     found = []
     for arm in answered.arms:
         for name, members in curves.items():
-            if arm.rival or arm in members or arm.rule.name in ("exact", _CONTROL):
+            if arm.rival or arm in members or _is_exact(arm) or is_control(arm):
                 continue
             at = {
                 by: at_equal_speed(
@@ -260,16 +267,23 @@ def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
     found = {}
     for name, members in curves_of(arms).items():
         start = exact.get((members[0].k, members[0].drafter))
-        if _is_exact(members[0]) or (len(members) < 2 and members[0].rule.name != _CONTROL):
+        if _is_exact(members[0]) or (len(members) < 2 and not is_control(members[0])):
             continue
         points = members if start is None else [start, *members]
         if len(points) > 1:
             found[name] = points
-    return dict(sorted(found.items(), key=lambda item: not item[0].startswith(_CONTROL)))
+    return dict(sorted(found.items(), key=lambda item: not is_control(item[1][-1])))
 
 
 def _is_exact(arm: Arm) -> bool:
-    return arm.rule.name == "exact"
+    preset = RULE_PRESETS.get(arm.rule.name)
+    return preset is not None and preset.token_exact
+
+
+def is_control(arm: Arm) -> bool:
+    """Whether it accepts at random, as what other rules have to be better than."""
+    preset = RULE_PRESETS.get(arm.rule.name)
+    return preset is not None and preset.criterion == "random"
 
 
 def _curve(answered: Answered, arms: Sequence[Arm], spent: str) -> Curve:
@@ -289,9 +303,13 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
     samples, tokens = len(rows), int(total("num_tokens"))
     steps, rounds = total("num_spec_steps"), max(1.0, total("num_rounds"))
     loose, rejected = int(total("num_loose_tokens")), int(total("num_rejected_tokens"))
-    loops = sum(row["repeats_itself"] for row in rows)
+    loops = sum(
+        row["loop_token_index"] is not None or row["loop_guard_token_index"] is not None
+        for row in rows
+    )
     accepted = _interval(answered, ratio, (name, "num_tokens"), (name, "num_rounds"))
     plain = answered.rows.get(PLAIN)
+    base = _speed_base(answered, name)
     return ConditionReport(
         task=answered.task,
         condition=name,
@@ -316,10 +334,13 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         rollbacks=int(total("num_rollbacks")),
         loops=loops,
         loop_rate_upper=upper_bound(loops, samples),
+        distinct_2=_mean([row["distinct_2"] for row in rows]),
+        broken_endings=sum(row["broken_ending"] is not None for row in rows),
         distribution_bytes_per_round=total("distribution_bytes") / max(1.0, steps),
         round_bytes_per_round=total("round_bytes") / rounds,
         speed=tokens / max(1e-9, total("total_ns") / 1e9),
-        speed_ratio=_speed_ratio(answered, name),
+        speed_base=base,
+        speed_ratio=None if base is None else _speed_ratio(answered, name, base),
         same_as_plain=sum(
             row["token_ids"] == p["token_ids"] for row, p in zip(rows, plain or (), strict=False)
         ),
@@ -354,10 +375,17 @@ def _right(answered: Answered, name: str) -> NDArray[np.bool_]:
     return answered.column(name, "score")[answered.first] >= 1.0
 
 
-def _speed_ratio(answered: Answered, name: str) -> Interval | None:
-    base = next((n for n in ("exact", PLAIN) if n in answered.rows), None)
-    if base is None or name == base:
-        return None
+def _speed_base(answered: Answered, name: str) -> str | None:
+    """Return the condition that a speed is relative to; None if it is that one itself."""
+    (arm,) = (arm for arm in answered.arms if arm.name == name)
+    exact = [other for other in answered.arms if _is_exact(other) and other.k != 0]
+    alike = [o.name for o in exact if (o.k, o.drafter) == (arm.k, arm.drafter)]
+    plain = [PLAIN] if PLAIN in answered.rows else []
+    base = next(iter([*alike, *(o.name for o in exact[:1]), *plain]), None)
+    return None if base == name else base
+
+
+def _speed_ratio(answered: Answered, name: str, base: str) -> Interval | None:
     columns = [(name, "num_tokens"), (name, "total_ns"), (base, "num_tokens"), (base, "total_ns")]
     return _interval(answered, lambda s: s[..., 0] / s[..., 1] / (s[..., 2] / s[..., 3]), *columns)
 
@@ -398,6 +426,11 @@ def _interval(answered: Answered, statistic: Any, *columns: tuple[str, str]) -> 
     return answered.bootstrap.interval(
         answered.per_problem(*(values(*column) for column in columns)), statistic
     )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...] | None:

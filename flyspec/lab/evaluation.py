@@ -109,6 +109,6 @@ async def run_evaluation(
 def _announced(
     o: EvalOptions, tasks: Sequence[TaskProblems], arms: Sequence[Arm], target: ServedModel
 ) -> str:
-    problems = ", ".join(f"{len(task.problems)} of {task.name}" for task in tasks)
+    problems = ", ".join(f"{task.name} ({len(task.problems)} problems)" for task in tasks)
     seeds = f", {o.seeds} texts each," if o.seeds > 1 else ""
-    return f"problems: {problems};{seeds} {len(arms)} conditions on {target.model.name}"
+    return f"{problems}:{seeds} {len(arms)} conditions on {target.model.name}"

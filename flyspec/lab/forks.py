@@ -262,13 +262,8 @@ async def _way_on(
         [*sequence, *rest]
     ):  # it tells the texts of tokens, in their context
         texts += piece.token_texts
-    text = _cut("".join(texts[start:]), task.stop)
+    text = task.until_stop("".join(texts[start:]))
     score = await scored(task, unit.problem, text)
     if score is None:
         raise FlyspecError("the text has no score")
     return _Way(text, texts[len(sequence) - 1], rest, score.value)
-
-
-def _cut(text: str, stop: Sequence[str]) -> str:
-    """Return the text up to the first stop string."""
-    return text[: min((text.index(s) for s in stop if s in text), default=len(text))]

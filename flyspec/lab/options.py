@@ -42,6 +42,9 @@ class EvalOptions:
     num_shots: Annotated[int | None, Flag(
         "Examples before each question.", min=0, default="as in the task's benchmark",
     )] = None
+    allow_code_execution: Annotated[bool, Flag(
+        "Let tasks score answers by running generated code, in a sandbox.",
+    )] = False
     problems: Problems = 100
     problem_seed: ProblemSeed = 7
     prompt_file: Annotated[str | None, Flag(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flyspec.bench.conditions import PLAIN
 from flyspec.drawing import GREY, powers_of_two, save
 from flyspec.lab.arms import Arm
-from flyspec.lab.compare import ConditionReport, curves_of
+from flyspec.lab.compare import ConditionReport, curves_of, is_control
 from flyspec.lab.frontier import pareto_front
 from flyspec.lab.statistics import Interval
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Okabe and Ito's colors, told apart by the color-blind, without black and yellow.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _MARKERS = "os^Dv<>p"
-_CONTROLS = ("random",)
 _WIDE = 4.0
 """Speeds that differ by more than this are shown on a logarithmic axis."""
 _PANEL_INCHES = (5.6, 4.2)
@@ -59,7 +58,8 @@ def _speed(r: ConditionReport) -> Interval | None:
 
 
 def _speed_label(of: Mapping[str, ConditionReport]) -> str:
-    return f"tokens per second, relative to {'exact' if 'exact' in of else PLAIN}"
+    bases = dict.fromkeys(r.speed_base for r in of.values() if r.speed_base not in (None, PLAIN))
+    return f"tokens per second, relative to {'exact' if bases else PLAIN}"
 
 
 def _quality_label(of: Mapping[str, ConditionReport]) -> str:
@@ -96,7 +96,7 @@ def _panel(
         if not drawn:
             continue
         drawn.sort(key=lambda point: point[0].value)
-        control = name in others or name.startswith(_CONTROLS)
+        control = name in others or is_control(members[0])
         style: dict[str, Any] = {
             "color": GREY if control else next(colors),
             "linestyle": ":" if control else "-",

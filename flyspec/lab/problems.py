@@ -106,7 +106,10 @@ def _task(name: str, path: str | None, o: EvalOptions) -> Task:
             f"--task {name}: must be one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}"
         )
     kind = TASKS[name]
-    if kind.needs_path and path is None:
-        raise ConfigError(f"--task {name}: needs its data set: --task {name}=PATH")
-    limit = o.problems if kind is WordProblems else o.limit
-    return kind(path, limit=limit, seed=o.problem_seed, num_shots=o.num_shots)
+    return kind(
+        path,
+        limit=o.problems if kind is WordProblems else o.limit,
+        seed=o.problem_seed,
+        num_shots=o.num_shots,
+        allow_code_execution=o.allow_code_execution,
+    )

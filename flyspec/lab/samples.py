@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
 from flyspec.client import Generation
+from flyspec.lab import describe as descriptions
+from flyspec.lab.describe import TextDescription
 from flyspec.lab.row_files import RowFiles
 from flyspec.values.generation import GenerationTimings, RoundRecord, SpeculationMetrics
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
-from orchestrator.generation.loop_guard import LoopGuard
 
 KEY = (
     "task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed", "weights_fingerprint",
@@ -22,6 +23,7 @@ KEY = (
 """Columns that say which sample a row is. Of rows with an equal key the last one counts."""
 
 
+_UNDESCRIBED = TextDescription(None, None, None, None, None)
 _UNKNOWN = Decision(Outcome.LOOSE)
 
 
@@ -62,8 +64,7 @@ class TaskSample:
     `repeat` counts the seeds of a problem; `version` is flyspec's with its commit. `error` is why
     there is no text, null if there is one; the columns after it then have no meaning. `score` is
     null where no answer is known. `log_likelihood`: raw log p(text | prompt) under the target,
-    nats, if it was asked for. `repeats_itself`: the loop guard took effect, or would have if it was
-    off. `rejected_gaps_nats` are those of rejected mismatches.
+    nats, if it was asked for. `rejected_gaps_nats` are those of rejected mismatches.
     """
 
     task: str
@@ -85,12 +86,12 @@ class TaskSample:
     prompt_token_ids: list[int] = field(default_factory=list)
     finish_reason: str = ""
     loop_guard_token_index: int | None = None
-    repeats_itself: bool = False
     score: float | None = None
     answer: str | None = None
     detail: str = ""
     log_likelihood: float | None = None
     num_tokens: int = 0
+    description: TextDescription = _UNDESCRIBED
     loose: LooseTokens = field(default_factory=LooseTokens)
     rejected_gaps_nats: list[float] = field(default_factory=list)
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
@@ -105,7 +106,7 @@ class TaskSample:
         return found
 
 
-_NESTED = ("loose", "speculation", "timings")
+_NESTED = ("description", "loose", "speculation", "timings")
 
 
 def schema_of(row_type: Any) -> pa.Schema:
@@ -124,8 +125,10 @@ def _columns(name: str, hint: Any) -> dict[str, Any]:
 
 
 def _arrow(hint: Any) -> Any:
-    if get_origin(hint) is UnionType:
+    if get_origin(hint) in (Union, UnionType):
         (hint,) = set(get_args(hint)) - {NoneType}
+    if get_origin(hint) is Literal:
+        return pa.string()
     if get_origin(hint) is list:
         return pa.list_(_arrow(get_args(hint)[0]))
     return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[hint]
@@ -159,22 +162,13 @@ def describe(generation: Generation) -> dict[str, Any]:
         "prompt_token_ids": list(generation.started.prompt_token_ids),
         "finish_reason": completion.finish_reason.name,
         "loop_guard_token_index": completion.loop_guard_token_index,
-        "repeats_itself": repeats_itself(generation.token_ids)
-        or completion.loop_guard_token_index is not None,
+        "description": descriptions.describe(generation.text, generation.token_ids),
         "num_tokens": completion.completion_tokens,
         "loose": LooseTokens.of(generation),
         "rejected_gaps_nats": _rejected_gaps(generation.rounds),
         "speculation": completion.speculation,
         "timings": completion.timings,
     }
-
-
-def repeats_itself(token_ids: Sequence[int]) -> bool:
-    """Return whether the loop guard would take effect on these output tokens."""
-    guard = LoopGuard()
-    for token_id in token_ids:
-        guard.push(token_id)
-    return guard.token_index is not None
 
 
 def _loose_decisions(rounds: Sequence[RoundRecord]) -> dict[int, Decision]:

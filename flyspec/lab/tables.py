@@ -23,7 +23,11 @@ _ANSWERS: tuple[Column, ...] = (
     ("recovery", _part("recovery", "{.value:.1%}")),
     ("95 %", _part("recovery", "{0.low:.1%} to {0.high:.1%}")),
 )
-_LIKELIHOOD: tuple[Column, ...] = (("log p", "{.log_likelihood_per_token:.4f}"),)
+_LIKELIHOOD: tuple[Column, ...] = (
+    ("log p", "{.log_likelihood_per_token:.4f}"),
+    ("distinct-2", "{.distinct_2:.3f}"),
+    ("broken", "{.broken_endings}"),
+)
 _ACCEPTED: tuple[Column, ...] = (
     ("tok/round", "{.mean_accepted_tokens:.2f}"),
     ("loose", "{.loose_share:.2%}"),
@@ -46,7 +50,8 @@ _RULES: tuple[Column, ...] = (
 )
 RULES_NOTES = (
     "correct: answers; recovery: relative to plain decoding's, with its 95 % bootstrap interval; "
-    "log p: the target's mean raw log-probability per output token, nats; loose: share of tokens; "
+    "log p: the target's mean raw log-probability per output token, nats; distinct-2: distinct "
+    "pairs of tokens as a share of all; broken: texts cut off; loose: share of tokens; "
     "x: tokens per second relative to it; gap: mean of log p(most likely token) - log "
     "p(token) of loose (and its 90 % quantile) and of rejected tokens, nats; loops: texts that "
     "start to repeat themselves, and the 95 % bound of their rate; dist. B: bytes of the drafts' "
@@ -142,7 +147,7 @@ def _conditions(
     """Return a table of quality (by answers, or by the target), acceptance, and `columns`."""
     quality = _LIKELIHOOD if reports[0].accuracy is None else _ANSWERS
     every: list[Column] = [(first, "{.condition}"), *quality, *_ACCEPTED, *columns]
-    if all(r.condition != _BASE for r in reports):
+    if all(r.speed_base in (None, PLAIN) for r in reports):
         every = [(heading.replace(f"x {_BASE}", f"x {PLAIN}"), form) for heading, form in every]
     texts = f", {reports[0].samples} texts" if reports[0].samples != reports[0].problems else ""
     return record_table(every, reports, f"{name}, {reports[0].problems} problems{texts}")

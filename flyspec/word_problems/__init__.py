@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from itertools import islice
 
-from flyspec.word_problems.families import Problem as Problem
+from flyspec.word_problems.families import WordProblem as WordProblem
 from flyspec.word_problems.families import stream
 
 
-def problems(seed: int | str, n: int, *, hard: bool = False) -> list[Problem]:
+def problems(
+    seed: int | str, n: int, *, hard: bool = False, zipf: bool = False
+) -> list[WordProblem]:
     """Return `n` problems; only training uses `train-...` seeds, so numbers give fresh ones."""
-    return list(islice(stream(seed, hard=hard), n))
+    return list(islice(stream(seed, hard=hard, zipf=zipf), n))

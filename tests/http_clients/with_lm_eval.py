@@ -10,7 +10,7 @@ from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
 URL, TARGET, PROBLEMS = sys.argv[1:]
-TASKS = Path(__file__).parent / "lm_eval"
+TASKS = Path(__file__).parents[2] / "bench/harness_tasks"
 MOST_NATS = 1e-3
 
 

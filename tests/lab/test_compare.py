@@ -13,7 +13,6 @@ from flyspec.lab.compare import Answered, ConditionReport
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.run import Wanted, wanted_samples
-from flyspec.lab.samples import repeats_itself
 from flyspec.lab.statistics import mcnemar_p, upper_bound
 from flyspec.lab.tasks import Problem
 from flyspec.lab.tasks.word_problems import WordProblems
@@ -42,7 +41,8 @@ def made(
 
 
 DEFAULTS: dict[str, Any] = {
-    "error": None, "token_ids": [5] * TOKENS, "finish_reason": "STOP", "repeats_itself": False,
+    "error": None, "token_ids": [5] * TOKENS, "finish_reason": "STOP", "loop_token_index": None,
+    "loop_guard_token_index": None, "distinct_2": 1.0, "broken_ending": None,
     "score": 1.0, "log_likelihood": None, "num_tokens": TOKENS, "loose_gaps_nats": [],
     "num_rounds": TOKENS, "total_ns": 1_000_000_000,
 }  # fmt: skip
@@ -52,7 +52,7 @@ FLY = [
      "distribution_bytes": 3000, "round_bytes": 4000},
     {"num_rounds": 2, "num_spec_steps": 1, "num_accepted_draft_tokens": 8, "total_ns": 500_000_000,
      "num_loose_tokens": 1, "loose_cost_nats": 0.2, "loose_gaps_nats": [0.2], "score": 0.0,
-     "num_rejected_tokens": 1, "rejected_cost_nats": 3.9, "repeats_itself": True,
+     "num_rejected_tokens": 1, "rejected_cost_nats": 3.9, "loop_guard_token_index": 9,
      "token_ids": [7] * TOKENS, "finish_reason": "LENGTH"},
 ]  # fmt: skip
 
@@ -199,5 +199,6 @@ def test_a_curve_has_what_differs_in_thresholds_only() -> None:
 
 
 def test_loops_are_counted_where_the_guard_is_off_as_well() -> None:
-    assert repeats_itself([5] * 48)
-    assert not repeats_itself([5] * 10)
+    loops = [{"loop_token_index": 48}, {}, {"loop_guard_token_index": 48}]
+    (plain,) = reports("plain", 3, plain=loops)
+    assert plain.loops == 2

@@ -23,10 +23,10 @@ from flyspec.lab.tasks import Problem
     ],
 )
 def test_answers_of_a_prompt_file_are_numbers(text: str, answer: str | None) -> None:
-    score = PromptFile().score(Problem("1", "Q", "7"), text)
+    score = PromptFile("file").score(Problem("1", "Q", "7"), text)
     assert score is not None
     assert (score.answer, score.correct) == (answer, answer == "7")
-    assert PromptFile().score(Problem("1", "Q"), text) is None
+    assert PromptFile("file").score(Problem("1", "Q"), text) is None
 
 
 def test_word_problems_are_the_default() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from flyspec.errors import ConfigError
 from flyspec.values.requests import Prompt
 
 
@@ -46,16 +47,24 @@ class Task(ABC):
 
     `path`: the data set's file or directory, None where problems are generated (`needs_path` says
     which). `num_shots`: examples before each question, None for the benchmark's own number.
-    `max_tokens` and `stop` are the benchmark's own limits. Raises `ConfigError`, with file and
-    line, if the file is not in the data set's format.
+    `allow_code_execution`: whether tasks that score by running generated code (`runs_code`) may.
+    `max_tokens` and `stop` are the benchmark's own limits. Raises `ConfigError` for arguments that
+    the task cannot work with, and, with file and line, if the file is not in the data set's format.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """One line for `--help` and docs, with the source of template and scoring in the docstring."""
+    reads: ClassVar[str] = ""
+    """The data set's files, for docs and for the error if there is no path."""
+    scoring: ClassVar[str] = ""
+    """What makes an answer right, for docs."""
     needs_path: ClassVar[bool] = True
+    runs_code: ClassVar[bool] = False
+    default_shots: ClassVar[int | None] = None
+    """The benchmark's number of examples; None if the task never has any."""
     max_tokens: ClassVar[int] = 256
-    stop: ClassVar[Sequence[str]] = ()
+    stop: Sequence[str] = ()
 
     def __init__(
         self,
@@ -64,8 +73,23 @@ class Task(ABC):
         limit: int | None = None,
         seed: int = 7,
         num_shots: int | None = None,
+        allow_code_execution: bool = False,
     ) -> None:
-        self.path, self.limit, self.seed, self.num_shots = path, limit, seed, num_shots
+        if self.needs_path and path is None:
+            raise ConfigError(f"task {self.name} needs the path of its data set: {self.reads}")
+        if not self.needs_path and path is not None:
+            raise ConfigError(f"task {self.name} generates its problems; leave the path out")
+        if num_shots is not None and (self.default_shots is None and num_shots > 0):
+            raise ConfigError(f"task {self.name} has no examples; leave num_shots out")
+        if num_shots is not None and num_shots < 0:
+            raise ConfigError(f"num_shots is {num_shots}; give 0 or more")
+        if self.runs_code and not allow_code_execution:
+            raise ConfigError(
+                f"task {self.name} scores answers by running generated code, in a sandbox; allow "
+                "that (allow_code_execution) or choose another task"
+            )
+        self.path, self.limit, self.seed = path, limit, seed
+        self.num_shots = (self.default_shots or 0) if num_shots is None else num_shots
 
     @abstractmethod
     def problems(self) -> list[Problem]:
@@ -77,3 +101,8 @@ class Task(ABC):
 
         May take seconds (generated code is run) and is called in a thread of its own.
         """
+
+    def until_stop(self, text: str) -> str:
+        """Return the text up to the first stop sequence, if it has any."""
+        ends = [at for at in map(text.find, self.stop) if at >= 0]
+        return text[: min(ends, default=len(text))]

@@ -18,6 +18,7 @@ class WordProblems(Task):
 
     name = "word_problems"
     summary = "Fresh grade-school word problems, which the bundled models are trained to answer."
+    scoring = "the number in the last line, which must be `#### N` and nothing else"
     needs_path = False
 
     def problems(self) -> list[Problem]:

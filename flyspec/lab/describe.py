@@ -1,0 +1,96 @@
+"""Describes texts that have no right answer: repetition, loops and broken endings."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from orchestrator.generation.loop_guard import LoopGuard
+
+BrokenEnding = Literal["word", "sentence", "code block"]
+_FENCE = re.compile(r"^\s*(?:```|~~~)", re.MULTILINE)
+_ENDS = ".!?…。！？｡।॥؟۔:;"
+_CLOSES = "\"'”’»›)]}）】」』*_`~|"
+_UNTERMINATED = re.compile(
+    r"""\s*(?:
+        [-*+•]\s | \d+[.)]\s | \#{1,6}\s | \| | >\s      # an item of a list, heading, table, quote
+        | https?://\S+$ | [A-Z][\w ]*:\s | [-=_*]{3,}$   # an address, a field, a line
+    )""",
+    re.VERBOSE,
+)
+_OPENS = re.compile(r"[,(\[{“«‘„=+/&–—-]\s*$")
+
+
+@dataclass(frozen=True)
+class TextDescription:
+    """What is seen in a text without knowing what would be right.
+
+    `distinct_1` to `distinct_3` are shares of distinct n-grams of its tokens, None if it has fewer
+    than n tokens. `loop_token_index` is the number of tokens when the first loop was complete, and
+    `broken_ending` what the text is cut off in; None if there is none.
+    """
+
+    distinct_1: float | None
+    distinct_2: float | None
+    distinct_3: float | None
+    loop_token_index: int | None
+    broken_ending: BrokenEnding | None
+
+
+def describe(text: str, token_ids: Sequence[int]) -> TextDescription:
+    return TextDescription(
+        distinct_n(token_ids, 1),
+        distinct_n(token_ids, 2),
+        distinct_n(token_ids, 3),
+        loop_token_index(token_ids),
+        broken_ending(text),
+    )
+
+
+def distinct_n(token_ids: Sequence[int], n: int) -> float | None:
+    """Return the distinct n-grams as a share of all n-grams; None if there is none.
+
+    Distinct-n of Li et al. 2016 (arXiv 1510.03055), which divides by the number of tokens: this is
+    (T − n + 1)/T lower there, so that 1 means "no n-gram occurs twice" here for every n.
+    """
+    total = len(token_ids) - n + 1
+    if total < 1:
+        return None
+    return len({tuple(token_ids[i : i + n]) for i in range(total)}) / total
+
+
+def loop_token_index(token_ids: Iterable[int]) -> int | None:
+    """Return after how many tokens the first loop was complete, by the loop guard's criterion."""
+    guard = LoopGuard()
+    for token_id in token_ids:
+        guard.push(token_id)
+        if guard.token_index is not None:
+            break
+    return guard.token_index
+
+
+def broken_ending(text: str) -> BrokenEnding | None:
+    """Return what a text is cut off in, judged by its last line; None if it may be complete.
+
+    A code block whose fence is open; a word, if a character is incomplete or a hyphen joins nothing
+    to it; a sentence, if a line of prose has no full stop. An empty text, and items of lists,
+    headings, tables and single values, which need none, count as complete. Whether a last letter
+    ends its word cannot be seen, and languages without full stops (Thai) always look cut off.
+    """
+    if len(_FENCE.findall(text)) % 2:
+        return "code block"
+    shown = text.rstrip()
+    if shown.endswith("\ufffd") or re.search(r"\w[-\u2010]$", shown):
+        return "word"
+    last = shown.rsplit("\n", 1)[-1]
+    if _OPENS.search(last):
+        return "sentence"
+    end = last.rstrip(_CLOSES + " ")
+    if not end or _UNTERMINATED.match(last) or len(last.split()) < 3:
+        return None
+    if _FENCE.match(last) or end[-1] in _ENDS or unicodedata.category(end[-1]).startswith("S"):
+        return None
+    return "sentence"

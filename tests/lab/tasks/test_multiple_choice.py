@@ -1,0 +1,161 @@
+"""CommonsenseQA and MMLU: prompts, which letter a text chooses, and every format they come in."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from flyspec.errors import ConfigError
+from flyspec.lab.tasks.multiple_choice import CommonsenseQa, Mmlu, choose_letter
+from tests.lab.tasks.data_files import json_lines, parquet
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        (" B", "B"),
+        ("(c)", "C"),
+        ("**D**", "D"),
+        ("A. Paris", "A"),
+        ("A) because", "A"),
+        ("A", "A"),
+        ("a", "A"),
+        ("B because it rains", "B"),
+        ("A dog is no cat. The answer is B.", "B"),
+        ("Answer: C", "C"),
+        ("The answer is (D).", "D"),
+        ("So the correct answer is: $B$, not C", "B"),
+        ("First I thought the answer is A, but the answer is B", "B"),
+        ("I answer a question.", None),
+        ("Because", None),
+        ("E", None),
+        ("Dogs", None),
+        ("C's", None),
+        ("", None),
+    ],
+)
+def test_the_letter_that_a_text_chooses(text: str, letter: str | None) -> None:
+    assert choose_letter(text, 4) == letter
+
+
+def original(number: int, answer: str = "B") -> dict[str, object]:
+    texts = ("red", f"green {number}", "blue", "warm", "loud")
+    choices = [{"label": x, "text": t} for x, t in zip("ABCDE", texts, strict=True)]
+    question = {"question_concept": "grass", "choices": choices, "stem": f"Colour {number}?"}
+    return {"answerKey": answer, "id": f"id{number}", "question": question}
+
+
+def hub(number: int, answer: str = "B") -> dict[str, object]:
+    texts = ["red", f"green {number}", "blue", "warm", "loud"]
+    choices = {"label": list("ABCDE"), "text": texts}
+    return {"id": f"id{number}", "question": f"Colour {number}?", "question_concept": "grass",
+            "choices": choices, "answerKey": answer}  # fmt: skip
+
+
+ASKED = "Question: Colour {0}?\nA. red\nB. green {0}\nC. blue\nD. warm\nE. loud\nAnswer:"
+
+
+def test_commonsense_qa_in_both_formats(tmp_path: Path) -> None:
+    first = json_lines(tmp_path / "a/dev_rand_split.jsonl", [original(1), original(2)])
+    json_lines(tmp_path / "a/train_rand_split.jsonl", [original(3), original(4)])
+    json_lines(tmp_path / "a/test_rand_split_no_answers.jsonl", [original(5, "")])
+    parquet(tmp_path / "b/validation-00000-of-00001.parquet", [hub(1), hub(2)])
+    parquet(tmp_path / "b/train-00000-of-00001.parquet", [hub(3), hub(4)])
+    parquet(tmp_path / "b/test-00000-of-00001.parquet", [hub(5, "")])
+    for path in (first, str(tmp_path / "a"), str(tmp_path / "b")):
+        problems = CommonsenseQa(path).problems()
+        assert [(p.prompt_id, p.prompt) for p in problems] == [
+            ("id1", ASKED.format(1)), ("id2", ASKED.format(2)),
+        ]  # fmt: skip
+        (shown,) = CommonsenseQa(path, limit=1, num_shots=2).problems()
+        assert shown.prompt in (
+            f"{ASKED.format(3)} B\n\n{ASKED.format(4)} B\n\n{ASKED.format(1)}",
+            f"{ASKED.format(4)} B\n\n{ASKED.format(3)} B\n\n{ASKED.format(1)}",
+        )
+        task = CommonsenseQa(path)
+        assert task.score(shown, " B").correct
+        assert task.score(shown, "\n\nB. green\nC").correct
+        assert not task.score(shown, " E").correct
+        assert task.score(shown, "F").answer is None
+
+
+def test_commonsense_qa_alone_takes_examples_from_its_other_rows(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "rows.jsonl", [original(1), original(2)])
+    first, second = CommonsenseQa(path, num_shots=1).problems()
+    assert first.prompt == f"{ASKED.format(2)} B\n\n{ASKED.format(1)}"
+    assert second.prompt == f"{ASKED.format(1)} B\n\n{ASKED.format(2)}"
+
+
+def test_commonsense_qa_refuses_what_has_no_answers(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "rows.jsonl", [original(5, "")])
+    with pytest.raises(ConfigError, match=r"has no answers; give the validation \(dev\) split"):
+        CommonsenseQa(path).problems()
+    for row in (original(1, "F"), {"question": "?"}, {"question": {"stem": 1, "choices": []}}):
+        path = json_lines(tmp_path / "rows.jsonl", [row])
+        with pytest.raises(ConfigError, match="line 1: is not a question with choices"):
+            CommonsenseQa(path).problems()
+
+
+HEADER = "The following are multiple choice questions (with answers) about own maths.\n\n"
+
+
+def table(path: Path, *numbers: int) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(
+            [f"What is {n},\nreally?", n, n + 1, 0, -1, "A"] for n in numbers
+        )
+    return str(path)
+
+
+def mmlu_asked(n: int) -> str:
+    return f"What is {n},\nreally?\nA. {n}\nB. {n + 1}\nC. 0\nD. -1\nAnswer:"
+
+
+def test_mmlu_from_its_csv_files(tmp_path: Path) -> None:
+    one = table(tmp_path / "data/test/own_maths_test.csv", 1, 2)
+    table(tmp_path / "data/dev/own_maths_dev.csv", 3, 4, 5)
+    table(tmp_path / "data/test/zoology_test.csv", 6)
+    table(tmp_path / "data/dev/zoology_dev.csv", 7, 8, 9)
+    expected = f"{HEADER}{mmlu_asked(3)} A\n\n{mmlu_asked(4)} A\n\n{mmlu_asked(1)}"
+    for path in (one, str(tmp_path / "data"), str(tmp_path)):
+        task = Mmlu(path, num_shots=2)
+        first, second, *rest = task.problems()
+        assert (first.prompt_id, first.prompt) == ("own_maths_test.csv 1", expected)
+        assert [p.category for p in rest] == ([] if path == one else ["zoology"])
+        assert task.score(first, " A").correct
+        assert not task.score(second, " B").correct
+    with pytest.raises(ConfigError, match="the dev set of own_maths has 3 rows for 5 examples"):
+        Mmlu(one).problems()
+
+
+def test_mmlu_from_the_hubs_rows(tmp_path: Path) -> None:
+    def rows(*numbers: int) -> list[dict[str, object]]:
+        return [
+            {"question": f"What is {n},\nreally?", "subject": subject,
+             "choices": [str(n), str(n + 1), "0", "-1"], "answer": 0}
+            for n in numbers for subject in ("own_maths", "zoology")
+        ]  # fmt: skip
+
+    parquet(tmp_path / "all/test-00000-of-00001.parquet", rows(1))
+    parquet(tmp_path / "all/dev-00000-of-00001.parquet", rows(3, 4))
+    parquet(tmp_path / "all/auxiliary_train-00000-of-00001.parquet", rows(9))
+    first, second = Mmlu(str(tmp_path / "all"), num_shots=2).problems()
+    assert first.prompt == f"{HEADER}{mmlu_asked(3)} A\n\n{mmlu_asked(4)} A\n\n{mmlu_asked(1)}"
+    assert second.category == "zoology"
+    path = json_lines(tmp_path / "test.jsonl", [{**rows(1)[0], "answer": 4}])
+    with pytest.raises(ConfigError, match="`answer` is not the index of a choice"):
+        Mmlu(path, num_shots=0).problems()
+
+
+def test_mmlu_needs_its_dev_set_for_examples(tmp_path: Path) -> None:
+    path = table(tmp_path / "own_maths_test.csv", 1)
+    with pytest.raises(ConfigError, match="examples need the dev set beside it"):
+        Mmlu(path).problems()
+    (problem,) = Mmlu(path, num_shots=0).problems()
+    assert problem.prompt == HEADER + mmlu_asked(1)
+    (tmp_path / "own_maths_test.csv").write_text("What?,1,2,E\n")
+    with pytest.raises(ConfigError, match="row 1: is not a question, choices and the letter"):
+        Mmlu(path, num_shots=0).problems()

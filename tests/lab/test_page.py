@@ -1,0 +1,74 @@
+"""A study's report: everything escaped, nothing fetched, tables and plots in place."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+from flyspec.lab.studies.page import Page, PagePlot, PageSection
+from flyspec.tables import make_table
+
+
+def draw(figure):
+    ax = figure.subplots()
+    ax.plot([1, 2], [3, 4], label="<b>fly & exact</b>")
+    ax.legend()
+
+
+PAGE = Page(
+    "W <4> & θ",
+    "Does `W = 0` lose <i>answers</i>?",
+    "flyspec study window --problems 10 > out && echo",
+    {"target": "a <model>"},
+    [
+        PageSection(
+            "Results & more",
+            ["One `<script>` paragraph."],
+            [make_table(["rule", "correct"], [["fly<", "98 %"], ["exact", "99 %"]], "A title")],
+            [PagePlot("one", "What `W` does.", draw), PagePlot("two", "Again.", draw)],
+        )
+    ],
+)
+
+
+class Reader(HTMLParser):
+    """Collects tags with their attributes, and the text of cells."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.cells, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th") and data.strip():
+            self.cells.append(data)
+
+
+def test_html_is_whole_and_escaped():
+    html = PAGE.to_html()
+    reader = Reader()
+    reader.feed(html)
+    names = [tag for tag, _ in reader.tags]
+    assert names.count("svg") == 2
+    assert "script" not in names
+    assert "i" not in names
+    assert reader.cells == ["rule", "correct", "fly<", "98 %", "exact", "99 %"]
+    assert "<code>W = 0</code>" in html
+    assert "<code>&lt;script&gt;</code>" in html
+    fetched = [v for _, attrs in reader.tags for k, v in attrs.items() if k in ("src", "href")]
+    assert all((v or "").startswith("#") for v in fetched)
+
+
+def test_ids_of_two_plots_differ():
+    ids = re.findall(r'\bid="([^"]+)"', PAGE.to_html())
+    assert len(ids) == len(set(ids))
+
+
+def test_markdown_draws_its_plots(tmp_path):
+    text = PAGE.to_markdown(tmp_path, "images")
+    assert text.startswith("## Results & more\n\nOne `<script>` paragraph.\n\nA title:\n\n| rule |")
+    assert "![What `W` does.](images/one.svg)" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.svg", "two.svg"]

@@ -1,0 +1,203 @@
+"""Recordings and their replay, against both models themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flyspec import bundled
+from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.lab.certify import Promise
+from flyspec.lab.local_model import LocalModel
+from flyspec.lab.tasks import TASKS
+from flyspec.lab.tuning.preset import rules_file
+from flyspec.lab.tuning.record import Recorder
+from flyspec.lab.tuning.recording import Recording
+from flyspec.lab.tuning.replay import Replayed, RuleReplay, distributions_of
+from flyspec.lab.tuning.search import (
+    AXES,
+    axes_of,
+    candidates,
+    certified,
+    fastest,
+    recovery_low,
+)
+from flyspec.rules import Rule
+from flyspec.rules.resolve import resolve_rule
+from orchestrator.generation.rule_files import read_rules
+from verify_service.rules import judge
+
+K, COUNT, MAX_TOKENS = 7, 5, 96
+
+
+@pytest.fixture(scope="module")
+def models():
+    return [LocalModel(str(path), threads=1) for path in (bundled.TARGET, bundled.DRAFT)]
+
+
+@pytest.fixture(scope="module")
+def task():
+    return TASKS["word_problems"](limit=COUNT, seed=11)
+
+
+@pytest.fixture(scope="module")
+def recording(models, task):
+    return Recorder(*models, task, K, MAX_TOKENS).record(task.problems())
+
+
+@pytest.fixture(scope="module")
+def texts(models, task):
+    """Prompts and the target's own texts."""
+    target, _ = models
+    prompts = [target.encode(problem.prompt) for problem in task.problems()]
+    return prompts, target.continued(prompts, [MAX_TOKENS] * COUNT)
+
+
+def test_the_models_continue_as_one_token_at_a_time(models, texts):
+    target, _ = models
+    prompts, outputs = texts
+    sequence = list(prompts[0])
+    for token in outputs[0][:12]:
+        (row,) = target.logits([sequence], [1])
+        assert int(row[-1].argmax()) == token
+        sequence.append(token)
+    assert outputs[0][-1] in target.eos
+
+
+def test_it_is_read_as_written(recording, tmp_path):
+    path = tmp_path / "recording.parquet"
+    recording.save(path)
+    again = Recording.load(path)
+    assert (again.info, list(again.texts)) == (recording.info, list(recording.texts))
+    for one, other in zip(recording.rounds, again.rounds, strict=True):
+        for name, value in vars(one).items():
+            np.testing.assert_array_equal(value, getattr(other, name))
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and more"])
+def test_other_files_are_refused(content, tmp_path):
+    path = tmp_path / "other"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read as a recording"):
+        Recording.load(path)
+
+
+def test_rounds_are_those_of_exact_decoding(models, recording, texts):
+    _, draft = models
+    prompts, outputs = texts
+    for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        at = 1
+        for round_ in (r for r in recording.rounds if r.text == index):
+            assert round_.start == at
+            (drafts,) = draft.continued([prompt + output[:at]], [K])
+            assert round_.draft_token_ids == drafts
+            while at < len(output) and drafts[:1] == output[at : at + 1]:
+                at, drafts = at + 1, drafts[1:]
+            at += 1
+        assert at >= len(output)
+
+
+@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
+def test_a_verdict_is_that_on_the_whole_logits(axis, models, recording, texts):
+    """The rebuilt rest of a row moves an entropy by little: verdicts agree but near a threshold."""
+    target, _ = models
+    prompts, outputs = texts
+    replay = RuleReplay(recording)
+    for value in axis.values[::3]:
+        rule = resolve_rule(axis.at(value), K)
+        found = replay.by(rule)
+        total = loose = 0
+        for round_ in recording.rounds:
+            before = prompts[round_.text] + outputs[round_.text][: round_.start]
+            drafts = round_.draft_token_ids
+            (logits,) = target.logits([before + drafts], [len(drafts) + 1])
+            verdict = judge(
+                rule, drafts, logits, start_position=len(before), eos_token_ids=target.eos,
+                control_token_ids=target.bundle.control_token_ids,
+                draft_distributions=distributions_of(round_) if "div" in axis.parameter else None,
+            )  # fmt: skip
+            kept = min(verdict.num_accepted + 1, len(outputs[round_.text]) - round_.start)
+            total += kept
+            loose += sum(d.outcome.name == "LOOSE" for d in verdict.decisions)
+        assert abs(found.num_tokens.sum() - total) <= 1 + 0.05 * total
+        if rule.window_scope is None or rule.window_scope.name == "WITHIN_ROUND":
+            assert abs(found.num_loose.sum() - loose) <= 1
+
+
+def test_a_fork_has_the_score_of_the_text_after_it(models, task, recording, texts):
+    target, _ = models
+    prompts, outputs = texts
+    problems = task.problems()
+    forks = 0
+    for round_ in recording.rounds:
+        for index in np.flatnonzero(~np.isnan(round_.fork_scores))[:2]:
+            part = outputs[round_.text][: round_.start] + round_.draft_token_ids[: index + 1]
+            (rest,) = target.continued([prompts[round_.text] + part], [MAX_TOKENS - len(part)])
+            score = task.score(problems[round_.text], target.tokenizer.decode(part + rest))
+            assert round_.fork_scores[index] == score.value
+            forks += 1
+    assert forks > 3
+
+
+def test_what_needs_more_than_is_recorded_is_refused(recording):
+    for rule in (Rule("fuzzy-reference"), Rule("fuzzy", divergence_top_k=0)):
+        with pytest.raises(InvalidArgumentError, match="whole distributions"):
+            RuleReplay(recording).by(rule)
+
+
+def test_looser_thresholds_draft_more_and_promise_no_more(recording):
+    found = candidates(RuleReplay(recording), AXES, 0.8)
+    for axis in AXES:
+        own = [c for c in found if c.axis == axis.name]
+        lows = [c.recovery_low for c in own]
+        assert lows == sorted(lows, reverse=True)
+        assert own[-1].tokens_per_round >= own[0].tokens_per_round
+    assert fastest(found, 1.01).axis == "exact"
+    best = fastest(found, 0.0)
+    assert best.tokens_per_round == max(c.tokens_per_round for c in found)
+    for chosen, certificate in certified(found, AXES, Promise(0.01, 0.9)):
+        assert chosen is None
+        assert "the sample is too small" in certificate.problem
+
+
+def replayed(changes):
+    n = len(changes)
+    zeros = np.zeros(n, np.int64)
+    return Replayed(
+        Rule("fly"), zeros, zeros, zeros, np.ones(n), np.array(changes), np.zeros(n, bool)
+    )
+
+
+@pytest.mark.parametrize(
+    ("losses", "confidence", "low"),
+    # The bound on a Poisson mean after no event, and after two.
+    [(0, 0.8, 1 - 1.6094 / 200), (2, 0.9, 1 - 5.3223 / 200)],
+)
+def test_a_bound_is_poissons(losses, confidence, low):
+    changes = [-1.0] * losses + [0.0] * (200 - losses)
+    assert recovery_low(replayed(changes), confidence) == pytest.approx(low, abs=1e-4)
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ConfigError, match="'exact' has no threshold"):
+        axes_of(["fly", "exact"])
+
+
+@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
+def test_a_preset_is_read_by_the_orchestrator(axis, tmp_path):
+    rule = resolve_rule(axis.at(axis.values[1]), 15)
+    path = tmp_path / "rules.toml"
+    path.write_text(rules_file("tuned", rule, "Evidence. " * 30))
+    found = read_rules(path).resolve(Rule("tuned"), 15)
+    assert found == rule
+
+
+def test_rebuilt_rows_keep_the_normalizer(recording):
+    replay = RuleReplay(recording)
+    for index, round_ in enumerate(recording.rounds):
+        totals = replay.logits(index).double().logsumexp(dim=-1)
+        torch.testing.assert_close(
+            totals.float(), torch.from_numpy(round_.log_totals), atol=1e-3, rtol=0
+        )
+    assert replay.entropy_error < 0.05
