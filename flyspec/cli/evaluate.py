@@ -119,6 +119,7 @@ def _report(
     from flyspec.lab import plots, tables
 
     shown: list[Any] = []
+    explained: dict[str, None] = {}  # once, below all tables
     for task, reports in found.conditions.items():
         if not reports:
             shown.append(notes(f"{task}: no problem has an answer under every condition yet"))
@@ -127,16 +128,20 @@ def _report(
         if o.rules is None and answered and not o.grid:
             shown.append(tables.accuracy_table(task, reports))
         else:
-            shown += [tables.rules_table(task, reports), notes(tables.RULES_NOTES)]
+            shown.append(tables.rules_table(task, reports))
+            explained[tables.RULES_NOTES] = None
         if len(reports) > 1 and any(r.flips for r in reports):
-            shown += [tables.flips_table(reports), notes(tables.FLIPS_NOTES)]
+            shown.append(tables.flips_table(reports))
+            explained[tables.FLIPS_NOTES] = None
         if any(r.versus for r in reports):
             shown.append(tables.versus_table(reports))
         if equal := found.equal_costs[task]:
-            shown += [tables.equal_table(equal), notes(tables.EQUAL_NOTES)]
+            shown.append(tables.equal_table(equal))
+            explained[tables.EQUAL_NOTES] = None
         if of_forks := found.forks[task]:
-            shown += [tables.forks_table(task, of_forks), notes(tables.FORKS_NOTES)]
-    shown += [notes(line) for line in _remarks(o, found, results)]
+            shown.append(tables.forks_table(task, of_forks))
+            explained[tables.FORKS_NOTES] = None
+    shown += [notes(line) for line in [*explained, *_remarks(o, found, results)]]
     document = {
         **vars(o),
         **models,
