@@ -106,10 +106,16 @@ def _task(name: str, path: str | None, o: EvalOptions) -> Task:
             f"--task {name}: must be one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}"
         )
     kind = TASKS[name]
-    return kind(
-        path,
-        limit=o.problems if kind is WordProblems else o.limit,
-        seed=o.problem_seed,
-        num_shots=o.num_shots,
-        allow_code_execution=o.allow_code_execution,
-    )
+    try:
+        return kind(
+            path,
+            limit=o.problems if kind is WordProblems else o.limit,
+            seed=o.problem_seed,
+            num_shots=o.num_shots,
+            allow_code_execution=o.allow_code_execution,
+        )
+    except ConfigError as error:
+        said = str(error).removeprefix(f"task {name} ")
+        for argument in ("allow_code_execution", "num_shots"):
+            said = said.replace(argument, "--" + argument.replace("_", "-"))
+        raise ConfigError(f"--task {name}: {said}") from None

@@ -59,6 +59,20 @@ def test_a_prompt_file_has_answers_or_has_none(tmp_path: Path) -> None:
         read_problems(EvalOptions(prompt_file=str(path)))
 
 
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ("gsm8k", "--task gsm8k: needs the path of its data set"),
+        ("word_problems=x", "--task word_problems: generates its problems; leave the path out"),
+        ("humaneval=x", r"--task humaneval: scores .*allow that \(--allow-code-execution\)"),
+        ("humanevall", r"--task humanevall: must be one of .*\(did you mean humaneval\?\)"),
+    ],
+)
+def test_what_a_task_needs_is_said_in_flags(task: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_problems(EvalOptions(task=read_tasks([task])))
+
+
 def test_a_task_that_is_named_twice_is_refused() -> None:
     with pytest.raises(ConfigError, match="two tasks are named 'word_problems'"):
         read_problems(EvalOptions(task=read_tasks(["word_problems", "word_problems"])))
