@@ -183,14 +183,14 @@ check-exact: $(VENV)/.installed ## compare exact with transformers and with plai
 bench-harness: $(CLIENTS)/.installed ## measure each rule's accuracy with lm-evaluation-harness (needs npm)
 	@$(BIN)/python -m bench.harness $(ARGS)
 
-check-accuracy: $(VENV)/.installed ## measure each rule's accuracy on 500 fresh word problems
+check-accuracy: $(VENV)/.installed-dev ## measure each rule's accuracy on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)
 
-check-rules-table: $(VENV)/.installed ## measure what each rule gains and loses
-	@mkdir -p build
-	@$(BIN)/flyspec eval --rules all --problems 500 --output build/rules-problems.json $(ARGS)
+# Interrupted, each goes on where it was.
+check-rules-table: $(VENV)/.installed-dev ## measure what each rule gains and loses
+	@$(BIN)/flyspec eval --rules all --problems 500 --output build/rules-problems --resume $(ARGS)
 	@$(BIN)/flyspec eval --rules all --prompt-file $(DATA)/HumanEval.jsonl.gz \
-		--output build/rules-humaneval.json $(ARGS)
+		--output build/rules-humaneval --resume $(ARGS)
 
 check-cancel: $(VENV)/.installed-dev ## check that cancelled requests leave nothing behind
 	@$(BIN)/python -m pytest tests/e2e/test_cancellation.py $(PYTEST_ARGS)

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 from flyspec import bundled
 from flyspec.bench.options import Problems, ProblemSeed
-from flyspec.bench.versus import mcnemar_p
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.cli.results import BenchReport, Results
@@ -25,6 +24,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
+from flyspec.lab.statistics import mcnemar_p
 from flyspec.progress import progress
 from flyspec.tables import table_of
 from flyspec.word_problems import problems as word_problems

@@ -1,4 +1,4 @@
-"""What `flyspec bench` and `flyspec eval` measure, and how they show it.
+"""What `flyspec bench` measures, and how it shows it.
 
 Modules here may import services and torch: commands import them once they run, never before.
 """

@@ -1,4 +1,4 @@
-"""What `flyspec bench` and `flyspec eval` can be told: every option, declared on the field it sets.
+"""What `flyspec bench` can be told: every option, declared on the field it sets.
 
 Reports list these fields as well. Imports neither torch nor gRPC, so that `--help` is quick.
 """
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from flyspec.bench.conditions import (
-    CONDITIONS,
     EXACT,
     FLY,
     FUZZY,
@@ -101,12 +100,12 @@ class WantedPadding(NamedTuple):
         return cls(int(layers or "0"), ratio)
 
 
-_RULES = (
+RULES_HELP = (
     "Rules, comma-separated, with parameters after a colon, or phases: "
     "exact,margin:margin_threshold=0.2,relaxed until #### then exact."
 )
 Rules = Annotated[tuple[Condition, ...], Flag(
-    _RULES, metavar="RULE,...", listed=True, read=parse_conditions,
+    RULES_HELP, metavar="RULE,...", listed=True, read=parse_conditions,
 )]
 OneRule = Annotated[Condition, Flag(
     "Rule, with parameters as in margin:margin_threshold=0.2.", metavar="RULE",
@@ -173,37 +172,6 @@ class SpeedOptions:
     @property
     def others(self) -> list[str]:
         return [*self.peers, *(name for name, _ in self.against)]
-
-
-@dataclass(frozen=True)
-class EvalOptions:
-    """`flyspec eval`. Prompt i is sampled with seed + i under every rule."""
-
-    problems: Problems = 100
-    problem_seed: ProblemSeed = 7
-    prompt_file: Annotated[str | None, Flag(
-        "Prompt file to use instead of fresh problems. Without answers (HumanEval), the target's "
-        "log-likelihood of the outputs is reported instead of accuracy.",
-    )] = None
-    limit: PromptLimit = None
-    rules: Annotated[tuple[Condition, ...] | None, Flag(
-        f"{_RULES} `all`: every rule that needs no judge. Also shows the loss of each rule.",
-        metavar="RULE,...", read=parse_conditions, default="exact, fly and fly with W = 0",
-    )] = None
-    drafter: Drafter = ""
-    num_speculative_tokens: KOrAuto = AUTO
-    max_tokens: MaxTokens = 256
-    temperature: Annotated[float, _request("temperature")] = 0.0
-    top_p: Annotated[float, _request("top_p")] = 1.0
-    seed: Annotated[int, Flag(
-        "Sampling seed of the first prompt, one more for each later prompt.", min=0,
-    )] = 0
-    concurrency: Annotated[int, Flag("Concurrent prompts.", min=1)] = 8
-    chat: Chat = None
-
-    @property
-    def conditions(self) -> tuple[Condition, ...]:
-        return CONDITIONS if self.rules is None else self.rules
 
 
 @dataclass(frozen=True)
@@ -429,7 +397,7 @@ class JudgeOptions:
         "Drafted tokens (K); repeatable.", min=1, default="15 and 25",
     )] = ()
     rules: Annotated[tuple[tuple[str, Rule], ...] | None, Flag(
-        _RULES, metavar="RULE,...", read=parse_rules, default="every preset",
+        RULES_HELP, metavar="RULE,...", read=parse_rules, default="every preset",
     )] = None
     repeats: Repeats = 9
     device: Device = "auto"

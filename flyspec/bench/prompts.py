@@ -27,16 +27,15 @@ _MT_BENCH = frozenset(
 
 @dataclass(frozen=True)
 class Group:
-    """Prompts reported together. `strict`: an answer must be the last line, as in training."""
+    """Prompts reported together."""
 
     name: str
     prompts: Sequence[Prompt]
-    strict: bool = False
 
 
 def fresh_problems(count: int, seed: int = DEFAULT_SEED) -> Group:
     """Generate word problems that the bundled models never saw."""
-    return Group("word problems", word_problems(count, seed), strict=True)
+    return Group("word problems", word_problems(count, seed))
 
 
 def fresh_requests(count: int, seed: int = DEFAULT_SEED) -> list[client.Prompt]:

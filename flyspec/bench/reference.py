@@ -70,20 +70,6 @@ class Reference:
         return tokens
 
     @torch.inference_mode()
-    def log_likelihood(
-        self, prompt_token_ids: Sequence[int], output_token_ids: Sequence[int]
-    ) -> float:
-        """Return log p(output | prompt) of the raw logits, in nats, by one forward pass."""
-        count = len(output_token_ids)
-        if count == 0:
-            return 0.0
-        ids = torch.tensor([[*prompt_token_ids, *output_token_ids]], device=self._device)
-        logits = self._model(ids, logits_to_keep=count + 1).logits[0, :-1]
-        scores = logits if logits.dtype == torch.float64 else logits.float()
-        chosen = scores.gather(1, ids[0, -count:, None]).squeeze(1)
-        return float((chosen - scores.logsumexp(dim=-1)).double().sum())
-
-    @torch.inference_mode()
     def is_tie(
         self,
         token_ids: Sequence[int],

@@ -1,11 +1,10 @@
-"""Reports of `flyspec bench` and `flyspec eval` as tables for a terminal."""
+"""Reports of `flyspec bench` as tables for a terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from flyspec.bench.accuracy import ConditionReport
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.report import LONG_PROMPT, BatchReport, ModeReport
 from flyspec.tables import Column, FittedTable, cell, make_table, record_table
@@ -46,37 +45,6 @@ ROUNDS_NOTES = (
     "accepted: 1 + accepted drafts per round with drafts; overhead: time per round outside the "
     "models; target, draft: their share of the time; x TTFT: time to first token relative to plain "
     f"decoding; long: the same for prompts of over {LONG_PROMPT} tokens"
-)
-_ANSWERS: tuple[Column, ...] = (("correct", "{.accuracy:.1%}"), ("recovery", "{.recovery:.1%}"))
-_LIKELIHOOD: tuple[Column, ...] = (("log p", "{.log_likelihood_per_token:.4f}"),)
-_ACCEPTED: tuple[Column, ...] = (
-    ("tok/round", "{.mean_accepted_tokens:.2f}"),
-    ("loose", "{.loose_share:.2%}"),
-)
-_ACCURACY: tuple[Column, ...] = (
-    ("nats/text", lambda r: f"{r.loose_cost_nats / max(1, r.problems):.2f}"),
-    ("same", "{0.same_as_plain}/{0.problems}"),
-)
-_VERSUS: tuple[Column, ...] = (
-    ("decoding", "{.condition}"),
-    ("won", "{.versus.won:d}"),
-    ("lost", "{.versus.lost:d}"),
-    ("McNemar p", "{.versus.mcnemar_p:.3f}"),
-    ("more loose", "{.versus.loose_share_difference:+.2%}"),
-    ("95 %", "{0.versus.low:+.2%} to {0.versus.high:+.2%}"),
-)
-_RULES: tuple[Column, ...] = (
-    ("gap loose", "{.mean_loose_gap_nats:.2f}"),
-    ("gap rejected", "{.mean_rejected_gap_nats:.2f}"),
-    ("rollbacks", "{.rollbacks}"),
-    ("loops", "{.loops}"),
-    ("dist. B", "{.distribution_bytes_per_round:,.0f}"),
-)
-RULES_NOTES = (
-    "correct: answers; recovery: relative to plain decoding's; log p: the target's mean raw "
-    "log-probability per output token, nats; loose: share of tokens; gap: mean of log p(most "
-    "likely token) - log p(token) of loose and of rejected tokens, nats; loops: texts that start "
-    "to repeat themselves; dist. B: bytes of the drafts' distributions per round with drafts, mean"
 )
 
 
@@ -121,28 +89,3 @@ def batch_table(reports: Sequence[BatchReport]) -> FittedTable:
 
 def _over(other: str) -> Callable[[ModeReport], str]:
     return lambda r: f"{r.ratios[other].median:.2f} ({r.ratios[other].low:.2f})"
-
-
-def accuracy_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return the conditions' results on a group, in 80 columns."""
-    return _conditions(name, "decoding", _ACCURACY, reports)
-
-
-def rules_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return the rules' results on a group, with what each accepted loosely and its cost."""
-    return _conditions(name, "rule", _RULES, reports)
-
-
-def versus_table(reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return a comparison of each condition with the first named, prompt by prompt."""
-    compared = [r for r in reports if r.versus]
-    return record_table(_VERSUS, compared, f"against {compared[0].versus.of}")  # type: ignore[union-attr]
-
-
-def _conditions(
-    name: str, first: str, columns: Sequence[Column], reports: Sequence[ConditionReport]
-) -> FittedTable:
-    """Return a table of quality (by answers, or by the target), acceptance, and `columns`."""
-    quality = _LIKELIHOOD if reports[0].accuracy is None else _ANSWERS
-    every: list[Column] = [(first, "{.condition}"), *quality, *_ACCEPTED, *columns]
-    return record_table(every, reports, f"{name}, {reports[0].problems} problems")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from flyspec.bench.options import EvalOptions
+from flyspec.addresses import address_problem
 from flyspec.cli.bench.common import Address, Local, models_of
 from flyspec.cli.options import ModelFlags, with_flags
-from flyspec.cli.results import BenchReport, Results, notes
+from flyspec.cli.results import BenchReport, RunResults, notes
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
+from flyspec.config import GENERATION_PORT
 from flyspec.credentials import Credentials
+from flyspec.errors import ConfigError
+from flyspec.lab import check_installed
+from flyspec.lab.options import EvalOptions
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
+    from flyspec.lab.evaluation import Evaluation
+    from flyspec.lab.run import ServedModel
+
+_DRAFT = "draft"
+"""As `--rival`: the draft model."""
 
 
 @with_flags
@@ -21,56 +31,152 @@ def evaluate(
     models: ModelFlags,
     connection: Credentials,
     options: EvalOptions,
-    results: Results,
+    results: RunResults,
     address: Address = None,
     local: Local = False,
 ) -> None:
-    """Compare the outputs of plain decoding and acceptance rules by answers or log-likelihood."""
-    from flyspec.bench import accuracy, tables
-    from flyspec.bench.prompts import Group, fresh_problems
+    """Compare the outputs of plain decoding and acceptance rules on tasks; record every text."""
+    check_installed("flyspec eval")
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
-    from flyspec.progress import error_console, working
-    from flyspec.prompts import read_prompts
+    from flyspec.lab.problems import read_problems
 
-    refuse_model_flags(models, local or address is None, address, reads_model=True)
-    file = options.prompt_file
-    if file is None:
-        group = fresh_problems(options.problems, options.problem_seed)
-    else:
-        group = Group(file, read_prompts(file, options.limit))
-    answered = accuracy.has_answers(group)
+    refuse_model_flags(models, local or address is None, address)
+    rival = options.rival
+    if rival is not None and address is not None and not _is_address(rival):
+        raise ConfigError(
+            f"--rival {rival}: a model is started beside a stack that this command starts; with "
+            "--address, give the HOST:PORT of a stack that serves it"
+        )
+    tasks = read_problems(options)
 
     async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
-        target = (await client.list_models()).target
-        reference = None
-        if not answered:  # loaded first, to fail early if the target is not on this machine
-            from flyspec.bench.reference import Reference
+        from flyspec.lab.evaluation import run_evaluation
+        from flyspec.lab.run import ServedModel
 
-            threads = stack.options.threads if stack else models.threads
-            source = str(stack.options.model) if stack else models.model or target.name
-            with working(f"loading {source} to score texts"):
-                reference = Reference(source, target.dtype, threads, target.device)
-        error_console().print(
-            f"{len(group.prompts)} prompts with each rule on {target.name}", markup=False
-        )
-        done, texts = await accuracy.generate_all(client, group, options)
-        scores = None if reference is None else await accuracy.log_likelihoods(reference, texts)
-        reports = accuracy.report(done, texts, scores, options.conditions[0].name)
-        if options.rules is None and answered:
-            shown: list[Any] = [tables.accuracy_table(done.name, reports)]
-        else:
-            shown = [tables.rules_table(done.name, reports), notes(tables.RULES_NOTES)]
-        if len(reports) > 1:
-            shown.append(tables.versus_table(reports))
-        document = {
-            **vars(options),
-            **models_of(target, stack),
-            "problems": done.name,
-            "seed": options.problem_seed if file is None else None,
-            "sampling_seed": options.seed,
-            "conditions": reports,
-        }
-        return BenchReport(document, shown, {"samples": accuracy.to_samples(done, texts, scores)})
+        served = await client.list_models()
+        async with AsyncExitStack() as resources:
+            found = await run_evaluation(
+                options,
+                tasks,
+                served,
+                ServedModel(client, served.target),
+                await _rival(resources, rival, stack, connection),
+                await _drafters(stack),
+                results.output,
+                results.resume,
+                results.mixed_versions,
+            )
+        return _report(options, found, {**models_of(served.target, stack)}, results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))
+
+
+def _is_address(text: str) -> bool:
+    return not address_problem(text, "generation", GENERATION_PORT)
+
+
+async def _rival(
+    resources: AsyncExitStack, rival: str | None, stack: Stack | None, connection: Credentials
+) -> ServedModel | None:
+    """Return the stack that serves the rival; started here, unless it is an address."""
+    from flyspec.cli.starting import shown
+    from flyspec.client import AsyncClient
+    from flyspec.lab.run import ServedModel
+    from flyspec.progress import error_console
+
+    if rival is None:
+        return None
+    if _is_address(rival):
+        client = AsyncClient(rival, credentials=connection, max_retries=0)
+        client.hint = "give another --rival"
+    else:
+        assert stack is not None
+        model = stack.options.draft_model if rival == _DRAFT else rival
+        if not model:
+            raise ConfigError(f"--rival {_DRAFT}: there is no draft model; set --draft-model")
+        second = Stack(stack.options.on_free_ports(model=model, draft_model=""))
+        await resources.enter_async_context(shown(second, error_console()))
+        client = AsyncClient(second.address, max_retries=0)
+    await resources.enter_async_context(client)
+    return ServedModel(client, (await client.list_models()).target)
+
+
+async def _drafters(stack: Stack | None) -> dict[str, str]:
+    """Return the weights of a stack's own drafters; a running stack tells only its operator."""
+    from flyspec.client import AdminClient
+
+    if stack is None:
+        return {}
+    async with AdminClient(stack.admin_address) as admin:
+        drafters = await admin.list_drafters()
+    return {d.name: d.model.weights_fingerprint for d in drafters if d.model is not None}
+
+
+def _report(
+    o: EvalOptions, found: Evaluation, models: dict[str, Any], results: RunResults
+) -> BenchReport:
+    from flyspec.lab import plots, tables
+
+    shown: list[Any] = []
+    explained: dict[str, None] = {}  # once, below all tables
+    for task, reports in found.conditions.items():
+        if not reports:
+            shown.append(notes(f"{task}: no problem has an answer under every condition yet"))
+            continue
+        answered = reports[0].accuracy is not None
+        if o.rules is None and answered and not o.grid:
+            shown.append(tables.accuracy_table(task, reports))
+        else:
+            shown.append(tables.rules_table(task, reports))
+            explained[tables.RULES_NOTES] = None
+        if len(reports) > 1 and any(r.flips for r in reports):
+            shown.append(tables.flips_table(reports))
+            explained[tables.FLIPS_NOTES] = None
+        if any(r.versus for r in reports):
+            shown.append(tables.versus_table(reports))
+        if equal := found.equal_costs[task]:
+            shown.append(tables.equal_table(equal))
+            explained[tables.EQUAL_NOTES] = None
+        if of_forks := found.forks[task]:
+            shown.append(tables.forks_table(task, of_forks))
+            explained[tables.FORKS_NOTES] = None
+    shown += [notes(line) for line in [*explained, *_remarks(o, found, results)]]
+    document = {
+        **vars(o),
+        **models,
+        "samples": vars(found.progressed),
+        "conditions": found.reports,
+        "equal_costs": [cost for of in found.equal_costs.values() for cost in of],
+        "fork_reports": found.forks,
+        "missing": found.missing,
+    }
+    return BenchReport(
+        document,
+        shown,
+        plot=lambda path: plots.plot_quality(path, found.arms, found.conditions),
+        passed=not (found.progressed.failed or found.progressed.lost),
+    )
+
+
+def _remarks(o: EvalOptions, found: Evaluation, results: RunResults) -> list[str]:
+    """Say what is missing, and how to get it."""
+    progressed = found.progressed
+    again = (
+        "--resume makes them" if results.output else "with --output RUN, --resume would make them"
+    )
+    lines = [
+        f"{task}: no texts of {', '.join(names)}; left out" for task, names in found.missing.items()
+    ]
+    if o.forks and not any(found.forks.values()):
+        lines.append("no forks: no loose token in a text with a known answer")
+    if progressed.failed:
+        lines.append(
+            f"{progressed.failed} texts failed and are left out; {again} again. The first: "
+            f"{progressed.first_error}"
+        )
+    if progressed.lost:
+        lines.append(f"ended early, since no server answers: {progressed.lost}")
+    if progressed.left:
+        lines.append(f"{progressed.left} texts are left; {again}")
+    return lines

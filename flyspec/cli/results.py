@@ -14,6 +14,7 @@ import typer
 from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.program import say
 from flyspec.concurrency import StoppedEarly
+from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
@@ -76,12 +77,22 @@ class Results:
         from flyspec.drawing import FORMATS, check_file
 
         check_file("--plot", self.plot, FORMATS)
+        self.check_output()
+
+    def check_output(self) -> None:
+        from flyspec.drawing import check_file
+
         check_file("--output", self.output)
+
+    @property
+    def document_file(self) -> Path | None:
+        """Where the JSON document goes."""
+        return self.output
 
     def write(self, report: MeasurementReport) -> None:
         """Write the files."""
-        if self.output is not None:
-            self.output.write_text(to_json({**report.document, **report.samples}) + "\n")
+        if self.document_file is not None:
+            self.document_file.write_text(to_json({**report.document, **report.samples}) + "\n")
         if self.plot is not None and report.plot is not None:
             report.plot(self.plot)
 
@@ -122,6 +133,37 @@ class PlottedResults(Results):
         "Write a plot to a .svg, .png or .pdf file (needs matplotlib).",
     )] = None
     # fmt: on
+
+
+# fmt: off
+@dataclass(frozen=True)
+class RunResults(PlottedResults):
+    """Where a run is kept, so that it can go on, and where its results go."""
+
+    output: Annotated[Path | None, _results(
+        "Directory to keep the run in: each text as it is made (Parquet), and the JSON document.",
+        metavar="RUN",
+    )] = None
+    resume: Annotated[bool, _results(
+        "Go on with the run in --output, or begin it: make what is missing or failed.",
+    )] = False
+    mixed_versions: Annotated[bool, _results(
+        "With --resume: also if another version of flyspec made the rest.",
+    )] = False
+    # fmt: on
+
+    def check_output(self) -> None:
+        if self.resume and self.output is None:
+            raise ConfigError("--resume needs the --output of the run to go on with")
+        if self.output is not None and self.output.suffix == ".json":
+            raise ConfigError(
+                f"--output {self.output}: is a directory now, which has the JSON document besides "
+                "the texts; for the document alone use --json"
+            )
+
+    @property
+    def document_file(self) -> Path | None:
+        return None if self.output is None else self.output / "report.json"
 
 
 UNLIMITED = 1000

@@ -404,7 +404,7 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     assert "which a running stack does not tell" in refused.err
     result = await flyspec(
         "eval", "--address", stack.address, "--prompt-file", str(path), "--max-tokens", "4",
-        "--json", "--model", stack.options.model,
+        "--json",
     )  # fmt: skip
     assert result.code == 0, result.err
     conditions = [c["condition"] for c in result.documents[0]["conditions"]]

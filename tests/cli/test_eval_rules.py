@@ -1,11 +1,15 @@
-"""`flyspec eval --rules`: every rule on prompts without answers, on a stack of tiny models."""
+"""`flyspec eval` on a stack of tiny models: all rules, runs that go on, failures, forks."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import signal
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,22 +17,11 @@ from transformers import AutoModelForCausalLM
 from flyspec.bench.conditions import ALL_CONDITIONS
 from flyspec.bench.reference import Reference
 from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
+from flyspec.client import AsyncClient
 from flyspec.errors import ConfigError
-from tests.cli.processes import flyspec
-
-
-def test_log_likelihood_is_the_sum_over_single_steps(models: list[str]) -> None:
-    target = models[1]
-    prompt, output = [5, 6, 7], [8, 9, 10, 1]
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64).requires_grad_(False)
-    expected = 0.0
-    for i, token in enumerate(output):
-        logits = model(torch.tensor([[*prompt, *output[:i]]])).logits[0, -1]
-        expected += float(torch.log_softmax(logits, -1)[token])
-    for dtype, tolerance in (("float64", 1e-9), ("float32", 1e-3)):
-        reference = Reference(target, dtype)
-        assert reference.log_likelihood(prompt, output) == pytest.approx(expected, abs=tolerance)
-        assert reference.log_likelihood(prompt, []) == 0.0
+from flyspec.lab.run import log_likelihood
+from tests.cli.processes import flyspec, start
 
 
 def test_a_target_that_is_not_here_cannot_be_asked() -> None:
@@ -36,18 +29,49 @@ def test_a_target_that_is_not_here_cannot_be_asked() -> None:
         Reference("someone/model", "float32")
 
 
-async def test_all_rules_on_prompts_without_answers(stack: Stack, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text('{"prompt": "the cat"}\n{"prompt": "def total("}\n')
-    output = tmp_path / "report.json"
+async def test_log_likelihood_is_the_sum_over_single_steps(stack: Stack, models: list[str]) -> None:
+    prompt, output = [5, 6, 7], [8, 9, 10, 1]
+    model = AutoModelForCausalLM.from_pretrained(models[1], dtype=torch.float64)
+    expected = 0.0
+    with torch.inference_mode():
+        for i, token in enumerate(output):
+            logits = model(torch.tensor([[*prompt, *output[:i]]])).logits[0, -1]
+            expected += float(torch.log_softmax(logits, -1)[token])
+    async with AsyncClient(stack.address) as client:
+        assert await log_likelihood(client, prompt, output) == pytest.approx(expected, abs=1e-2)
+        assert await log_likelihood(client, prompt, []) == 0.0
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "the cat"}\n{"prompt": "def total("}\n')
+    return path
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    path = tmp_path / "questions.jsonl"
+    row = '{"question": "the cat sat %d", "answer": "#### 1"}\n'
+    path.write_text("".join(row % i for i in range(6)))
+    return path
+
+
+def samples_of(run: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(run / "samples").to_pylist()
+    return rows
+
+
+async def test_all_rules_on_prompts_without_answers(
+    stack: Stack, prompts: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
     result = await flyspec(
-        "eval", "--address", stack.address, "--model", stack.options.model,
-        "--prompt-file", str(prompts), "--rules", "all", "--max-tokens", "12",
-        "--num-speculative-tokens", "5", "--output", str(output),
+        "eval", "--address", stack.address, "--prompt-file", str(prompts), "--rules", "all",
+        "--max-tokens", "12", "--num-speculative-tokens", "5", "--output", str(run),
     )  # fmt: skip
     assert result.code == 0, result.err
-    document = json.loads(output.read_text())
-    samples = document.pop("samples")
+    document = json.loads((run / "report.json").read_text())
     reports = {r["condition"]: r for r in document["conditions"]}
     assert list(reports) == [c.name for c in ALL_CONDITIONS]
     for name in ("exact", "rejection", "cactus"):  # greedy: both lose nothing
@@ -59,7 +83,191 @@ async def test_all_rules_on_prompts_without_answers(stack: Stack, tmp_path: Path
         assert -math.inf < r["log_likelihood_per_token"] < 0
         sends = condition.rule.name in ("fuzzy", "fuzzy-reference", "kl", "ensemble")
         assert (r["distribution_bytes_per_round"] > 0) == sends, condition.name
+    samples = samples_of(run)
     assert len(samples) == 2 * len(ALL_CONDITIONS)
     by_rule = {s["condition"]: s for s in samples}
-    assert by_rule["margin, K = 4"]["num_speculative_tokens"] == 4
-    assert by_rule["margin, K = 4"]["rule"]["window_scope"] == "ACROSS_ROUNDS"
+    margin = by_rule["margin, K = 4"]
+    assert margin["num_speculative_tokens"] == 4
+    assert json.loads(margin["rule"])["window_scope"] == "ACROSS_ROUNDS"
+    loose = [s for s in samples if s["num_loose_tokens"]]
+    assert loose
+    for s in loose:
+        assert len(s["loose_positions"]) == s["num_loose_tokens"] == len(s["loose_gaps_nats"])
+        assert [s["origins"][i] for i in s["loose_positions"]] == ["LOOSE"] * s["num_loose_tokens"]
+        assert sum(s["loose_gaps_nats"]) == pytest.approx(s["loose_cost_nats"])
+        for position, target in zip(s["loose_positions"], s["loose_target_token_ids"], strict=True):
+            assert target >= 0
+            assert s["token_ids"][position] != target
+    assert not any(math.isnan(e) for e in by_rule["fly, W = 0"]["loose_entropies"])
+
+
+async def test_a_run_goes_on_where_it_was_interrupted_and_killed(
+    stack: Stack, questions: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    arguments = [
+        "eval", "--address", stack.address, "--prompt-file", str(questions), "--rules", "exact,fly",
+        "--grid", "K=4,5 W=0,1", "--max-tokens", "60", "--concurrency", "1", "--output", str(run),
+    ]  # fmt: skip
+    counts = []
+    for how in (signal.SIGINT, signal.SIGKILL):
+        process = await start(*arguments, "--resume")
+        streams = run / "samples"
+        async with asyncio.timeout(120):
+            while not any(p.stat().st_size > 20_000 for p in streams.glob("_part-*.arrows")):
+                assert process.returncode is None, "it was too fast"
+                await asyncio.sleep(0.002)
+        process.send_signal(how)
+        out, err = await process.communicate()
+        assert process.returncode == (130 if how == signal.SIGINT else -how), err
+        if how == signal.SIGINT:
+            assert b"exact, K = 4" in out
+            assert b"interrupted; these are the results until then" in err
+            counts.append(len(samples_of(run)))
+    result = await flyspec(*arguments, "--resume", "--json")
+    assert result.code == 0, result.err
+    (document,) = result.documents
+    conditions = 1 + 2 + 4
+    assert document["samples"]["found"] > counts[0] > 0
+    assert document["samples"]["found"] + document["samples"]["made"] == 6 * conditions
+    rows = samples_of(run)
+    assert len(rows) == 6 * conditions  # none twice
+    assert {r["problems"] for r in document["conditions"]} == {6}
+    # It may grow: only what is new is made, and reported with what there is.
+    more = await flyspec(*arguments, "--resume", "--json", "--rules", "typical")
+    assert more.documents[0]["samples"]["found"] == 6
+    assert more.documents[0]["samples"]["made"] == 6 * 4
+    # But not change.
+    refused = await flyspec(*arguments, "--resume", "--temperature", "0.5", "--max-tokens", "61")
+    assert refused.code == 2
+    assert "sampling.temperature: was 0.0, is 0.5" in refused.err
+    assert "tasks.questions.max_tokens: was 60, is 61" in refused.err
+
+
+async def test_another_target_does_not_go_on(
+    stack: Stack, models: list[str], questions: Path, tmp_path: Path
+) -> None:
+    arguments = ["eval", "--prompt-file", str(questions), "--rules", "plain", "--max-tokens", "4",
+                 "--output", str(tmp_path / "run"), "--resume"]  # fmt: skip
+    first = await flyspec(*arguments, "--address", stack.address)
+    assert first.code == 0, first.err
+    async with Stack(StackOptions(model=models[3], draft_model="")) as other:
+        refused = await flyspec(*arguments, "--address", other.address)
+        assert refused.code == 2
+        assert "models.target.weights_fingerprint: was" in refused.err
+        # It may be the rival, though: a smaller model, alone.
+        rival = await flyspec(
+            *arguments, "--address", stack.address, "--rival", other.address, "--json"
+        )
+        assert rival.code == 0, rival.err
+        names = [r["condition"] for r in rival.documents[0]["conditions"]]
+        assert names[0] == "plain"
+        assert names[1].endswith(" alone")
+        itself = await flyspec(
+            *arguments, "--address", stack.address, "--rival", stack.address, "--json"
+        )
+        assert "has the weights of the target" in itself.err
+
+
+async def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Path) -> None:
+    prompts, run = tmp_path / "prompts", tmp_path / "run"
+    prompts.write_text("the cat\n" + "the dog " * 300 + "\n")
+    arguments = [
+        "eval", "--address", stack.address, "--prompt-file", str(prompts), "--rules", "exact",
+        "--max-tokens", "4", "--output", str(run), "--resume",
+    ]  # fmt: skip
+    for attempt in (1, 2):
+        result = await flyspec(*arguments)
+        assert result.code == 1
+        assert "2 texts failed and are left out; --resume makes them again" in result.out
+        rows = samples_of(run)
+        failed = [row for row in rows if row["error"] is not None]
+        assert len(failed) == 2 * attempt
+        assert "context" in failed[0]["error"]
+        assert len(rows) - len(failed) == 2
+
+
+async def test_a_server_that_is_gone_ends_the_run(models: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    prompts = tmp_path / "prompts"
+    prompts.write_text("".join(f"the cat {i}\n" for i in range(2000)))
+    async with Stack(StackOptions(model=models[1], draft_model="")) as stack:
+        process = await start(
+            "eval", "--address", stack.address, "--prompt-file", str(prompts), "--rules", "plain",
+            "--max-tokens", "4", "--output", str(run),
+        )  # fmt: skip
+        async with asyncio.timeout(120):
+            while not any(run.glob("samples/_part-*.arrows")):
+                assert process.returncode is None
+                await asyncio.sleep(0.01)
+    out, _ = await process.communicate()
+    assert process.returncode == 1
+    assert b"ended early, since no server answers" in out
+    assert b"texts are left; --resume makes them" in out
+
+
+async def test_tasks_seeds_and_forks(stack: Stack, questions: Path, tmp_path: Path) -> None:
+    run, plot = tmp_path / "run", tmp_path / "plot.svg"
+    arguments = [
+        "eval", "--address", stack.address, "--task", "word_problems", "--problems", "2",
+        "--prompt-file", str(questions), "--rules", "typical", "--controls", "--seeds", "2",
+        "--temperature", "1", "--max-tokens", "16", "--num-speculative-tokens", "5",
+        "--output", str(run), "--json", "--forks", "3", "--plot", str(plot), "--log-likelihood",
+    ]  # fmt: skip
+    result = await flyspec(*arguments)
+    assert result.code == 0, result.err
+    (document,) = result.documents
+    tasks = {r["task"]: r for r in document["conditions"]}
+    assert list(tasks) == ["word_problems", "questions"]
+    assert (tasks["questions"]["problems"], tasks["questions"]["samples"]) == (6, 12)
+    assert tasks["questions"]["log_likelihood_per_token"] < 0
+    names = [r["condition"] for r in document["conditions"] if r["task"] == "questions"]
+    assert names[:2] == ["plain", "typical"]
+    assert all(name.startswith("random") for name in names[2:])
+    rows = samples_of(run)
+    seeds = {(r["prompt_id"], r["repeat"]): r["seed"] for r in rows if r["task"] == "questions"}
+    assert len(set(seeds.values())) == len(seeds) == 12
+    assert "<svg" in plot.read_text()
+    forks = pq.read_table(run / "forks").to_pylist()
+    assert len(forks) == 3
+    for fork in forks:
+        assert fork["error"] is None
+        assert fork["token_class"]
+        assert fork["token"] != fork["target_token"] or fork["text"] != fork["target_text"]
+    # The forked texts agree with the recorded ones up to the token.
+    whole = {(r["task"], r["prompt_id"], r["rule"], r["seed"]): r["text"] for r in rows}
+    for fork in forks:
+        text = whole[fork["task"], fork["prompt_id"], fork["rule"], fork["seed"]]
+        start_ = fork["text"][: len(fork["text"]) // 4]
+        assert text.startswith(start_) or fork["position"] < 4
+    again = await flyspec(*arguments, "--resume")
+    assert again.code == 0, again.err
+    assert len(pq.read_table(run / "forks")) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--resume"], "--resume needs the --output"),
+        (["--output", "report.json"], "is a directory now"),
+        (["--task", "gsm9k=x"], "--task gsm9k: must be one of"),
+        (["--task", "=x"], "--task '=x': must be NAME=PATH"),
+        (["--grid", "W"], "must be PARAMETER=VALUE,VALUE, such as K=4,8,15"),
+        (["--address", "127.0.0.1:1", "--rival", "small"], "give the HOST:PORT of a stack"),
+        (["--address", "127.0.0.1:1", "--model", "x"], "--model: only with --local"),
+    ],
+)
+async def test_wrong_options_are_refused_at_once(arguments: list[str], message: str) -> None:
+    result = await flyspec("eval", *arguments)
+    assert result.code == 2
+    assert message in result.err
+
+
+async def test_wrong_rules_are_refused_before_anything_is_made(stack: Stack) -> None:
+    for rules, message in (
+        ("flyy", "has no rule 'flyy' (did you mean fly?)"),
+        ("margin:margin_threshold=-1", "rule.margin_threshold"),
+    ):
+        result = await flyspec("eval", "--address", stack.address, "--rules", rules)
+        assert result.code == 2
+        assert message in result.err

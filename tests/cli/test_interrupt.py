@@ -42,12 +42,13 @@ async def test_generate_says_what_it_reached(stack: Stack) -> None:
 
 async def test_eval_and_bench_show_what_they_measured(stack: Stack, tmp_path: Path) -> None:
     for command, key in (("bench", "groups"), ("eval", "conditions")):
-        file = tmp_path / f"{command}.json"
+        output = tmp_path / (f"{command}.json" if command == "bench" else "run")
+        file = output if command == "bench" else output / "report.json"
         flags = ["--repeats", "10000"] if command == "bench" else ["--problems", "5000"]
         problems = ["--problems", "2"] if command == "bench" else ["--concurrency", "2"]
         process = await start(
             command, "--address", stack.address, *flags, *problems, "--max-tokens", "4",
-            "--rules", "exact", "--output", str(file),
+            "--rules", "exact", "--output", str(output),
         )  # fmt: skip
         assert process.stderr is not None
         async with asyncio.timeout(120):

@@ -19,7 +19,6 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flyspec.bench import (
-    accuracy,
     judging,
     pair,
     report,
@@ -34,6 +33,8 @@ from flyspec.bench.engine import stall_report, steps_report, throughput
 from flyspec.bench.engine import tables as engine_tables
 from flyspec.cli import drafters
 from flyspec.cli.results import result_console
+from flyspec.lab import compare, forks, frontier, statistics
+from flyspec.lab import tables as lab_tables
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import (
     DrafterState,
@@ -115,16 +116,29 @@ def drafters_table() -> list[FittedTable]:
 
 
 def evaluation() -> list[FittedTable]:
+    share = statistics.Interval(0.0123, -0.0123, 0.0345, -0.01)
+    recovery = statistics.Interval(1.012, 0.987, 1.023, 0.991)
     known: dict[str, Any] = {
-        "accuracy": 0.876, "recovery": 1.012, "loose_share": 0.0456, "mean_accepted_tokens": 11.23,
-        "versus": filled(accuracy.Versus, low=-0.0123, high=0.0345, loose_share_difference=0.0123,
+        "accuracy": recovery, "recovery": recovery, "loose_share": 0.0456,
+        "mean_accepted_tokens": 11.23, "loop_rate_upper": 0.0123,
+        "speed_ratio": statistics.Interval(1.31, 1.28, 1.35, 1.29),
+        "costs": compare.Costs((0.12, 0.34, 1.23, 4.56), (0.12, 0.34, 1.23, 4.56)),
+        "flips": filled(statistics.Flips, harmful_rate_upper=0.0123, mcnemar_p=0.123),
+        "versus": filled(compare.Versus, score_difference=share, loose_share_difference=share,
                          mcnemar_p=0.123),
     }  # fmt: skip
-    reports = many(accuracy.ConditionReport, "condition", RULES, **known)
+    reports = many(compare.ConditionReport, "condition", RULES, **known)
+    at = frontier.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
+    equal = many(compare.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
+    of_forks = many(forks.ForkReport, "group", ["word", "digit"], by="class", other_rest=0.56,
+                    harmful_rate=0.123, low=0.0123, high=0.234)  # fmt: skip
     return [
-        tables.rules_table("gsm8k/test.jsonl", reports),
-        tables.accuracy_table("gsm8k/test.jsonl", reports),
-        tables.versus_table(reports),
+        lab_tables.rules_table("gsm8k/test.jsonl", reports),
+        lab_tables.accuracy_table("gsm8k/test.jsonl", reports),
+        lab_tables.flips_table(reports),
+        lab_tables.versus_table(reports),
+        lab_tables.equal_table(equal),
+        lab_tables.forks_table("gsm8k/test.jsonl", of_forks),
     ]
 
 

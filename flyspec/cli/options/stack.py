@@ -78,7 +78,7 @@ class ModelFlags:
     """The models of a stack to start, with their devices, memory and rules."""
 
     model: Annotated[str | None, _stack(
-        "Target model: a directory or hub id (default: the bundled pair). With bench or eval "
+        "Target model: a directory or hub id (default: the bundled pair). With bench "
         "--address: the target's files on this machine, if not found by name.",
     )] = None
     draft_model: Annotated[str | None, _stack(

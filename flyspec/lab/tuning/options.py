@@ -41,9 +41,6 @@ class TuneOptions(ProblemOptions):
         "Confidence of the certificates, together.", min=0,
     )] = 0.9
     num_speculative_tokens: Annotated[int, Flag("K: drafted tokens per round.", min=1)] = 15
-    max_tokens: Annotated[int | None, Flag(
-        "Maximum output tokens.", min=1, default="as in the task's benchmark, mostly 256",
-    )] = None
     confirm: Annotated[bool, Flag(
         "Generate all recorded texts again by the rule found, to measure how far replay is off.",
     )] = False

@@ -1,0 +1,437 @@
+"""Conditions over the same problems: quality, what was accepted loosely, what it saved.
+
+Recovery is the score under a rule relative to that of plain decoding. Where no answers are known,
+the mean raw log-probability that the target gives a text's tokens is its quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyspec.bench.conditions import PLAIN
+from flyspec.bench.summaries import grouped
+from flyspec.lab.arms import Arm
+from flyspec.lab.frontier import AtEqualSpeed, Curve, at_equal_speed
+from flyspec.lab.run import Wanted
+from flyspec.lab.samples import KEY, latest
+from flyspec.lab.statistics import (
+    Array,
+    Flips,
+    Interval,
+    PairedBootstrap,
+    mcnemar_p,
+    ratio,
+    upper_bound,
+)
+from flyspec.rules import PARAMETERS, Rule
+from flyspec.rules.presets import RULE_PRESETS
+
+COLUMNS = (
+    *KEY, "error", "token_ids", "finish_reason", "loop_token_index",
+    "loop_guard_token_index", "distinct_2", "broken_ending", "score", "log_likelihood",
+    "num_tokens", "loose_gaps_nats", "num_rounds", "num_spec_steps", "num_accepted_draft_tokens",
+    "num_loose_tokens", "loose_cost_nats", "num_rejected_tokens", "rejected_cost_nats",
+    "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns",
+)  # fmt: skip
+"""What a report needs of the samples."""
+_WINDOW = "fly_window_size"
+QUANTILES = (0.5, 0.9, 0.99, 1.0)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Quantiles of costs in nats: the median, 90 %, 99 % and the largest; None if there are none.
+
+    `loose`: of one loose token. `text`: of all loose tokens of a text.
+    """
+
+    loose: tuple[float, ...] | None
+    text: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Versus:
+    """A condition against another one, `of`, on the same problems.
+
+    `won` counts answers that only this one got right, `lost` those that only `of` did; None without
+    known answers, as is `mcnemar_p`. The differences are means over all texts: of the score, and of
+    the share of loose tokens.
+    """
+
+    of: str
+    won: int | None
+    lost: int | None
+    mcnemar_p: float | None
+    score_difference: Interval | None
+    loose_share_difference: Interval | None
+
+
+@dataclass(frozen=True)
+class ConditionReport:
+    """A condition over all problems that every condition has answered.
+
+    `correct`, `accuracy`, `recovery` and `flips` (against plain decoding) are None without known
+    answers; then `log_likelihood_per_token` is known, in nats. Gaps are means in nats, None if
+    there was no such token. `loops` counts texts that repeat themselves by the loop guard's
+    criterion, whether it was on or not; `loop_rate_upper` is the exact one-sided 95 % bound.
+    `distinct_2` (a mean) and `broken_endings` are as in `flyspec.lab.describe`.
+    `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
+    per second of a request, one of `concurrency` at a time, and `speed_ratio` its ratio to that of
+    `speed_base`: `exact` with the same K and drafter, or plain decoding where that was not
+    compared. `failed` samples are left out everywhere.
+    """
+
+    task: str
+    condition: str
+    problems: int
+    samples: int
+    failed: int
+    tokens: int
+    correct: int | None
+    accuracy: Interval | None
+    recovery: Interval | None
+    flips: Flips | None
+    log_likelihood_per_token: float | None
+    mean_accepted_tokens: float
+    mean_accepted_tokens_interval: Interval | None
+    mean_acceptance_length: float
+    loose_tokens: int
+    loose_share: float
+    loose_cost_nats: float
+    costs: Costs
+    mean_loose_gap_nats: float | None
+    rejected_tokens: int
+    mean_rejected_gap_nats: float | None
+    rollbacks: int
+    loops: int
+    loop_rate_upper: float
+    distinct_2: float | None
+    broken_endings: int
+    distribution_bytes_per_round: float
+    round_bytes_per_round: float
+    speed: float
+    speed_base: str | None
+    speed_ratio: Interval | None
+    same_as_plain: int
+    cut_off: int
+    versus: Versus | None = None
+
+
+@dataclass(frozen=True)
+class EqualCost:
+    """A condition against the curve of another rule, where both have the same tokens per round
+    (`acceptance`) and the same tokens per second (`speed`). None where the curve does not reach."""
+
+    task: str
+    condition: str
+    of: str
+    acceptance: AtEqualSpeed | None
+    speed: AtEqualSpeed | None
+
+
+class Answered:
+    """The samples of a task's problems that every arm has answered, by the arm's name.
+
+    The rows of all arms are in the same order. Arms without any sample are left out, and named in
+    `missing`.
+    """
+
+    def __init__(self, task: str, arms: Sequence[Arm], wanted: Wanted, rows: Sequence[Row]) -> None:
+        self.task = task
+        self.failed = {arm.name: 0 for arm in arms}
+        good: dict[str, dict[tuple[str, int], Row]] = {arm.name: {} for arm in arms}
+        there = latest(rows)
+        for key, unit in wanted.items():
+            row = there.get(key)
+            if row is None or unit.task.name != task:
+                continue
+            if row["error"] is None:
+                good[unit.arm.name][unit.problem.prompt_id, unit.repeat] = row
+            else:
+                self.failed[unit.arm.name] += 1
+        self.arms = [arm for arm in arms if good[arm.name]]
+        self.missing = [arm.name for arm in arms if not good[arm.name]]
+        places = [
+            place
+            for place in (good[self.arms[0].name] if self.arms else ())
+            if all(place in good[arm.name] for arm in self.arms)
+        ]
+        self.rows = {arm.name: [good[arm.name][place] for place in places] for arm in self.arms}
+        ids = list(dict.fromkeys(prompt_id for prompt_id, _ in places))
+        numbers = {prompt_id: number for number, prompt_id in enumerate(ids)}
+        self._problem = np.array([numbers[prompt_id] for prompt_id, _ in places], int)
+        self.first = np.unique(self._problem, return_index=True)[1]
+        """Index of each problem's first text. Tests that take texts to be independent use these."""
+        self.num_problems = len(ids)
+        self.bootstrap = PairedBootstrap(self.num_problems) if places else None
+
+    def column(self, arm: str, name: str) -> Array:
+        """Return a column of an arm's samples; null is NaN."""
+        values = [row[name] for row in self.rows[arm]]
+        return np.array([np.nan if v is None else float(v) for v in values])
+
+    def per_problem(self, *columns: Array) -> Array:
+        """Return sums over the repeats of each problem, [problems, columns]."""
+        return np.stack(
+            [np.bincount(self._problem, c, minlength=self.num_problems) for c in columns], axis=1
+        )
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether every text has a score."""
+        return bool(self.arms) and all(
+            row["score"] is not None for rows in self.rows.values() for row in rows
+        )
+
+
+def report(answered: Answered, first: str = PLAIN) -> list[ConditionReport]:
+    """Summarize each arm of a task, and compare it with the one named `first`."""
+    names = [arm.name for arm in answered.arms]
+    reports = [_condition(answered, name) for name in names] if answered.bootstrap else []
+    if first not in names:
+        return reports
+    return [
+        r if r.condition == first else replace(r, versus=_versus(answered, r.condition, first))
+        for r in reports
+    ]
+
+
+def equal_costs(answered: Answered) -> list[EqualCost]:
+    """Compare each lossy condition with the curves of other rules, `random` first.
+
+    A curve has two or more conditions of a rule (`curves_of`), or is `random`; and `exact` if that
+    was compared, which every rule becomes where it accepts nothing.
+    """
+    if not answered.has_answers or answered.bootstrap is None:
+        return []
+    curves = _curves(answered.arms)
+    found = []
+    for arm in answered.arms:
+        for name, members in curves.items():
+            if arm.rival or arm in members or _is_exact(arm) or is_control(arm):
+                continue
+            at = {
+                by: at_equal_speed(
+                    answered.bootstrap, _curve(answered, [arm], by), _curve(answered, members, by)
+                )
+                for by in ("num_rounds", "total_ns")
+            }
+            if any(at.values()):
+                found.append(
+                    EqualCost(answered.task, arm.name, name, at["num_rounds"], at["total_ns"])
+                )
+    return found
+
+
+def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
+    """Return the arms that differ in their thresholds only, by what they have in common.
+
+    That is the rule with its kinds of measures and its window, K and drafter; the name says what
+    others differ in. Plain decoding and rivals are left out.
+    """
+    drafting = [arm for arm in arms if arm.k != 0 and not arm.rival]
+    of_rule = grouped((arm.rule for arm in drafting), lambda rule: rule.name)
+    several = len({(arm.k, arm.drafter) for arm in drafting}) > 1
+
+    def name(arm: Arm) -> str:
+        parts = [arm.rule.name, *_own_kinds(arm.rule, of_rule[arm.rule.name])]
+        if several:
+            parts += [f"K = {'auto' if arm.k is None else arm.k}", arm.drafter]
+        return ", ".join(parts)
+
+    return grouped(drafting, name)
+
+
+def _own_kinds(rule: Rule, rules: Sequence[Rule]) -> list[str]:
+    """Return the rule's kinds of measures and window, where the others' are not all the same."""
+    kinds = [name for name, p in PARAMETERS.items() if p.members or name == _WINDOW]
+    differ = [name for name in kinds if len({getattr(other, name) for other in rules}) > 1]
+    values = {name: getattr(rule, name) for name in differ}
+    return [
+        f"W = {value}" if name == _WINDOW else PARAMETERS[name].show(value)
+        for name, value in values.items()
+        if value is not None
+    ]
+
+
+def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
+    """Return the curves to compare with, beginning at `exact`; `random` first."""
+    exact = {(arm.k, arm.drafter): arm for arm in arms if _is_exact(arm) and arm.k != 0}
+    found = {}
+    for name, members in curves_of(arms).items():
+        start = exact.get((members[0].k, members[0].drafter))
+        if _is_exact(members[0]) or (len(members) < 2 and not is_control(members[0])):
+            continue
+        points = members if start is None else [start, *members]
+        if len(points) > 1:
+            found[name] = points
+    return dict(sorted(found.items(), key=lambda item: not is_control(item[1][-1])))
+
+
+def _is_exact(arm: Arm) -> bool:
+    preset = RULE_PRESETS.get(arm.rule.name)
+    return preset is not None and preset.token_exact
+
+
+def is_control(arm: Arm) -> bool:
+    """Whether it accepts at random, as what other rules have to be better than."""
+    preset = RULE_PRESETS.get(arm.rule.name)
+    return preset is not None and preset.criterion == "random"
+
+
+def _curve(answered: Answered, arms: Sequence[Arm], spent: str) -> Curve:
+    columns = [
+        answered.per_problem(*(answered.column(arm.name, name) for arm in arms))
+        for name in ("num_tokens", spent, "score")
+    ]
+    return Curve(*columns)
+
+
+def _condition(answered: Answered, name: str) -> ConditionReport:
+    rows = answered.rows[name]
+
+    def total(column: str) -> float:
+        return float(np.nansum(answered.column(name, column)))
+
+    samples, tokens = len(rows), int(total("num_tokens"))
+    steps, rounds = total("num_spec_steps"), max(1.0, total("num_rounds"))
+    loose, rejected = int(total("num_loose_tokens")), int(total("num_rejected_tokens"))
+    loops = sum(
+        row["loop_token_index"] is not None or row["loop_guard_token_index"] is not None
+        for row in rows
+    )
+    accepted = _interval(answered, ratio, (name, "num_tokens"), (name, "num_rounds"))
+    plain = answered.rows.get(PLAIN)
+    base = _speed_base(answered, name)
+    return ConditionReport(
+        task=answered.task,
+        condition=name,
+        problems=answered.num_problems,
+        samples=samples,
+        failed=answered.failed[name],
+        tokens=tokens,
+        **_quality(answered, name),
+        mean_accepted_tokens=tokens / rounds,
+        mean_accepted_tokens_interval=accepted,
+        mean_acceptance_length=1 + total("num_accepted_draft_tokens") / max(1.0, steps),
+        loose_tokens=loose,
+        loose_share=loose / max(1, tokens),
+        loose_cost_nats=total("loose_cost_nats"),
+        costs=Costs(
+            _quantiles([gap for row in rows for gap in row["loose_gaps_nats"] or ()]),
+            _quantiles([row["loose_cost_nats"] for row in rows if row["num_loose_tokens"]]),
+        ),
+        mean_loose_gap_nats=total("loose_cost_nats") / loose if loose else None,
+        rejected_tokens=rejected,
+        mean_rejected_gap_nats=total("rejected_cost_nats") / rejected if rejected else None,
+        rollbacks=int(total("num_rollbacks")),
+        loops=loops,
+        loop_rate_upper=upper_bound(loops, samples),
+        distinct_2=_mean([row["distinct_2"] for row in rows]),
+        broken_endings=sum(row["broken_ending"] is not None for row in rows),
+        distribution_bytes_per_round=total("distribution_bytes") / max(1.0, steps),
+        round_bytes_per_round=total("round_bytes") / rounds,
+        speed=tokens / max(1e-9, total("total_ns") / 1e9),
+        speed_base=base,
+        speed_ratio=None if base is None else _speed_ratio(answered, name, base),
+        same_as_plain=sum(
+            row["token_ids"] == p["token_ids"] for row, p in zip(rows, plain or (), strict=False)
+        ),
+        cut_off=sum(row["finish_reason"] == "LENGTH" for row in rows),
+    )
+
+
+def _quality(answered: Answered, name: str) -> dict[str, Any]:
+    likelihood = answered.column(name, "log_likelihood")
+    tokens = sum(len(row["token_ids"]) for row in answered.rows[name])
+    found: dict[str, Any] = {
+        "correct": None, "accuracy": None, "recovery": None, "flips": None,
+        "log_likelihood_per_token":
+            None if np.isnan(likelihood).any() else float(likelihood.sum()) / max(1, tokens),
+    }  # fmt: skip
+    if not answered.has_answers:
+        return found
+    found |= {
+        "correct": int((answered.column(name, "score") >= 1.0).sum()),
+        "accuracy": _interval(answered, ratio, (name, "score"), (name, "one")),
+    }
+    if PLAIN in answered.rows:
+        found |= {
+            "recovery": _interval(answered, ratio, (name, "score"), (PLAIN, "score")),
+            "flips": Flips.of(_right(answered, name), _right(answered, PLAIN)),
+        }
+    return found
+
+
+def _right(answered: Answered, name: str) -> NDArray[np.bool_]:
+    """Return whether the first text of each problem is right."""
+    return answered.column(name, "score")[answered.first] >= 1.0
+
+
+def _speed_base(answered: Answered, name: str) -> str | None:
+    """Return the condition that a speed is relative to; None if it is that one itself."""
+    (arm,) = (arm for arm in answered.arms if arm.name == name)
+    exact = [other for other in answered.arms if _is_exact(other) and other.k != 0]
+    alike = [o.name for o in exact if (o.k, o.drafter) == (arm.k, arm.drafter)]
+    plain = [PLAIN] if PLAIN in answered.rows else []
+    base = next(iter([*alike, *(o.name for o in exact[:1]), *plain]), None)
+    return None if base == name else base
+
+
+def _speed_ratio(answered: Answered, name: str, base: str) -> Interval | None:
+    columns = [(name, "num_tokens"), (name, "total_ns"), (base, "num_tokens"), (base, "total_ns")]
+    return _interval(answered, lambda s: s[..., 0] / s[..., 1] / (s[..., 2] / s[..., 3]), *columns)
+
+
+def _versus(answered: Answered, name: str, first: str) -> Versus:
+    won = lost = None
+    score = None
+    if answered.has_answers:
+        right, there = _right(answered, name), _right(answered, first)
+        won, lost = int((right & ~there).sum()), int((~right & there).sum())
+        score = _interval(
+            answered, _difference, (name, "score"), (name, "one"), (first, "score"), (first, "one")
+        )
+    shares = _interval(
+        answered, _difference, (name, "loose share"), (name, "one"), (first, "loose share"),
+        (first, "one"),
+    )  # fmt: skip
+    p = None if won is None or lost is None else mcnemar_p(won, lost)
+    return Versus(first, won, lost, p, score, shares)
+
+
+def _difference(sums: Array) -> Any:
+    return sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3]
+
+
+def _interval(answered: Answered, statistic: Any, *columns: tuple[str, str]) -> Interval | None:
+    """Return a statistic of columns, each of an arm, with its interval over the problems."""
+    assert answered.bootstrap is not None
+
+    def values(arm: str, name: str) -> Array:
+        if name == "one":
+            return np.ones(len(answered.rows[arm]))
+        if name == "loose share":
+            tokens = answered.column(arm, "num_tokens")
+            return answered.column(arm, "num_loose_tokens") / np.maximum(1.0, tokens)
+        return answered.column(arm, name)
+
+    return answered.bootstrap.interval(
+        answered.per_problem(*(values(*column) for column in columns)), statistic
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, ...] | None:
+    return tuple(map(float, np.quantile(values, QUANTILES))) if len(values) else None

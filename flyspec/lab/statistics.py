@@ -1,0 +1,181 @@
+"""Statistics of paired samples: intervals, tests, sample sizes. Pure functions on arrays.
+
+The same problems are answered under every condition, so conditions are compared problem by problem,
+and all resamples draw whole problems with everything that was measured on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binomtest, norm
+
+Array = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+RESAMPLES = 10_000
+POINT = 0.01
+"""A difference of one percentage point."""
+_CHUNK = 256
+"""Resamples drawn at once, so that memory stays small."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate, its two-sided 95 % interval, and the one-sided 95 % bound below it."""
+
+    value: float
+    low: float
+    high: float
+    lower_bound: float
+
+
+@dataclass(frozen=True)
+class Flips:
+    """Answers of a condition against those of another on the same problems.
+
+    `harmful`: right there, wrong here; `helpful`: wrong there, right here. `right_there` of them
+    were right there. `harmful_rate` is harmful / right_there, and `harmful_rate_upper` its exact
+    one-sided 95 % bound, so that recovery is at least 1 - `harmful_rate_upper` with that
+    confidence, whatever is gained elsewhere. `mcnemar_p`: see there. `problems_for_a_point`: how
+    many would show a difference of one point (`paired_sample_size`).
+    """
+
+    harmful: int
+    helpful: int
+    right_there: int
+    problems: int
+    harmful_rate: float | None
+    harmful_rate_upper: float
+    mcnemar_p: float
+    problems_for_a_point: int
+
+    @classmethod
+    def of(cls, right: NDArray[np.bool_], right_there: NDArray[np.bool_]) -> Flips:
+        """Compare right answers [problems] with those of the other condition, in the same order."""
+        harmful, helpful = int((~right & right_there).sum()), int((right & ~right_there).sum())
+        count, problems = int(right_there.sum()), len(right)
+        return cls(
+            harmful,
+            helpful,
+            count,
+            problems,
+            harmful / count if count else None,
+            upper_bound(harmful, count),
+            mcnemar_p(helpful, harmful),
+            paired_sample_size((harmful + helpful) / max(1, problems)),
+        )
+
+
+def mcnemar_p(won: int, lost: int) -> float:
+    """Return the exact two-sided p-value of McNemar's test: are the differences a fair coin?
+
+    Q. McNemar, Psychometrika 12 (1947), with the binomial distribution instead of its limit.
+    """
+    return float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
+
+
+def exact_interval(count: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the two-sided exact interval of a share (Clopper and Pearson, Biometrika 26, 1934)."""
+    if of == 0:
+        return 0.0, 1.0
+    found = binomtest(count, of).proportion_ci(confidence, method="exact")
+    return float(found.low), float(found.high)
+
+
+def upper_bound(count: int, of: int, confidence: float = CONFIDENCE) -> float:
+    """Return the one-sided exact upper bound of a share; for a count of 0 about 3 / `of`."""
+    if of == 0:
+        return 1.0
+    test = binomtest(count, of, alternative="less")
+    return float(test.proportion_ci(confidence, method="exact").high)
+
+
+def paired_sample_size(
+    discordance: float, difference: float = POINT, alpha: float = 0.05, power: float = 0.8
+) -> int:
+    """Return the problems needed for McNemar's test to show a difference of two paired shares.
+
+    `discordance` is the share of problems on which the two differ; it is taken to be no less than
+    the difference, which needs as many. Formula of R. J. Connor, Biometrics 43 (1987), with the
+    normal approximation; `alpha` is two-sided.
+    """
+    share = max(discordance, difference)
+    at_null = norm.ppf(1 - alpha / 2) * np.sqrt(share)
+    at_difference = norm.ppf(power) * np.sqrt(share - difference**2)
+    return int(np.ceil(((at_null + at_difference) / difference) ** 2))
+
+
+class PairedBootstrap:
+    """Resamples of `num_problems` problems, the same for everything that is asked of them.
+
+    A statistic is a function of sums over the problems: it gets an array [..., columns] of sums and
+    returns one of [...]. Seeded, so that a report of the same samples is the same.
+    """
+
+    def __init__(self, num_problems: int, resamples: int = RESAMPLES, seed: int = 0) -> None:
+        self._size, self._resamples, self._seed = num_problems, resamples, seed
+
+    @cached_property
+    def _counts(self) -> NDArray[np.uint16]:
+        """How often each resample has each problem, [resamples, problems]."""
+        rng, size = np.random.default_rng(self._seed), self._size
+        counts = np.empty((self._resamples, size), np.uint16)
+        for start in range(0, self._resamples, _CHUNK):
+            rows = counts[start : start + _CHUNK]
+            drawn = rng.integers(size, size=rows.shape) + size * np.arange(len(rows))[:, None]
+            rows[:] = np.bincount(drawn.ravel(), minlength=rows.size).reshape(rows.shape)
+        return counts
+
+    def sums(self, values: Array) -> Array:
+        """Return the sums of values [problems, columns] in each resample, [resamples, columns]."""
+        chunks = range(0, self._resamples, _CHUNK)
+        return np.concatenate([self._counts[i : i + _CHUNK].astype(float) @ values for i in chunks])
+
+    def interval(
+        self,
+        values: Array,
+        statistic: Callable[[Array], Any],
+        method: Literal["BCa", "percentile"] = "BCa",
+    ) -> Interval | None:
+        """Return a statistic of the sums of values [problems, columns], with its intervals.
+
+        BCa (bias-corrected and accelerated) is that of B. Efron, JASA 82 (1987); its acceleration
+        is from the jackknife. Resamples in which the statistic is undefined (NaN, infinite) are
+        left out. None if it is undefined for the values themselves, or for most resamples.
+        """
+        total = values.sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value = float(statistic(total))
+            drawn = np.asarray(statistic(self.sums(values)), float)
+            without = np.asarray(statistic(total - values), float)
+        drawn = drawn[np.isfinite(drawn)]
+        if not np.isfinite(value) or len(drawn) < self._resamples / 2:
+            return None
+        probabilities = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2, 1 - CONFIDENCE])
+        if method == "BCa":
+            probabilities = _corrected(probabilities, drawn, value, without[np.isfinite(without)])
+        low, high, bound = np.quantile(drawn, probabilities)
+        return Interval(value, float(low), float(high), float(bound))
+
+
+def _corrected(probabilities: Array, drawn: Array, value: float, without: Array) -> Array:
+    """Return the probabilities of BCa; as they are where the correction is undefined."""
+    below = (np.mean(drawn < value) + np.mean(drawn <= value)) / 2
+    deviation = without.mean() - without
+    spread = np.sum(deviation**2) ** 1.5
+    if not 0 < below < 1 or spread == 0:
+        return probabilities
+    bias, acceleration = norm.ppf(below), np.sum(deviation**3) / (6 * spread)
+    shifted = bias + norm.ppf(probabilities)
+    return np.asarray(norm.cdf(bias + shifted / (1 - acceleration * shifted)))
+
+
+def ratio(sums: Array) -> Any:
+    """Return the first column's sum over the second's: a recovery, a share, a speed."""
+    return sums[..., 0] / sums[..., 1]

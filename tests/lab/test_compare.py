@@ -1,0 +1,204 @@
+"""Reports of samples whose figures are known by counting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flyspec.bench.conditions import parse_conditions
+from flyspec.lab import compare
+from flyspec.lab.arms import Arm, make_arms
+from flyspec.lab.compare import Answered, ConditionReport
+from flyspec.lab.options import EvalOptions
+from flyspec.lab.problems import TaskProblems
+from flyspec.lab.run import Wanted, wanted_samples
+from flyspec.lab.statistics import mcnemar_p, upper_bound
+from flyspec.lab.tasks import Problem
+from flyspec.lab.tasks.word_problems import WordProblems
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.admin import ModelInfo
+
+TARGET = ModelInfo("target", "", 100, 100, weights_fingerprint="w")
+TOKENS = 10
+
+
+def made(
+    rules: str, count: int, seeds: int = 1, rows: dict[str, list[dict[str, Any]]] | None = None
+) -> tuple[list[Arm], Wanted, list[dict[str, Any]]]:
+    """Return arms, the samples wanted, and rows: those given by condition, with defaults."""
+    arms = make_arms(parse_conditions(rules), (), 15, "model", [*RULE_PRESETS])
+    problems = [Problem(f"problem {i}", "Q", "7") for i in range(count)]
+    task = TaskProblems("task", WordProblems(), problems)
+    wanted = wanted_samples(EvalOptions(seeds=seeds), [task], arms, TARGET, None)
+    found = []
+    given = {name: iter(of) for name, of in (rows or {}).items()}
+    for key, unit in wanted.items():
+        known = next(given[unit.arm.name]) if unit.arm.name in given else {}
+        names = dict(zip(compare.COLUMNS, key, strict=False))
+        found.append({**dict.fromkeys(compare.COLUMNS, 0), **DEFAULTS, **names, **known})
+    return arms, wanted, found
+
+
+DEFAULTS: dict[str, Any] = {
+    "error": None, "token_ids": [5] * TOKENS, "finish_reason": "STOP", "loop_token_index": None,
+    "loop_guard_token_index": None, "distinct_2": 1.0, "broken_ending": None,
+    "score": 1.0, "log_likelihood": None, "num_tokens": TOKENS, "loose_gaps_nats": [],
+    "num_rounds": TOKENS, "total_ns": 1_000_000_000,
+}  # fmt: skip
+FLY = [
+    {"num_rounds": 2, "num_spec_steps": 2, "num_accepted_draft_tokens": 8, "total_ns": 500_000_000,
+     "num_rejected_tokens": 2, "rejected_cost_nats": 9.0, "num_rollbacks": 1,
+     "distribution_bytes": 3000, "round_bytes": 4000},
+    {"num_rounds": 2, "num_spec_steps": 1, "num_accepted_draft_tokens": 8, "total_ns": 500_000_000,
+     "num_loose_tokens": 1, "loose_cost_nats": 0.2, "loose_gaps_nats": [0.2], "score": 0.0,
+     "num_rejected_tokens": 1, "rejected_cost_nats": 3.9, "loop_guard_token_index": 9,
+     "token_ids": [7] * TOKENS, "finish_reason": "LENGTH"},
+]  # fmt: skip
+
+
+def reports(
+    rules: str, count: int, seeds: int = 1, first: str = "plain", **rows: list[dict[str, Any]]
+) -> list[ConditionReport]:
+    arms, wanted, found = made(rules, count, seeds, rows)
+    return compare.report(Answered("task", arms, wanted, found), first)
+
+
+def test_a_report_tells_what_a_rule_won_and_lost() -> None:
+    plain, fly = reports("fly", 2, fly=FLY)
+    assert plain.accuracy is not None
+    assert (plain.accuracy.value, plain.same_as_plain) == (1.0, 2)
+    assert (plain.mean_loose_gap_nats, plain.mean_rejected_gap_nats) == (None, None)
+    assert fly.accuracy is not None
+    assert fly.recovery is not None
+    assert (fly.correct, fly.accuracy.value, fly.recovery.value) == (1, 0.5, 0.5)
+    assert fly.log_likelihood_per_token is None
+    assert fly.mean_accepted_tokens == 5.0
+    assert fly.mean_accepted_tokens_interval is not None
+    assert fly.mean_accepted_tokens_interval.value == 5.0
+    assert fly.mean_acceptance_length == pytest.approx(1 + 16 / 3)
+    assert (fly.loose_tokens, fly.loose_share) == (1, 0.05)
+    assert fly.mean_loose_gap_nats == pytest.approx(0.2)
+    assert fly.loose_cost_nats == pytest.approx(0.2)  # all of it, as everywhere
+    assert fly.costs.loose == fly.costs.text == (0.2, 0.2, 0.2, 0.2)
+    assert plain.costs == compare.Costs(None, None)
+    assert fly.mean_rejected_gap_nats == pytest.approx(4.3)
+    assert (fly.rejected_tokens, fly.rollbacks, fly.loops, fly.same_as_plain) == (3, 1, 1, 1)
+    assert fly.loop_rate_upper == upper_bound(1, 2)
+    assert fly.distribution_bytes_per_round == 1000.0
+    assert fly.round_bytes_per_round == 1000.0
+    assert fly.cut_off == 1
+    assert (plain.speed, fly.speed) == (10.0, 20.0)
+    assert fly.speed_ratio is not None
+    assert fly.speed_ratio.value == 2.0
+    assert fly.flips is not None
+    assert (fly.flips.harmful, fly.flips.helpful, fly.flips.right_there) == (1, 0, 2)
+    assert fly.flips.harmful_rate_upper == upper_bound(1, 2)
+
+
+def test_a_condition_is_compared_with_the_first_that_was_named() -> None:
+    plain, fly = reports("fly", 2, fly=FLY)
+    assert plain.versus is None
+    assert fly.versus is not None
+    assert (fly.versus.of, fly.versus.won, fly.versus.lost) == ("plain", 0, 1)
+    assert fly.versus.mcnemar_p == mcnemar_p(0, 1) == 1.0  # one problem tells nothing
+    assert fly.versus.loose_share_difference is not None
+    assert fly.versus.loose_share_difference.value == pytest.approx(0.05)
+    assert fly.versus.score_difference is not None
+    assert fly.versus.score_difference.value == -0.5
+    plain, fly = reports("fly", 2, first="fly", fly=FLY)
+    assert fly.versus is None
+    assert plain.versus is not None
+    assert (plain.versus.won, plain.versus.lost) == (1, 0)
+
+
+def test_without_answers_the_target_is_asked() -> None:
+    unknown = [{"score": None, "log_likelihood": -1.0}, {"score": None, "log_likelihood": -3.0}]
+    plain, fly = reports("fly", 2, plain=unknown, fly=unknown[::-1])
+    assert (fly.correct, fly.accuracy, fly.recovery, fly.flips) == (None, None, None, None)
+    assert plain.log_likelihood_per_token == pytest.approx(-0.2)
+    assert fly.versus is not None
+    assert (fly.versus.won, fly.versus.mcnemar_p, fly.versus.score_difference) == (None, None, None)
+
+
+def test_only_what_all_conditions_have_answered_counts() -> None:
+    arms, wanted, rows = made(
+        "exact,fly", 4, rows={"fly": [{}, {"error": "lost"}, {"score": 0.0}, {}]}
+    )
+    rows = [row for row in rows if row["prompt_id"] != "problem 3" or '"fly"' in row["rule"]]
+    answered = Answered("task", arms, wanted, rows)
+    found = compare.report(answered)
+    assert [(r.problems, r.failed) for r in found] == [(2, 0), (2, 0), (2, 1)]
+    assert [r.correct for r in found] == [2, 2, 1]
+    # A condition without any sample is left out, so that the others are compared.
+    rows = [row for row in rows if '"fly"' not in row["rule"]]
+    answered = Answered("task", arms, wanted, rows)
+    assert answered.missing == ["fly"]
+    assert [r.problems for r in compare.report(answered)] == [3, 3]
+    assert compare.report(Answered("task", arms, wanted, [])) == []
+
+
+def test_the_last_row_of_a_sample_counts() -> None:
+    arms, wanted, rows = made("fly", 2)
+    failed = [{**row, "error": "lost"} for row in rows]
+    found = compare.report(Answered("task", arms, wanted, failed + rows))
+    assert [(r.problems, r.failed) for r in found] == [(2, 0), (2, 0)]
+
+
+def test_tests_of_independent_texts_use_the_first_of_each_problem() -> None:
+    # Repeats are the outer loop: texts 0 and 1 are the first of both problems.
+    scores = [{"score": s} for s in (0.0, 1.0, 0.0, 0.0)]
+    _, fly = reports("fly", 2, seeds=2, fly=scores)
+    assert fly.samples == 4
+    assert fly.accuracy is not None
+    assert fly.accuracy.value == 0.25
+    assert fly.flips is not None
+    assert (fly.flips.harmful, fly.flips.problems) == (1, 2)
+
+
+def test_rules_are_compared_where_they_are_as_fast() -> None:
+    rules = "exact,fly:fly_entropy_threshold=0.2,fly:fly_entropy_threshold=0.6,random,typical"
+    fast = [{"num_rounds": 1, "total_ns": 10**8}] * 20
+    middle = [{"num_rounds": 3, "total_ns": 3 * 10**8}] * 20
+    rows = {
+        "fly:fly_entropy_threshold=0.2": fast, "fly:fly_entropy_threshold=0.6": middle,
+        "random": [{"num_rounds": 2.5, "total_ns": 25 * 10**7, "score": 0.0}] * 20,
+        "typical": [{"num_rounds": 2, "total_ns": 2 * 10**8, "score": float(i % 2)}
+                    for i in range(20)],
+    }  # fmt: skip
+    arms, wanted, found = made(rules, 20, rows=rows)
+    costs = compare.equal_costs(Answered("task", arms, wanted, found))
+    by_condition = {(c.condition, c.of): c for c in costs}
+    typical = by_condition["typical", "fly"]
+    assert typical.acceptance is not None
+    assert typical.acceptance.speed == 5.0
+    assert typical.acceptance.difference == pytest.approx(-0.5)
+    assert typical.acceptance.low < -0.5 < typical.acceptance.high
+    assert typical.speed is not None
+    assert typical.speed.difference == pytest.approx(-0.5)
+    # `random` makes a curve with `exact`; what is faster than that cannot be compared.
+    # At 1 token a round all are right, at 4 none: at 10 / 3 tokens, 2 of 9 are.
+    slower = by_condition["fly:fly_entropy_threshold=0.6", "random"]
+    assert slower.acceptance is not None
+    assert slower.acceptance.difference == pytest.approx(1 - 2 / 9)
+    assert set(by_condition) == {
+        ("typical", "fly"), ("fly:fly_entropy_threshold=0.6", "random"),
+    }  # fmt: skip
+
+
+def test_a_curve_has_what_differs_in_thresholds_only() -> None:
+    rules = (
+        "exact,fuzzy,fuzzy:divergence=kl,fuzzy:divergence_threshold=0.2,fly,"
+        "fly:fly_window_size=0,fly:fly_window_size=0,fly_entropy_threshold=0.1"
+    )
+    arms = made(rules, 1)[0]
+    curves = compare.curves_of(arms)
+    assert {name: len(of) for name, of in curves.items()} == {
+        "exact": 1, "fuzzy, js": 2, "fuzzy, kl": 1, "fly, W = 6": 1, "fly, W = 0": 2,
+    }  # fmt: skip
+
+
+def test_loops_are_counted_where_the_guard_is_off_as_well() -> None:
+    loops = [{"loop_token_index": 48}, {}, {"loop_guard_token_index": 48}]
+    (plain,) = reports("plain", 3, plain=loops)
+    assert plain.loops == 2

@@ -1,0 +1,44 @@
+"""Plots name what they show: rules, thresholds, the front."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flyspec.lab import compare
+from flyspec.lab.arms import rival_arm
+from flyspec.lab.compare import Answered
+from flyspec.lab.plots import _common_start, plot_quality
+from tests.lab.test_compare import made
+
+
+def test_a_plot_names_rules_and_thresholds(tmp_path: Path) -> None:
+    rules = "exact,fly:fly_entropy_threshold=0.2,fly:fly_entropy_threshold=0.6"
+    rows = {
+        "fly:fly_entropy_threshold=0.2": [{"num_rounds": 1, "score": i % 2} for i in range(8)],
+        "fly:fly_entropy_threshold=0.6": [{"num_rounds": 2}] * 8,
+    }
+    arms, wanted, found = made(rules, 8, rows=rows)
+    reports = {"task": compare.report(Answered("task", arms, wanted, found)), "empty": []}
+    for name in ("plot.svg", "plot.png"):
+        plot_quality(tmp_path / name, [*arms, rival_arm("small")], reports)
+    svg = (tmp_path / "plot.svg").read_text()
+    shown = [
+        "task, 8 problems", "exact", "fly", ">0.2<", ">0.6<", "Pareto front", "plain",
+        "tokens per round", "tokens per second, relative to exact", "recovery",
+    ]  # fmt: skip
+    assert [text for text in shown if text not in svg] == []
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_without_answers_the_likelihood_is_shown(tmp_path: Path) -> None:
+    unknown = [{"score": None, "log_likelihood": -4.0}] * 3
+    arms, wanted, found = made("fly", 3, rows={"plain": unknown, "fly": unknown})
+    reports = {"task": compare.report(Answered("task", arms, wanted, found))}
+    plot_quality(tmp_path / "plot.svg", arms, reports)
+    assert "log p per token, nats" in (tmp_path / "plot.svg").read_text()
+
+
+def test_labels_keep_whole_numbers() -> None:
+    assert _common_start(["random_acceptance=0.1", "random_acceptance=0.3"]) == "random_acceptance="
+    assert _common_start(["fly, theta = 0.1", "fly, theta = 0.15"]) == "fly, theta = "
+    assert _common_start(["a", "b"]) == ""
