@@ -29,10 +29,10 @@ class TuneOptions(ProblemOptions):
     confidence: Annotated[float, Flag(
         "Confidence with which a threshold must keep it.", min=0,
     )] = 0.8
-    rules: Annotated[tuple[str, ...], Flag(
+    rules: Annotated[tuple[str, ...] | None, Flag(
         "Rules to tune, comma-separated.", metavar="RULE,...", listed=True, default="all",
         read=names_of({axis.rule.name: None for axis in AXES}),
-    )] = ()
+    )] = None
     certify_rate: Annotated[float | None, _promise(
         "Also certify thresholds: at most this rate of right answers made wrong.", min=0,
         default="none",

@@ -54,12 +54,16 @@ the probabilities that it accepts below 0.3 of the entropy's bound."""
 EXACT = Rule("exact")
 
 
-def axes_of(names: Collection[str]) -> Sequence[Axis]:
-    """Return the axes of these rules. Raises `ConfigError` for a rule without one."""
-    known = {axis.rule.name for axis in AXES}
+def axes_of(names: Collection[str] | None) -> Sequence[Axis]:
+    """Return the axes of these rules, None: of all. Raises `ConfigError` for a rule without one."""
+    if names is None:
+        return AXES
+    known = {axis.rule.name: None for axis in AXES}
     if unknown := next((name for name in names if name not in known), None):
-        raise ConfigError(f"--rules: {unknown!r} has no threshold to tune; known are {known}")
-    return [axis for axis in AXES if not names or axis.rule.name in names]
+        raise ConfigError(
+            f"--rules: {unknown!r} has no threshold to tune; known are {', '.join(known)}"
+        )
+    return [axis for axis in AXES if axis.rule.name in names]
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,11 @@ class RuleCandidate:
     @property
     def tokens_per_round(self) -> float:
         return self.replayed.tokens_per_round
+
+    @property
+    def num_flips(self) -> int:
+        """Texts whose right answer an accepted mismatch takes away."""
+        return int(self.replayed.flips.sum())
 
 
 def recovery_low(replayed: Replayed, confidence: float) -> float:

@@ -1,0 +1,101 @@
+"""What `flyspec tune` says: a row per rule, the choice, and everything for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.tuning.options import TuneOptions
+from flyspec.lab.tuning.search import RuleCandidate
+from flyspec.lab.tuning.tune import Tuned
+from flyspec.tables import FittedTable, make_table
+
+
+def axes_table(o: TuneOptions, found: Tuned) -> FittedTable:
+    """Return each rule's loosest threshold that reaches the target, and the one certified."""
+    columns = ["rule", "threshold", "value", "recovery", "at least", "lost", "tok/round"]
+    if found.certificates:
+        columns.append(f"certified {o.certify_rate:.2%}")
+    rows = []
+    for axis in found.axes:
+        best = found.best_of(axis, o.target_recovery)
+        row = [axis.name, axis.parameter, *(("none", *[""] * 4) if best is None else _cells(best))]
+        if found.certificates:
+            row.append(_value(found.certificates[axis.name][0]))
+        rows.append(row)
+    return make_table(columns, rows, left=2)
+
+
+def _cells(candidate: RuleCandidate) -> list[str]:
+    return [
+        _value(candidate),
+        f"{candidate.recovery:.1%}",
+        f"{candidate.recovery_low:.1%}",
+        str(candidate.num_flips),
+        f"{candidate.tokens_per_round:.2f}",
+    ]
+
+
+def _value(candidate: RuleCandidate | None) -> str:
+    return "none" if candidate is None or candidate.value is None else f"{candidate.value:g}"
+
+
+def summary(o: TuneOptions, found: Tuned, confirmed: ConditionReport | None) -> list[str]:
+    """Return lines about the recording, the choice, and what generating again gave."""
+    recording, exact, chosen = found.recording, found.candidates[0], found.chosen
+    size = o.recording.stat().st_size / max(1, recording.num_positions)
+    lines = [
+        f"{len(recording.texts)} problems of {recording.info.task}: "
+        f"{recording.num_positions:,} positions, {size:.0f} bytes each",
+        f"exact decoding: {exact.tokens_per_round:.2f} tokens a round",
+    ]
+    if chosen.value is None:
+        lines.append(
+            f"chosen: exact decoding; no threshold keeps {o.target_recovery:.1%} with confidence "
+            f"{o.confidence:.0%} on these problems: record more, or ask for less"
+        )
+    else:
+        lines.append(
+            f"chosen: {chosen.axis}, threshold {chosen.value:g}: expected recovery "
+            f"{chosen.recovery:.1%}, at least {chosen.recovery_low:.1%}; "
+            f"{chosen.tokens_per_round:.2f} tokens a round"
+        )
+    for axis, (_, certificate) in found.certificates.items():
+        if certificate.problem:
+            lines.append(f"not certified: {axis}: {certificate.problem}")
+    if confirmed is not None and confirmed.flips is not None and confirmed.recovery is not None:
+        flips = confirmed.flips
+        lines.append(
+            f"generated again: {flips.harmful} of {flips.right_there} right answers lost, "
+            f"{flips.helpful} gained; recovery {confirmed.recovery.value:.1%}, at least "
+            f"{1 - flips.harmful_rate_upper:.1%} (95 %, as if none were gained); "
+            f"{confirmed.mean_accepted_tokens:.2f} tokens a round"
+        )
+    if o.preset_file is not None:
+        lines.append(f"wrote {o.preset_file}: serve it with --rules-file, and --rule {o.name}")
+    return lines
+
+
+def document(o: TuneOptions, found: Tuned, confirmed: ConditionReport | None) -> dict[str, Any]:
+    """Return everything for JSON."""
+    return {
+        **vars(o),
+        "recording_info": found.recording.info,
+        "num_positions": found.recording.num_positions,
+        "candidates": [
+            {
+                "axis": c.axis,
+                "value": c.value,
+                "recovery": c.recovery,
+                "recovery_low": c.recovery_low,
+                "flips": c.num_flips,
+                "tokens_per_round": c.tokens_per_round,
+            }
+            for c in found.candidates
+        ],
+        "chosen": {"axis": found.chosen.axis, "value": found.chosen.value},
+        "certificates": {
+            axis: certificate for axis, (_, certificate) in found.certificates.items()
+        },
+        "confirmed": confirmed,
+    }
