@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from flyspec.bench.conditions import Condition, parse_conditions, with_plain
+from flyspec.bench.conditions import PLAIN, Condition, parse_conditions, with_plain
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.rules.presets import RULE_PRESETS
@@ -153,7 +153,8 @@ def controls_of(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
     without = [
         replace(c, name=f"{c.name}, W = 0", rule=replace(c.rule, fly_window_size=0))
         for c in conditions
-        if c.rule.name in RULE_PRESETS
+        if not c.phases
+        and c.rule.name in RULE_PRESETS
         and RULE_PRESETS[c.rule.name].defaults.get("fly_window_size", 0) != 0
         and c.rule.fly_window_size != 0
     ]
@@ -194,11 +195,16 @@ def _at_every_point(
 
 
 def _field(condition: Condition, name: str) -> str | None:
-    """Return what a name of the grid means for a condition; None if it does not apply."""
+    """Return what a name of the grid means for a condition; None if it does not apply.
+
+    Rules of phases have their own parameters.
+    """
     if name in ("K", _K):
         return _K
     if name == _DRAFTER:
         return _DRAFTER
+    if condition.phases:
+        return None
     preset = RULE_PRESETS.get(condition.rule.name)
     known = PARAMETERS if preset is None else preset.defaults
     return next((p for p in known if name in _names(p)), None)
@@ -231,15 +237,18 @@ def _shown(field: str, value: Any) -> str:
 
 def _resolved(arm: Arm, known_rules: Sequence[str]) -> Arm:
     """Return the arm with all parameters of its rule. Raises `ConfigError` if they do not fit."""
-    rule = arm.condition.rule
-    if rule.name in RULE_PRESETS:
-        try:
-            return replace(arm, rule=resolve_rule(rule, requested(arm.num_speculative_tokens)))
-        except InvalidArgumentError as error:
-            raise ConfigError(f"--rules: {arm.name!r}: {error}") from None
-    if rule.name in known_rules:
-        return arm
-    raise ConfigError(
-        f"--rules: {arm.name!r}: the server has no rule {rule.name!r}"
-        f"{did_you_mean(rule.name, known_rules)}; it has {', '.join(known_rules)}"
-    )
+    for rule in arm.condition.rules:
+        if arm.name != PLAIN and rule.name not in known_rules:
+            raise ConfigError(
+                f"--rules: {arm.name!r}: the server has no rule {rule.name!r}"
+                f"{did_you_mean(rule.name, known_rules)}; it has {', '.join(known_rules)}"
+            )
+    try:
+        whole = [
+            resolve_rule(rule, requested(arm.num_speculative_tokens))
+            if rule.name in RULE_PRESETS else rule
+            for rule in (arm.condition.rule, *arm.condition.rules)
+        ]  # fmt: skip
+    except InvalidArgumentError as error:
+        raise ConfigError(f"--rules: {arm.name!r}: {error}") from None
+    return replace(arm, rule=whole[0])

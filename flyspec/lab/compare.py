@@ -234,13 +234,16 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
     """Return the arms that differ in their thresholds only, by what they have in common.
 
     That is the rule with its kinds of measures and its window, K and drafter; the name says what
-    others differ in. Plain decoding and rivals are left out.
+    others differ in. Conditions with phases are by themselves; plain decoding and rivals are left
+    out.
     """
     drafting = [arm for arm in arms if arm.k != 0 and not arm.rival]
     of_rule = grouped((arm.rule for arm in drafting), lambda rule: rule.name)
     several = len({(arm.k, arm.drafter) for arm in drafting}) > 1
 
     def name(arm: Arm) -> str:
+        if arm.condition.phases:
+            return arm.name
         parts = [arm.rule.name, *_own_kinds(arm.rule, of_rule[arm.rule.name])]
         if several:
             parts += [f"K = {'auto' if arm.k is None else arm.k}", arm.drafter]
@@ -277,13 +280,13 @@ def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
 
 def _is_exact(arm: Arm) -> bool:
     preset = RULE_PRESETS.get(arm.rule.name)
-    return preset is not None and preset.token_exact
+    return preset is not None and preset.token_exact and not arm.condition.phases
 
 
 def is_control(arm: Arm) -> bool:
     """Whether it accepts at random, as what other rules have to be better than."""
     preset = RULE_PRESETS.get(arm.rule.name)
-    return preset is not None and preset.criterion == "random"
+    return preset is not None and preset.criterion == "random" and not arm.condition.phases
 
 
 def _curve(answered: Answered, arms: Sequence[Arm], spent: str) -> Curve:

@@ -84,6 +84,20 @@ def test_the_key_has_all_parameters() -> None:
     assert json.loads(short.rule_json)["fly_window_size"] == 3
 
 
+def test_phases_keep_their_rules() -> None:
+    phased = "fly until #### then exact"
+    found = arms(f"{phased},fly", "W=0,2 K=4,8")
+    assert [(arm.name, arm.k) for arm in found[1:3]] == [
+        (f"{phased}, K = 4", 4), (f"{phased}, K = 8", 8),
+    ]  # fmt: skip
+    assert len(found) == 1 + 2 + 4
+    document = json.loads(found[1].rule_json)
+    assert [p["rule"]["name"] for p in document["phases"]] == ["fly", "exact"]
+    assert document["phases"][0]["until"] == ["####"]
+    assert found[1].key != arms("fly", "K=4")[1].key
+    assert next(iter(controls_of(parse_conditions(phased)))).name.startswith("random")
+
+
 def test_controls_are_random_choices_and_no_window() -> None:
     controls = controls_of(parse_conditions("exact,fly,typical,margin,fly:fly_window_size=0"))
     names = [c.name for c in controls]
@@ -107,6 +121,7 @@ def test_a_rival_decodes_plainly() -> None:
         ("fly", "K=x", r"--grid K=x: must be a number or auto"),
         ("fly", "K=1", r"'fly, K = 1': speculation.num_speculative_tokens must be 0 or at least 2"),
         ("fly", "theta=77", r"'fly, theta = 77': rule.fly_entropy_threshold"),
+        ("fly until x then exat", "", r"no rule 'exat' \(did you mean exact\?\)"),
         ("flyy", "", r"the server has no rule 'flyy' \(did you mean fly\?\); it has exact"),
     ],
 )

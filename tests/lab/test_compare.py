@@ -198,6 +198,13 @@ def test_a_curve_has_what_differs_in_thresholds_only() -> None:
     }  # fmt: skip
 
 
+def test_phases_are_a_curve_by_themselves() -> None:
+    phased = "exact until #### then fly"
+    arms = made(f"exact,fly,{phased}", 1)[0]
+    assert list(compare.curves_of(arms)) == ["exact", "fly", phased]
+    assert [compare._is_exact(arm) for arm in arms] == [True, True, False, False]
+
+
 def test_loops_are_counted_where_the_guard_is_off_as_well() -> None:
     loops = [{"loop_token_index": 48}, {}, {"loop_guard_token_index": 48}]
     (plain,) = reports("plain", 3, plain=loops)
