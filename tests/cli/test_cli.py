@@ -116,7 +116,8 @@ def test_json_is_one_document_a_prompt_in_their_order(stack: Stack) -> None:
             "text", "token_ids", "prompt_token_ids", "finish_reason", "origins", "metrics",
             "loose_gaps_nats", "loop_guard_token_index", "warnings", "drafters",
             "num_draft_tokens_per_round", "mixed_numerics", "num_recoveries", "recoveries",
-            "stop_reason", "model", "drafter", "rule", "num_speculative_tokens", "usage",
+            "stop_reason", "model", "drafter", "rule", "num_speculative_tokens", "usage", "phases",
+            "exact_inside",
         }  # fmt: skip
         assert len(d["token_ids"]) == len(d["origins"]) <= 6
         assert d["finish_reason"] in ("stop", "length")
