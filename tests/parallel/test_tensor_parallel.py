@@ -161,25 +161,33 @@ async def ends_in_order(running: Target) -> None:
     assert not re.findall("ERROR|CRITICAL|Traceback", "\n".join(running.log))
 
 
-@pytest.mark.timeout(600)  # two starts, and a stream between them
-async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, tmp_path):
+@pytest.mark.timeout(600)
+async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_path):
     """They are whole there: the texts are those of a service in one process."""
     fingerprint = loading.load_model(target, "cpu", "float64").info.weights_fingerprint
-    facts = facts_of(HIDDEN_SIZE, weights_fingerprint=fingerprint, threshold=0.6)
-    write_judge(tmp_path / "judge", tensors_of(HIDDEN_SIZE, np.random.default_rng(1)), facts)
-    how = GenerateOptions(
-        max_tokens=60,
-        ignore_eos=True,
-        rule=Rule("autojudge"),
-        disable_loop_guard=True,
-        num_speculative_tokens=6,
-    )
+    facts = facts_of(HIDDEN_SIZE, weights_fingerprint=fingerprint, threshold=0.5)
+    tensors = tensors_of(HIDDEN_SIZE, np.random.default_rng(1))
+    tensors["bias"] -= 10.0  # about the middle of the others' sum
+    write_judge(tmp_path / "judge", tensors, facts)
+
+    def options(text: list[int]) -> GenerateOptions:
+        """Drafts are the target's text with every fourth token replaced."""
+        drafts = [token if i % 4 else 7 + i for i, token in enumerate(text, 1)]
+        return GenerateOptions(
+            max_tokens=60, ignore_eos=True, rule=Rule("autojudge"), disable_loop_guard=True,
+            num_speculative_tokens=6, prediction=drafts,
+        )  # fmt: skip
 
     async def texts(size: int) -> list[tuple[list[int], int]]:
         flags = "--autojudge-file", str(tmp_path / "judge")
-        async with serving(target, *flags, size=size) as running:
-            async with client_of(running.service.facts["port"]) as client:
-                found = [await client.complete(ids, how) for ids in PROMPTS]
+        async with (
+            serving(target, *flags, size=size) as running,
+            client_of(running.service.facts["port"]) as client,
+        ):
+            found = [
+                await client.complete(ids, options(text))
+                for ids, text in zip(PROMPTS, expected, strict=True)
+            ]
         return [([*t.token_ids], sum(o is Origin.LOOSE for o in t.origins)) for t in found]
 
     alone = await texts(1)
@@ -187,6 +195,7 @@ async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, tmp_path):
     assert await texts(2) == alone
 
 
+@pytest.mark.timeout(600)  # two starts, and a stream between them
 async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart(target, expected):
     """Before and after, every text is that of one process; the second service exits cleanly."""
     port = free_port()
