@@ -1,25 +1,21 @@
-"""Loads the judge of the rule `autojudge`, and tries it on the target's hidden rows."""
+"""Whether a judge of the rule `autojudge` fits the target, tried on its hidden rows."""
 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
-from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge, read_judge
+from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge
 from flyspec.engine.model import Model, Step
 from flyspec.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 
-def load_judge(file: str, model: Model) -> AutoJudge | None:
-    """Return the judge in a file for a warm target, on its device; None without a file.
+def fitted(judge: AutoJudge, model: Model, file: str) -> AutoJudge:
+    """Return a judge on the device of a warm target, `file` its name in errors.
 
-    Raises `ConfigError` if it is not a judge, or not this target's.
+    Raises `ConfigError` if it is not this target's.
     """
-    if not file:
-        return None
-    judge = read_judge(Path(file).expanduser())
     problem = judge.misfit(model.info)
     if not problem and (size := _hidden_size(model)) != judge.hidden_size:
         problem = f"it is for hidden rows of size {judge.hidden_size}, the target's have {size}"

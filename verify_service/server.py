@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from flyspec import rpc, serving
 from flyspec.config import VerifySettings
+from flyspec.engine.autojudge import read_judge
 from flyspec.engine.out_of_memory import naming_memory
 from flyspec.engine.scheduler import StepBudget
 from flyspec.serving import OnePort
@@ -11,7 +14,7 @@ from flyspec.startup import stage
 from flyspec.step_costs import StepCosts
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
-from verify_service.autojudge import load_judge
+from verify_service.autojudge import fitted
 from verify_service.engine import VerifyEngine
 from verify_service.ranks import Ranks, find_place, follow, load, set_threads
 from verify_service.service import VerifyServicer
@@ -35,6 +38,8 @@ def build(
         set_threads(settings, None if ranks is None else ranks.place)
 
     prepare()
+    file = settings.autojudge_file
+    autojudge = read_judge(Path(file).expanduser()) if file else None
     loaded, model = load(settings, ranks.start() if ranks else None)
     try:
         with naming_memory(loaded.info.name, "warming up"):
@@ -42,7 +47,8 @@ def build(
             model.warm_up()
             if ranks is not None:
                 ranks.lead(model)
-            autojudge = load_judge(settings.autojudge_file, model)
+            if autojudge is not None:
+                autojudge = fitted(autojudge, model, file)
             stage("timing steps")
             costs = StepCosts(measure_steps(model))
     except Exception as error:

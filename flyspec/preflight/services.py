@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,10 @@ def check_verify(settings: VerifySettings) -> None:
     """Check a verify service's settings and its model's files."""
     check_torch(f"--model {settings.model}")
     _check_port(settings, listens=os.environ.get(_RANK, "0") == "0")
+    if (file := settings.autojudge_file) and not Path(file).expanduser().is_file():
+        raise ConfigError(
+            f"--autojudge-file {file}: no such file; make one with `flyspec autojudge train`"
+        )
     text = _check_model(settings, settings.model)
     if text is None:
         return

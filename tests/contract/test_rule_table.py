@@ -21,6 +21,7 @@ from flyspec.values.rounds import VerifyOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.limits import Limits
 from orchestrator.generation.rule_files import NamedRule
+from tests.autojudges import random_judge
 from verify_service.rules.presets import compose
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +74,7 @@ def test_a_parameter_reaches_everything_by_its_name(parameter: Parameter) -> Non
     assert condition.rule == rule
     in_file = shown if parameter.members else value
     assert NamedRule(preset=name, **{parameter.name: in_file}).to_rule() == rule
-    assert compose(resolve_rule(rule))
+    assert compose(resolve_rule(rule), random_judge(1))
 
 
 def test_every_parameter_can_be_limited_on_its_side_and_no_other() -> None:

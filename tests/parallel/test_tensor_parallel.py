@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -30,6 +31,7 @@ from flyspec.cli.service import Child
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.config import OrchestratorSettings, VerifySettings
 from flyspec.engine import loading
+from flyspec.engine.autojudge import write_judge
 from flyspec.engine.memory import slot_bytes
 from flyspec.engine.parallel import (
     SHARE_GPU,
@@ -40,9 +42,11 @@ from flyspec.engine.parallel import (
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import Chunk
+from flyspec.values.tokens import Origin
 from loadtest.ports import free_port
 from orchestrator.server import Orchestrator
-from tests.tiny import make_model
+from tests.autojudges import facts_of, tensors_of
+from tests.tiny import HIDDEN_SIZE, make_model
 from tests.waiting import is_gone, until
 from verify_service.ranks import EXIT_LOST_RANK, find_place
 
@@ -155,6 +159,40 @@ async def ends_in_order(running: Target) -> None:
     running.service.send(signal.SIGTERM)
     assert await running.end() == 0
     assert not re.findall("ERROR|CRITICAL|Traceback", "\n".join(running.log))
+
+
+@pytest.mark.timeout(600)
+async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_path):
+    """They are whole there: the texts are those of a service in one process."""
+    fingerprint = loading.load_model(target, "cpu", "float64").info.weights_fingerprint
+    facts = facts_of(HIDDEN_SIZE, weights_fingerprint=fingerprint, threshold=0.5)
+    tensors = tensors_of(HIDDEN_SIZE, np.random.default_rng(1))
+    tensors["bias"] -= 10.0  # about the middle of the others' sum
+    write_judge(tmp_path / "judge", tensors, facts)
+
+    def options(text: list[int]) -> GenerateOptions:
+        """Drafts are the target's text with every fourth token replaced."""
+        drafts = [token if i % 4 else 7 + i for i, token in enumerate(text, 1)]
+        return GenerateOptions(
+            max_tokens=60, ignore_eos=True, rule=Rule("autojudge"), disable_loop_guard=True,
+            num_speculative_tokens=6, prediction=drafts,
+        )  # fmt: skip
+
+    async def texts(size: int) -> list[tuple[list[int], int]]:
+        flags = "--autojudge-file", str(tmp_path / "judge")
+        async with (
+            serving(target, *flags, size=size) as running,
+            client_of(running.service.facts["port"]) as client,
+        ):
+            found = [
+                await client.complete(ids, options(text))
+                for ids, text in zip(PROMPTS, expected, strict=True)
+            ]
+        return [([*t.token_ids], sum(o is Origin.LOOSE for o in t.origins)) for t in found]
+
+    alone = await texts(1)
+    assert sum(loose for _, loose in alone) > 0
+    assert await texts(2) == alone
 
 
 @pytest.mark.timeout(600)  # two starts, and a stream between them

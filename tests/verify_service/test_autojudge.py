@@ -12,7 +12,7 @@ import torch
 
 from flyspec import wire
 from flyspec.config import VerifySettings
-from flyspec.engine.autojudge import write_judge
+from flyspec.engine.autojudge import read_judge, write_judge
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError, InvalidArgumentError, UnavailableError
@@ -25,7 +25,7 @@ from tests.autojudges import facts_of, random_judge, tensors_of
 from tests.tiny import HIDDEN_SIZE
 from tests.verify_service.conftest import CACHES, JUDGE
 from tests.verify_service.sessions import PROMPT, answers, opening
-from verify_service.autojudge import load_judge
+from verify_service.autojudge import fitted
 from verify_service.engine import VerifyEngine
 from verify_service.rules import judge
 from verify_service.service import VerifyServicer
@@ -156,19 +156,17 @@ def test_a_file_is_loaded_for_its_target_only(runner, tmp_path):
             file, tensors_of(size, np.random.default_rng(1)), facts_of(size, **facts)
         )
 
-    assert load_judge("", runner) is None
     written = write()
-    loaded = load_judge(str(file), runner)
-    assert loaded is not None
+    loaded = fitted(read_judge(file), runner, str(file))
     assert loaded.info == written.info
     assert loaded.weight.dtype == torch.float64
     assert runner.cache.num_free == 2
-    write(weights_fingerprint="ab")
+    other = write(weights_fingerprint="ab")
     with pytest.raises(ConfigError, match=r"judge.safetensors: it was trained for .* weights ab"):
-        load_judge(str(file), runner)
-    write(size=7)
+        fitted(other, runner, str(file))
+    other = write(size=7)
     with pytest.raises(ConfigError, match="for hidden rows of size 7, the target's have 48"):
-        load_judge(str(file), runner)
+        fitted(other, runner, str(file))
 
 
 @pytest.mark.parametrize("rows", [None, torch.zeros(2, 4), torch.zeros(3, 5)])
