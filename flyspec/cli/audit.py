@@ -62,7 +62,7 @@ class AuditedFlags:
 def audit(
     target: AuditedFlags,
     recordings: Annotated[list[Path], typer.Argument(
-        metavar="RECORDING...", help="Files written by `flyspec generate --record`.",
+        metavar="RECORDING", help="Files written by `flyspec generate --record`.",
     )],
     limit: Annotated[int | None, Flag("Audit only so many generations.", min=1)] = None,
     quiet: Annotated[bool, Flag("Show only generations that do not follow.")] = False,
