@@ -65,7 +65,7 @@ class AuditedFlags:
 def audit(
     target: AuditedFlags,
     recordings: Annotated[list[Path], typer.Argument(
-        metavar="RECORDING...", help="Files written by `flyspec generate --record`.",
+        metavar="RECORDING", help="Files written by `flyspec generate --record`.",
     )],
     limit: Annotated[int | None, Flag("Audit only so many generations.", min=1)] = None,
     quiet: Annotated[bool, Flag("Show only generations that do not follow.")] = False,
@@ -75,7 +75,8 @@ def audit(
     """Judge recorded generations again and name the first token that does not follow.
 
     Reads each recording with the target, decides every round again from what is recorded of it,
-    and compares tokens, decisions and numbers. The exit code is 0 if all follow, 1 if not.
+    and compares tokens, decisions and numbers. The exit code is 0 if all follow, 1 if not. Where
+    rounding had to be measured, all generations together must be explained by it, too.
     """
     from flyspec.client.recordings import read_recordings
     from flyspec.progress import working
@@ -103,9 +104,17 @@ def audit(
             write(to_json(report.document()) + "\n")
         elif not (quiet and report.follows):
             write("\n    ".join(report.lines()) + "\n")
+    from flyspec.lab.audit import SIGNIFICANT, combined
+
+    chances = [report.p_value for report in reports if report.p_value is not None]
+    together = combined(chances) if chances else None
     if not json:
         write(_total(reports) + "\n")
-    raise typer.Exit(not all(report.follows for report in reports))
+        if together is not None:
+            other = "; likely: other weights" if together < SIGNIFICANT else ""
+            write(f"chance of all their numbers by rounding alone: {together:.2g}{other}\n")
+    follow = all(report.follows for report in reports)
+    raise typer.Exit(not follow or (together is not None and together < SIGNIFICANT))
 
 
 def _total(reports: Sequence[AuditReport]) -> str:

@@ -6,6 +6,8 @@ what differs, `noise` whether numbers differ by more than rounding, `auditor` wh
 """
 
 from flyspec.lab.audit.auditor import Auditor as Auditor
+from flyspec.lab.audit.noise import SIGNIFICANT as SIGNIFICANT
+from flyspec.lab.audit.noise import combined as combined
 from flyspec.lab.audit.report import AuditReport as AuditReport
 from flyspec.lab.audit.report import Discrepancy as Discrepancy
 from flyspec.lab.audit.target import AuditedTarget as AuditedTarget

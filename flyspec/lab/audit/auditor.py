@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -160,7 +160,13 @@ class Auditor:
             (verdict,) = self.target.judge(recording, [read._replace(rows=rows)])
             return compare(read.round, verdict, length, scales)
 
-        return within_rounding(read.rows, read.round.read_token_ids, first, tolerance, rejudge)
+        found, ties = within_rounding(
+            read.rows, read.round.read_token_ids, first, tolerance, rejudge
+        )
+        begin = len(read.round.prefix) - length
+        # Numbers of changed rows are no longer the target's.
+        kept = [pair for pair in found.numbers if pair.token_index - begin not in ties]
+        return replace(found, numbers=kept), len(ties)
 
     def _first(
         self,

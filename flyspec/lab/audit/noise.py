@@ -39,3 +39,12 @@ def chance_of_rounding(
     if len(differences) < FEWEST_NUMBERS:
         return None
     return float(wilcoxon(differences, alternative="greater").pvalue)
+
+
+def combined(chances: Sequence[float]) -> float | None:
+    """Return the chance for several recordings together (Fisher's method); None without any."""
+    from scipy.stats import combine_pvalues
+
+    # 0 is below what a float can say.
+    least = [max(chance, 1e-300) for chance in chances]
+    return float(combine_pvalues(least, method="fisher").pvalue) if least else None

@@ -22,13 +22,13 @@ def within_rounding(
     first: RoundComparison,
     tolerance: float,
     rejudge: Rejudge,
-) -> tuple[RoundComparison, int]:
-    """Return the comparison after near-ties have gone the recorded way, and their number.
+) -> tuple[RoundComparison, set[int]]:
+    """Return the comparison after near-ties have gone the recorded way, and the rows changed.
 
     `rows` are a round's raw logits [K + 1, V], `first` its comparison as they are, `tolerance` the
     share of a row's largest logit.
     """
-    found, ties, rows = first, 0, rows.clone()
+    found, ties, rows = first, set[int](), rows.clone()
     while found.difference is not None and tolerance:
         row = found.difference.row
         read = read_token_ids[row] if row < len(read_token_ids) else None
@@ -38,7 +38,8 @@ def within_rounding(
             attempt[row] = changed
             again = rejudge(attempt)
             if again.difference is None or again.difference.row > row:
-                rows, found, ties = attempt, again, ties + 1
+                rows, found = attempt, again
+                ties.add(row)
                 break
         else:
             return found, ties

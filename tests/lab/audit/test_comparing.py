@@ -16,7 +16,7 @@ from flyspec.lab.audit.comparing import (
     compare,
     first_misdrawn,
 )
-from flyspec.lab.audit.noise import chance_of_rounding
+from flyspec.lab.audit.noise import chance_of_rounding, combined
 from flyspec.lab.audit.report import DiscrepancyKind
 from flyspec.lab.audit.retelling import RetoldRound
 from flyspec.lab.audit.rounding import within_rounding
@@ -105,7 +105,7 @@ def test_rounding_explains_a_near_tie_and_nothing_else() -> None:
     for behind, explained in ((0.05, True), (3.0, False)):
         rows = torch.tensor([[4.0, 4.0 - behind, 1.0, 0.0]])
         found, ties = within_rounding(rows, [], rejudge(rows), 2**-5, rejudge)
-        assert (found.difference is None, ties) == (explained, int(explained))
+        assert (found.difference is None, ties) == (explained, {0} if explained else set())
         assert float(rows[0, 1]) == pytest.approx(4.0 - behind)  # as it was
 
 
@@ -122,3 +122,12 @@ def test_the_chance_of_rounding() -> None:
     assert chance_of_rounding(like, rounded(0.05), exact) > 0.99
     assert chance_of_rounding(like[:9], wide[:9], exact[:9]) is None
     assert chance_of_rounding(like, like, exact) is None
+
+
+def test_chances_together() -> None:
+    """Fisher: chi-square with two degrees of freedom per chance."""
+    assert combined([]) is None
+    assert combined([0.3]) == pytest.approx(0.3)
+    product = 0.01 * 0.02
+    assert combined([0.01, 0.02]) == pytest.approx(product * (1 - math.log(product)))
+    assert combined([0.0, 0.5]) < 1e-200
