@@ -13,7 +13,7 @@ from flyspec.lab.local_model import LocalModel
 from flyspec.lab.tasks import TASKS
 from flyspec.lab.tuning.preset import rules_file
 from flyspec.lab.tuning.record import Recorder
-from flyspec.lab.tuning.recording import Recording
+from flyspec.lab.tuning.recording import TuningRecord
 from flyspec.lab.tuning.replay import Replayed, RuleReplay, distributions_of
 from flyspec.lab.tuning.search import (
     AXES,
@@ -68,7 +68,7 @@ def test_the_models_continue_as_one_token_at_a_time(models, texts):
 def test_it_is_read_as_written(recording, tmp_path):
     path = tmp_path / "recording.parquet"
     recording.save(path)
-    again = Recording.load(path)
+    again = TuningRecord.load(path)
     assert (again.info, list(again.texts)) == (recording.info, list(recording.texts))
     for one, other in zip(recording.rounds, again.rounds, strict=True):
         for name, value in vars(one).items():
@@ -80,7 +80,7 @@ def test_other_files_are_refused(content, tmp_path):
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="cannot be read as a recording"):
-        Recording.load(path)
+        TuningRecord.load(path)
 
 
 def test_rounds_are_those_of_exact_decoding(models, recording, texts):

@@ -26,7 +26,7 @@ _LETTERS = "ABCDEFGHIJ"
 
 
 @dataclass(frozen=True)
-class Choices:
+class AnswerChoices:
     """A question, what to choose from, and the right letter; "" where that is held back."""
 
     key: str
@@ -77,18 +77,18 @@ class MultipleChoice(Task):
         return [self._problem(item, pool) for item, pool in self.items()[: self.limit]]
 
     @abstractmethod
-    def items(self) -> list[tuple[Choices, Sequence[Choices]]]:
+    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
         """Return the questions, each with what its examples are taken from."""
 
     @abstractmethod
-    def examples(self, item: Choices, pool: Sequence[Choices]) -> list[Choices]:
+    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
         """Return the examples for a question."""
 
     def score(self, problem: Problem, text: str) -> Score:
         answer = choose_letter(self.until_stop(text.lstrip()), problem.reference["choices"])
         return Score(float(answer == problem.reference["answer"]), answer)
 
-    def _problem(self, item: Choices, pool: Sequence[Choices]) -> Problem:
+    def _problem(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> Problem:
         header = self.header.format(category=item.category.replace("_", " "))
         shots = [f"{shot.shown()} {shot.answer}\n\n" for shot in self.examples(item, pool)]
         reference = {"answer": item.answer, "choices": len(item.choices)}
@@ -112,7 +112,7 @@ class CommonsenseQa(MultipleChoice):
     )
     default_shots = 0
 
-    def items(self) -> list[tuple[Choices, Sequence[Choices]]]:
+    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
         assert self.path is not None
         questions = question_files(self.path, ("validation", "dev"))
         found = [_commonsense(row) for row in read_rows(questions)]
@@ -122,7 +122,7 @@ class CommonsenseQa(MultipleChoice):
         pool = [_commonsense(row) for row in read_rows(files)] if files else found
         return [(item, pool) for item in found if item.answer]
 
-    def examples(self, item: Choices, pool: Sequence[Choices]) -> list[Choices]:
+    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
         known = [other for other in pool if other.answer]
         return choose_examples(known, self.num_shots, self.seed, item.key, but=item)
 
@@ -143,7 +143,7 @@ class Mmlu(MultipleChoice):
     default_shots = 5
     header = "The following are multiple choice questions (with answers) about {category}.\n\n"
 
-    def items(self) -> list[tuple[Choices, Sequence[Choices]]]:
+    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
         assert self.path is not None
         given = Path(self.path).expanduser()
         tables = sorted(given.rglob("*_test.csv")) if given.is_dir() else []
@@ -156,12 +156,12 @@ class Mmlu(MultipleChoice):
         files = example_files(questions, ("dev",)) if self.num_shots else []
         if self.num_shots and not files:
             raise self._no_examples(given)
-        pools: dict[str, list[Choices]] = {item.category: [] for item in found}
+        pools: dict[str, list[AnswerChoices]] = {item.category: [] for item in found}
         for shot in map(_of_hub, read_rows(files) if files else ()):
             pools.setdefault(shot.category, []).append(shot)
         return [(item, pools[item.category]) for item in found]
 
-    def examples(self, item: Choices, pool: Sequence[Choices]) -> list[Choices]:
+    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
         if len(pool) < self.num_shots:
             raise ConfigError(
                 f"{item.key}: the dev set of {item.category} has {len(pool)} rows for "
@@ -169,9 +169,9 @@ class Mmlu(MultipleChoice):
             )
         return list(pool[: self.num_shots])
 
-    def _of_table(self, table: Path) -> list[tuple[Choices, Sequence[Choices]]]:
+    def _of_table(self, table: Path) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
         subject = table.stem.removesuffix("_test")
-        pool: list[Choices] = []
+        pool: list[AnswerChoices] = []
         if self.num_shots:
             name = f"{subject}_dev.csv"
             places = (table.parent.parent / "dev" / name, table.parent / name)
@@ -188,7 +188,7 @@ class Mmlu(MultipleChoice):
         )
 
 
-def _read_table(file: Path, subject: str) -> list[Choices]:
+def _read_table(file: Path, subject: str) -> list[AnswerChoices]:
     found = []
     for number, line in enumerate(csv.reader(io.StringIO(read_text(str(file), str(file)))), 1):
         if len(line) < 4 or line[-1] not in _LETTERS[: len(line) - 2]:
@@ -196,18 +196,20 @@ def _read_table(file: Path, subject: str) -> list[Choices]:
                 f"{file}: row {number}: is not a question, choices and the letter of one; the "
                 "data set's own files have no heading and no other columns"
             )
-        found.append(Choices(f"{file.name} {number}", line[0], line[1:-1], line[-1], subject))
+        found.append(AnswerChoices(f"{file.name} {number}", line[0], line[1:-1], line[-1], subject))
     return found
 
 
-def _of_hub(row: DataRow) -> Choices:
+def _of_hub(row: DataRow) -> AnswerChoices:
     choices, answer = row.texts("choices"), row.get("answer")
     if not isinstance(answer, int) or not 0 <= answer < len(choices):
         raise row.error("`answer` is not the index of a choice")
-    return Choices(row.key, row.text("question"), choices, _LETTERS[answer], row.text("subject"))
+    return AnswerChoices(
+        row.key, row.text("question"), choices, _LETTERS[answer], row.text("subject")
+    )
 
 
-def _commonsense(row: DataRow) -> Choices:
+def _commonsense(row: DataRow) -> AnswerChoices:
     question = row.get("question")
     nested = question if isinstance(question, dict) else {}
     stem = nested.get("stem", question)
@@ -215,7 +217,7 @@ def _commonsense(row: DataRow) -> Choices:
     answer = row.get("answerKey") or ""
     if not isinstance(stem, str) or not texts or answer not in ("", *_LETTERS[: len(texts)]):
         raise row.error("is not a question with choices and an `answerKey` of these")
-    return Choices(str(row.get("id") or row.key), f"Question: {stem.strip()}", texts, answer)
+    return AnswerChoices(str(row.get("id") or row.key), f"Question: {stem.strip()}", texts, answer)
 
 
 def _choice_texts(choices: Any) -> list[str]:

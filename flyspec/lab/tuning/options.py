@@ -21,7 +21,7 @@ class TuneOptions(ProblemOptions):
     """`flyspec tune`. Problems are recorded unless the recording exists."""
 
     recording: Annotated[Path, Flag(
-        "Recording of both models on the problems: made if it does not exist, else replayed.",
+        "TuningRecord of both models on the problems: made if it does not exist, else replayed.",
     )] = Path("recording.parquet")
     target_recovery: Annotated[float, Flag(
         "Least share of the target's score to keep.", min=0,

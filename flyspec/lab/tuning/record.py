@@ -13,7 +13,7 @@ from flyspec.engine.distributions import round_off
 from flyspec.errors import ConfigError
 from flyspec.lab.local_model import LocalModel
 from flyspec.lab.tasks import Problem, Task
-from flyspec.lab.tuning.recording import RecordedRound, RecordedText, Recording, RecordingInfo
+from flyspec.lab.tuning.recording import RecordedRound, RecordedText, TuningRecord, TuningRecordInfo
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
@@ -72,15 +72,15 @@ class Recorder:
         self._spec = distribution_spec(resolve_rule(Rule("fuzzy")), SamplingParams())
         self._guard = Guard(target.bundle.control_token_ids, target.eos, ())
 
-    def record(self, problems: Sequence[Problem]) -> Recording:
+    def record(self, problems: Sequence[Problem]) -> TuningRecord:
         """Record the problems. Raises `ConfigError` if one's texts cannot be scored."""
         with torch.inference_mode():
             texts = self._texts(problems)
             rounds = self._rounds(texts)
             self._fork(texts, rounds)
         target, bundle = self._target.info, self._target.bundle
-        return Recording(
-            RecordingInfo(
+        return TuningRecord(
+            TuningRecordInfo(
                 target=target.name,
                 target_fingerprint=target.weights_fingerprint,
                 draft=self._draft.info.name,

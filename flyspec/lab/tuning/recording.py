@@ -60,7 +60,7 @@ class RecordedRound:
 
 
 @dataclass(frozen=True)
-class RecordingInfo:
+class TuningRecordInfo:
     """What was recorded, and how."""
 
     target: str
@@ -77,10 +77,10 @@ class RecordingInfo:
 
 
 @dataclass(frozen=True)
-class Recording:
+class TuningRecord:
     """The rounds of all texts, in the order in which they were made."""
 
-    info: RecordingInfo
+    info: TuningRecordInfo
     texts: Sequence[RecordedText]
     rounds: Sequence[RecordedRound]
 
@@ -98,7 +98,7 @@ class Recording:
         parquet.write_table(table, path, compression="zstd")
 
     @classmethod
-    def load(cls, path: Path) -> Recording:
+    def load(cls, path: Path) -> TuningRecord:
         """Read one. Raises `ConfigError` if the file is none, or of another version."""
         try:
             table = parquet.read_table(path)
@@ -115,7 +115,7 @@ class Recording:
         texts = [RecordedText(**text) for text in meta.pop("texts")]
         for name in ("eos_token_ids", "control_token_ids"):
             meta[name] = tuple(meta[name])
-        return cls(RecordingInfo(**meta), texts, [_round(row) for row in table.to_pylist()])
+        return cls(TuningRecordInfo(**meta), texts, [_round(row) for row in table.to_pylist()])
 
 
 _SCHEMA = pa.schema(

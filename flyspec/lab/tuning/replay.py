@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 from flyspec.errors import InvalidArgumentError
-from flyspec.lab.tuning.recording import RecordedRound, Recording
+from flyspec.lab.tuning.recording import RecordedRound, TuningRecord
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
@@ -69,7 +69,7 @@ def recovery_of(scores: Floats, changes: Floats) -> float:
 class RuleReplay:
     """A recording, ready to be judged by many rules."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: TuningRecord) -> None:
         self.recording = recording
         info = recording.info
         self._settled = [_matches(r) for r in recording.rounds]

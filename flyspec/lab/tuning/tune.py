@@ -16,7 +16,7 @@ from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems, read_problems
 from flyspec.lab.tuning.options import TuneOptions
 from flyspec.lab.tuning.record import Recorder
-from flyspec.lab.tuning.recording import Recording
+from flyspec.lab.tuning.recording import TuningRecord
 from flyspec.lab.tuning.replay import RuleReplay
 from flyspec.lab.tuning.search import (
     Axis,
@@ -33,7 +33,7 @@ from flyspec.version import __version__
 class Tuned:
     """What was found on a recording. Certificates are by axis, none unless they were asked for."""
 
-    recording: Recording
+    recording: TuningRecord
     axes: Sequence[Axis]
     candidates: Sequence[RuleCandidate]
     chosen: RuleCandidate
@@ -71,10 +71,10 @@ class Tuned:
 
 def obtain(
     o: TuneOptions, models: tuple[str, str], device: str, dtype: str, threads: int
-) -> Recording:
+) -> TuningRecord:
     """Return the recording, made now if its file does not exist. Raises `ConfigError`."""
     if o.recording.exists():
-        return Recording.load(o.recording)
+        return TuningRecord.load(o.recording)
     (problems,) = _one_task(o)
     target, draft = (LocalModel(name, device, dtype, threads) for name in models)
     max_tokens = o.max_tokens or problems.task.max_tokens
@@ -93,7 +93,7 @@ def _one_task(o: TuneOptions) -> list[TaskProblems]:
     return found
 
 
-def search(o: TuneOptions, recording: Recording) -> Tuned:
+def search(o: TuneOptions, recording: TuningRecord) -> Tuned:
     """Replay the recording by every rule and threshold, and choose."""
     # Rounds are small: more threads would wait for each other.
     threads = torch.get_num_threads()
