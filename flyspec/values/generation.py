@@ -135,10 +135,10 @@ class RoundRecord:
     exact_until_position: int = 0
     open_window: OpenWindow | None = None
     num_speculative_tokens: int = 0
-    rule_segments: Sequence[RuleSegment] = ()
     draft_origins: Sequence[Origin] = ()
     plain_token_ids: Sequence[int] = ()
     draft_distributions: Sequence[TokenDistribution] = ()
+    rule_segments: Sequence[RuleSegment] = ()
 
     def document(self) -> dict[str, Any]:
         """Return it for JSON, with the names of the proto message; outcomes and origins by name.

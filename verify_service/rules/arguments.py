@@ -11,7 +11,7 @@ from flyspec.engine.distributions import Distributions
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.values.rounds import DistributionSpec, OpenWindow, RuleSegment
-from verify_service.rules.presets import compose
+from verify_service.rules.presets import window_of
 
 
 def check_hidden(rule: Rule, hidden_rows: Tensor | None, num_rows: int, size: int) -> None:
@@ -73,7 +73,7 @@ def check_open_window(
     """Check that a rule can have left the window open, at a position before the round."""
     if open_window is None:
         return
-    if not any(compose(rule).window.across_rounds for rule in rules):
+    if not any(window_of(rule).across_rounds for rule in rules):
         raise InvalidArgumentError(
             f"open_window: the windows of the rule {rules[0].name!r} end with their round; "
             "set window_scope to across_rounds or send no open_window"

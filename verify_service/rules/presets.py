@@ -50,17 +50,22 @@ def compose(rule: Rule, judge: AutoJudge | None = None) -> Composition:
     Raises `InvalidArgumentError` if it is missing.
     """
     preset = RULE_PRESETS[rule.name]
-    size = rule.fly_window_size or 0
-    # Where W counts the mismatch itself, W - 1 matches follow, yet the last W positions of a round
-    # are judged exactly, as in FLy's released code. W = 0, which that cannot run, means no window.
-    following = max(0, size - preset.counts_mismatch)
     return Composition(
         preset,
         _criterion(preset.criterion, rule, judge),
         loosening(rule) if (loosening := _LOOSENINGS.get(preset.criterion)) else None,
-        Window(following, reach=size, scope=rule.window_scope or WindowScope.WITHIN_ROUND),
+        window_of(rule),
         frozenset(rule.guarded_token_ids),
     )
+
+
+def window_of(rule: Rule) -> Window:
+    """Return a resolved rule's window."""
+    size = rule.fly_window_size or 0
+    # Where W counts the mismatch itself, W - 1 matches follow, yet the last W positions of a round
+    # are judged exactly, as in FLy's released code. W = 0, which that cannot run, means no window.
+    following = max(0, size - RULE_PRESETS[rule.name].counts_mismatch)
+    return Window(following, reach=size, scope=rule.window_scope or WindowScope.WITHIN_ROUND)
 
 
 def _criterion(name: CriterionName, rule: Rule, judge: AutoJudge | None) -> Criterion:

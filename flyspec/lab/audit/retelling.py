@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 from flyspec.errors import FlyspecError
 from flyspec.lab.audit.report import Discrepancy, DiscrepancyKind
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import FinishReason, Recording, RoundRecord
 from flyspec.values.rounds import Budget, OpenWindow, Outcome, Verdict
@@ -31,6 +30,7 @@ from orchestrator.generation.window import (
     WindowState,
     step,
 )
+from verify_service.rules.presets import window_of
 
 _COST_TOLERANCE_NATS = 1e-4
 """Costs are summed from single-precision numbers."""
@@ -237,7 +237,7 @@ class _Follower:
             if segment.start_position <= position:
                 index = segment.rule_index
         rule = self._recording.started.rules_by_index[index]
-        return max(0, (rule.fly_window_size or 0) - RULE_PRESETS[rule.name].counts_mismatch)
+        return window_of(rule).following
 
     def _check_end(self) -> None:
         """Check where and why the output ends, and its text."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from flyspec.config import VerifySettings
-from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge
+from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge, read_judge
 from flyspec.engine.distributions import decode
 from flyspec.engine.logits import token_logprobs
 from flyspec.engine.model import History, Model, Step
@@ -29,7 +30,7 @@ from flyspec.validation import common_distribution_spec
 from flyspec.values.admin import ModelInfo, TokenizerBundle
 from flyspec.values.generation import Recording
 from flyspec.values.rounds import Verdict
-from verify_service.autojudge import load_judge
+from verify_service.autojudge import fitted
 from verify_service.ranks import load, set_threads
 from verify_service.rules import decide_all, hear
 from verify_service.rules.inquiry import Hearing
@@ -75,7 +76,8 @@ class AuditedTarget:
         if not native and isinstance(model, NativeModel):
             model = ModelRunner.planned(loaded, settings, batch_invariant=settings.batch_invariant)
         model.warm_up()
-        judge = load_judge(settings.autojudge_file, model)
+        file = settings.autojudge_file
+        judge = fitted(read_judge(Path(file).expanduser()), model, file) if file else None
         return cls(model, loaded.tokenizer, settings.prefill_chunk, judge)
 
     @property

@@ -25,7 +25,7 @@ from flyspec.word_problems import problems
 
 ACROSS = WindowScope.ACROSS_ROUNDS
 RULES = [
-    *map(Rule, RULE_PRESETS),
+    *(Rule(name) for name, preset in RULE_PRESETS.items() if not preset.hidden_layers),
     Rule("fly", window_scope=ACROSS, fly_window_size=3),
     Rule("fly", fly_window_size=0),
     Rule("margin", margin_threshold=2.0),

@@ -222,7 +222,7 @@ async def test_other_numerics_follow_within_rounding(elsewhere) -> None:
 
 PHASES = (
     GenerateOptions(
-        phases=(Phase(Rule("fly"), until=("\n",)), Phase(Rule("exact"))), seed=5, **DRAFTED
+        phases=(Phase(Rule("typical"), until=("####",)), Phase(Rule("exact"))), seed=5, **DRAFTED
     ),
     GenerateOptions(
         phases=(
