@@ -21,13 +21,13 @@ class TuneOptions(ProblemOptions):
     """`flyspec tune`. Problems are recorded unless the recording exists."""
 
     recording: Annotated[Path, Flag(
-        "TuningRecord of both models on the problems: made if it does not exist, else replayed.",
+        "Recording of both models on the problems: made if it does not exist, else replayed.",
     )] = Path("recording.parquet")
     target_recovery: Annotated[float, Flag(
-        "Least share of the target's score to keep.", min=0,
+        "Minimum share of the target's score to keep.", min=0,
     )] = 0.99
     confidence: Annotated[float, Flag(
-        "Confidence with which a threshold must keep it.", min=0,
+        "Confidence that a threshold keeps it.", min=0,
     )] = 0.8
     rules: Annotated[tuple[str, ...] | None, Flag(
         "Rules to tune, comma-separated.", metavar="RULE,...", listed=True, default="all",
