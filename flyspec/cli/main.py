@@ -22,6 +22,7 @@ _COMMANDS = {
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
     "keys": ("app", "Create API keys."),
     "bench": ("app", "Measure the speed of decoding modes and of single parts."),
+    "study": ("study", "Answer questions about rules, each in a report."),
     "tune": ("tune", "Find thresholds for your own prompts."),
     "autojudge": ("app", "Train the judge of the rule autojudge."),
     "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Okabe and Ito's colors, told apart by the color-blind, without black and yellow.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-_MARKERS = "os^Dv<>p"
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+MARKERS = "os^Dv<>p"
 _WIDE = 4.0
 """Speeds that differ by more than this are shown on a logarithmic axis."""
 _PANEL_INCHES = (5.6, 4.2)
@@ -32,18 +32,23 @@ def plot_quality(
     """Draw a row of two plots for each task: against tokens per round, and against speed."""
     tasks = [name for name, of in reports.items() if of]
     width, height = _PANEL_INCHES
+    inches = (2 * width, height * max(1, len(tasks)))
+    save(path, inches, lambda figure: draw_quality(figure, arms, reports))
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
-        for (left, right), name in zip(axes, tasks, strict=True):
-            of = {r.condition: r for r in reports[name]}
-            _panel(left, arms, of, _accepted, "tokens per round")
-            _panel(right, arms, of, _speed, _speed_label(of))
-            left.set_ylabel(_quality_label(of))
-            left.set_title(f"{name}, {next(iter(of.values())).problems} problems", loc="left")
-            right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
-    save(path, (2 * width, height * max(1, len(tasks))), draw)
+def draw_quality(
+    figure: Figure, arms: Sequence[Arm], reports: Mapping[str, Sequence[ConditionReport]]
+) -> None:
+    """Draw them into a figure."""
+    tasks = [name for name, of in reports.items() if of]
+    axes = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
+    for (left, right), name in zip(axes, tasks, strict=True):
+        of = {r.condition: r for r in reports[name]}
+        _panel(left, arms, of, _accepted, "tokens per round")
+        _panel(right, arms, of, _speed, _speed_label(of))
+        left.set_ylabel(_quality_label(of))
+        left.set_title(f"{name}, {next(iter(of.values())).problems} problems", loc="left")
+        right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 Measured = Callable[[ConditionReport], Interval | None]
@@ -80,8 +85,8 @@ def _panel(
 ) -> None:
     """Draw each rule's conditions in one color, joined in the order of `across`; and the front."""
     points: list[tuple[float, float]] = []
-    colors = iter(_COLORS * len(arms))
-    markers = iter(_MARKERS * len(arms))
+    colors = iter(COLORS * len(arms))
+    markers = iter(MARKERS * len(arms))
     others: dict[str, list[Arm]] = {}
     if across is not _accepted:  # they have a token per round
         others = {arm.name: [arm] for arm in arms if arm.k == 0}

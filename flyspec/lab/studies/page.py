@@ -110,9 +110,10 @@ _TEMPLATE = """<!DOCTYPE html>
   .wide { overflow-x: auto; margin: 1rem 0; }
   table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
   caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
-  th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #e5e5e5; }
+  th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #e5e5e5;
+           white-space: nowrap; }
   th { border-bottom: 2px solid #999; font-weight: 600; }
-  .left { text-align: left; }
+  .left { text-align: left; white-space: normal; min-width: 7rem; }
   figure { margin: 1.25rem 0; }
   figure svg { max-width: 100%; height: auto; }
   figcaption { font-size: .9rem; color: #444; }

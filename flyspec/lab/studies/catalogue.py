@@ -1,0 +1,187 @@
+"""The studies by name, with the claims of papers that they test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.statistics import Interval
+from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
+from flyspec.rules import Divergence
+
+FLY = "FLy, arXiv 2511.22972"
+FUZZY = "Fuzzy Speculative Decoding, arXiv 2502.20704"
+
+
+def _recovery(report: ConditionReport) -> str:
+    value = report.recovery
+    return (
+        "unknown" if value is None else f"{value.value:.1%} ({value.low:.1%} to {value.high:.1%})"
+    )
+
+
+def _apart(low: Interval | None, high: Interval | None) -> bool | None:
+    """Whether the second is larger, None if the intervals leave it open."""
+    if low is None or high is None:
+        return None
+    if low.high < high.low:
+        return True
+    return False if high.high < low.low else None
+
+
+def _window_restores(found: Found) -> ClaimFinding:
+    without = found.one("fly", fly_window_size=0)
+    with_window = found.one("fly", fly_window_size=6)
+    return ClaimFinding(
+        _apart(without.recovery, with_window.recovery),
+        f"recovery at W = 0 {_recovery(without)}, at W = 6 {_recovery(with_window)}",
+    )
+
+
+def _keeps_99(found: Found) -> ClaimFinding:
+    report = found.one("fly", fly_window_size=6)
+    holds = None
+    if report.flips is not None and 1 - report.flips.harmful_rate_upper >= 0.99:
+        holds = True  # by the exact bound: where nothing flipped, the interval has no width
+    elif report.recovery is not None and report.recovery.high < 0.99:
+        holds = False
+    return ClaimFinding(holds, f"recovery at W = 6 {_recovery(report)}")
+
+
+def _increases(found: Found, rule: str, axis: str, **fixed: object) -> ClaimFinding:
+    """Whether tokens per round grow along an axis, from each value to the next."""
+    pairs = sorted(found.of(rule, **fixed), key=lambda pair: getattr(pair[0], axis, 0) or 0)
+    values = [(getattr(arm, axis), report.mean_accepted_tokens) for arm, report in pairs]
+    holds = all(one[1] <= other[1] for one, other in itertools.pairwise(values))
+    return ClaimFinding(holds, ", ".join(f"{x}: {y:.2f}" for x, y in values) + " tokens a round")
+
+
+def _theta_orders(preset: str) -> PaperClaim:
+    def check(found: Found) -> ClaimFinding:
+        pairs = found.of(preset)
+        pairs.sort(key=lambda pair: pair[0].rule.fly_entropy_threshold or 0.0)
+        speeds = [report.mean_accepted_tokens for _, report in pairs]
+        scores = [report.recovery.value if report.recovery else 0.0 for _, report in pairs]
+        falling = speeds == sorted(speeds, reverse=True)
+        rising = scores[0] <= scores[-1]
+        shown = "; ".join(
+            f"θ = {arm.rule.fly_entropy_threshold:g}: {speed:.2f}, {score:.1%}"
+            for (arm, _), speed, score in zip(pairs, speeds, scores, strict=True)
+        )
+        return ClaimFinding(falling and rising, f"tokens a round and recovery at {shown}")
+
+    return PaperClaim(f"θ orders speed and accuracy ({preset})", FLY, check)
+
+
+def _beats_chance(found: Found) -> ClaimFinding:
+    """Whether each threshold keeps more answers than `random` at the same tokens per round."""
+    names = {report.condition for _, report in found.of("fuzzy", divergence=Divergence.JS)}
+    differences = [
+        (cost.condition, cost.acceptance)
+        for cost in found.equal_costs
+        if cost.condition in names and cost.of.startswith("random") and cost.acceptance
+    ]
+    if not differences:
+        return ClaimFinding(None, "no threshold accepts as much as random does")
+    better = [difference.low > 0 for _, difference in differences]
+    worse = [difference.high < 0 for _, difference in differences]
+    shown = "; ".join(
+        f"{d.difference:+.1%} ({d.low:+.1%} to {d.high:+.1%}) at {d.speed:.2f} tokens a round"
+        for _, d in differences
+    )
+    return ClaimFinding(True if all(better) else False if any(worse) else None, shown)
+
+
+_WINDOWS = Study(
+    name="window",
+    title="FLy's window",
+    question="Does a window of matches after a loose token save answers, and what does it cost?",
+    rules="exact,fly",
+    grid=("W=0,4,6,8",),
+    axis="fly_window_size",
+    claims=(
+        PaperClaim("W = 0 loses accuracy, W = 6 restores it", FLY, _window_restores),
+        PaperClaim("at least 99 % of the accuracy is kept", FLY, _keeps_99),
+    ),
+)
+_THRESHOLDS = Study(
+    name="entropy-threshold",
+    title="FLy's entropy threshold",
+    question="How do θ and the measure of entropy trade accuracy for speed?",
+    rules="exact,fly,fly-paper",
+    grid=("theta=0,0.3,0.6,1",),
+    axis="fly_entropy_threshold",
+    claims=(_theta_orders("fly"), _theta_orders("fly-paper")),
+)
+_LENGTHS = Study(
+    name="length",
+    title="Drafted tokens per round",
+    question="Does acceptance grow with K, and does it cost answers?",
+    rules="exact,fly,margin,fuzzy",
+    grid=("K=4,5,8,10,15,20,25,30",),
+    axis="k",
+    claims=(
+        PaperClaim("tokens a round grow with K", FLY, lambda found: _increases(found, "fly", "k")),
+        PaperClaim("also without loose tokens", FLY, lambda found: _increases(found, "exact", "k")),
+    ),
+)
+_FUZZY = Study(
+    name="divergence",
+    title="Fuzzy speculative decoding's divergences",
+    question="Which divergence keeps most answers at which speed, and is it better than chance?",
+    rules=(
+        "exact,fuzzy:divergence=js,fuzzy:divergence=kl,fuzzy:divergence=tv,"
+        "random:random_acceptance=0.1,random:random_acceptance=0.3,random:random_acceptance=0.6"
+    ),
+    grid=("divergence_threshold=0.02,0.05,0.1,0.2,0.3",),
+    axis="divergence_threshold",
+    claims=(PaperClaim("JS keeps more answers than chance at equal speed", FUZZY, _beats_chance),),
+)
+_DRAFTERS = Study(
+    name="drafter",
+    title="Kinds of drafters",
+    question="What do prompt lookup, a draft model and both together draft, under which rule?",
+    rules="exact,fly,margin",
+    grid=("drafter=model,prompt_lookup,multi_level",),
+    axis="drafter",
+)
+_MARGIN = Study(
+    name="margin",
+    title="The margin rule's threshold",
+    question="Up to which τ do near-ties cost nothing?",
+    rules="exact,margin",
+    grid=("margin_threshold=0.05,0.1,0.2,0.3,0.5,1,2",),
+    axis="margin_threshold",
+)
+_TEMPERATURE = Study(
+    name="temperature",
+    title="At temperature 1",
+    question="Do rules keep answers that are sampled?",
+    rules="exact,fly,margin,fuzzy,typical,rejection",
+    axis="k",
+    settings={"temperature": 1.0, "seeds": 3},
+)
+_RULES = Study(
+    name="rules",
+    title="All rules",
+    question="What does each rule keep, and what does it gain?",
+    rules="all",
+    axis="k",
+    settings={"controls": True},
+)
+
+STUDIES: Mapping[str, Study] = MappingProxyType(
+    {
+        study.name: study
+        for study in (
+            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, _FUZZY, _MARGIN, _DRAFTERS, _TEMPERATURE,
+        )
+    }
+)  # fmt: skip
+
+
+def studies_named(names: Sequence[str]) -> list[Study]:
+    """Return the studies of these names, in the catalogue's order."""
+    return [study for name, study in STUDIES.items() if name in names]
