@@ -36,12 +36,12 @@ class Found:
 
     def of(self, rule: str, **parameters: Any) -> list[tuple[Arm, ConditionReport]]:
         """Return the conditions by this preset with these parameters; `k` is K."""
+        wanted = {"name": rule, **parameters}
         return [
             (arm, report)
             for arm, report in self.pairs
-            if arm.k != 0 and arm.rule.name == rule
-            and all(value_of(arm, name) == value for name, value in parameters.items())
-        ]  # fmt: skip
+            if arm.k != 0 and all(value_of(arm, name) == wanted[name] for name in wanted)
+        ]
 
     def one(self, rule: str, **parameters: Any) -> ConditionReport:
         """Return the report of the only such condition."""
