@@ -17,6 +17,7 @@ INFO = SimpleNamespace(
     drafters=(DrafterInfo("model", "model", ModelInfo("draft", "", 1000, 256)),),
     sessions=SessionStatus(0, 16),
     max_speculative_tokens=1000,
+    judge=None,
 )
 
 
