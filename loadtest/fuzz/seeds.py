@@ -40,6 +40,7 @@ class Facts:
     drafters: Sequence[str]
     text: Sequence[int]
     draft_address: str = ""
+    rules: Sequence[str] = tuple(RULE_PRESETS)
 
 
 def answered(message: Message) -> bool:
@@ -56,9 +57,11 @@ def _halves(*values: float) -> bytes:
     return struct.pack(f"<{len(values)}e", *values)
 
 
-def _rules() -> Iterator[tuple[int, dict[str, Any], Any]]:
-    """Each rule's number, the rule with all of its parameters, and its preset."""
+def _rules(facts: Facts) -> Iterator[tuple[int, dict[str, Any], Any]]:
+    """Number, rule with all of its parameters, and preset of each rule that the server has."""
     for number, (name, preset) in enumerate(RULE_PRESETS.items()):
+        if name not in facts.rules:
+            continue
         own: dict[str, Any] = {"judge_threshold": 0.5} if preset.hidden_layers else {}
         resolved = resolve_rule(Rule(name, **own))
         rule = {k: v for k, v in asdict(resolved).items() if v is not None}
@@ -69,7 +72,7 @@ def verify(facts: Facts) -> Iterator[Session]:
     """A session for each rule, and one at the end of the context."""
     yield [verify_pb2.VerifyServiceDescribeRequest(orchestrator_id="fuzz")]
     drafts = [*facts.text[:3], 9]
-    for number, rule, preset in _rules():
+    for number, rule, preset in _rules(facts):
         opening = {
             "token_ids": PROMPT, "prompt_length": LENGTH - 2, "rule": rule, "seed": number,
             "other_rules": [{"name": "exact"}, {"name": "margin"}] if number % 2 else [],
@@ -178,7 +181,7 @@ def generation(facts: Facts) -> Iterator[Session]:
     for number, prompt in enumerate(prompts):
         yield messages(generation_pb2.ScoreRequest, {**prompt, "logprobs": 10 * number})
     drafters = ("", *facts.drafters)
-    for number, rule, _ in _rules():
+    for number, rule, _ in _rules(facts):
         odd = number % 2 > 0
         predicted = {"prediction": "1, 2, 3"} if odd else {"prediction_token_ids": PROMPT}
         speculation = {

@@ -15,6 +15,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import FlyspecError
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
 from loadtest.fuzz.calls import Do, Script, Step, methods_of, play
@@ -83,6 +84,7 @@ class Server:
             model.vocab_size or 1 << 16, model.context_length or CONTEXT, MAX_DRAFTS,
             [getattr(drafter, "name", drafter) for drafter in getattr(info, "drafters", ())],
             self._tokens[-COUNT:], self._addresses.get("draft", ""),
+            tuple(getattr(info, "rules", ())) or tuple(RULE_PRESETS),
         ))  # fmt: skip
         for method, (first, *_) in self.source.sessions.items():
             if method.path.endswith("/AddTokenizer"):  # whose ids other sessions speak
