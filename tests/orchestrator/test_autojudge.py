@@ -89,8 +89,9 @@ async def test_a_replica_without_the_judge_gets_the_other_rules_only(model_dirs,
             await client.complete(f"{n} {PROMPT}", options())
         assert without.verify_engine.sessions.opened_total == 0
         assert having.verify_engine.sessions.opened_total == 4
-        for n in range(4):
-            await client.complete(f"{n} {PROMPT}", options(rule=Rule("fly")))
+        # A prompt has its own replica, by a hash of its tokens and of addresses with random ports.
+        for n in range(24):
+            await client.complete(f"{n} {PROMPT}", options(rule=Rule("fly"), max_tokens=2))
         assert without.verify_engine.sessions.opened_total > 0
 
 
