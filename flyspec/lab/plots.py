@@ -140,7 +140,8 @@ def _draw_curve(
                 xytext=(4, 4), fontsize=7, color=style["color"],
             )  # fmt: skip
     ax.errorbar(
-        [x.value for x in xs], [y.value for y in ys], xerr=_errors(xs), yerr=_errors(ys),
+        [x.value for x in xs], [y.value for y in ys],
+        xerr=error_lengths(xs), yerr=error_lengths(ys),
         label=name, linewidth=1.2, elinewidth=0.8, capsize=2, markersize=5, zorder=2, **style,
     )  # fmt: skip
 
@@ -152,7 +153,7 @@ def _common_start(texts: Sequence[str]) -> str:
     return start[: max(start.rfind(" "), start.rfind("=")) + 1]
 
 
-def _errors(values: Sequence[Interval]) -> list[list[float]]:
+def error_lengths(values: Sequence[Interval]) -> list[list[float]]:
     """Return the lengths of the bars. A skewed sample's interval may lie beside its value."""
     return [
         [max(0.0, v.value - v.low) for v in values],

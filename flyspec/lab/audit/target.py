@@ -23,6 +23,7 @@ from flyspec.engine.native.model import NativeModel
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import InvalidArgumentError
 from flyspec.lab.audit.retelling import RetoldRound
+from flyspec.prefix import num_same
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
@@ -185,7 +186,7 @@ class AuditedTarget:
         tokens = [*last.prefix, *last.read_token_ids]
         counts = [len(round_.read_token_ids) + 1 for round_ in group]
         first_row = len(group[0].prefix) - 1
-        start = min(_common(self.model.cache.held(slot), tokens), first_row)
+        start = min(num_same(self.model.cache.held(slot), tokens), first_row)
         while first_row - start > self.prefill_chunk:
             piece = tokens[start : start + self.prefill_chunk]
             self.model.forward([Step(slot, start, piece, 0)])
@@ -209,13 +210,3 @@ def _together(rounds: Sequence[RetoldRound], first: int) -> list[RetoldRound]:
             break
         group.append(round_)
     return group
-
-
-def _common(held: Sequence[int], tokens: Sequence[int]) -> int:
-    """Return how many tokens two sequences begin with alike."""
-    same = 0
-    for one, other in zip(held, tokens, strict=False):
-        if one != other:
-            break
-        same += 1
-    return same

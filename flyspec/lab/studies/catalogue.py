@@ -50,12 +50,16 @@ def _keeps_99(found: Found) -> ClaimFinding:
     return ClaimFinding(holds, f"recovery at W = 6 {_recovery(report)}")
 
 
-def _increases(found: Found, rule: str, axis: str, **fixed: object) -> ClaimFinding:
-    """Whether tokens per round grow along an axis, from each value to the next."""
-    pairs = sorted(found.of(rule, **fixed), key=lambda pair: getattr(pair[0], axis, 0) or 0)
-    values = [(getattr(arm, axis), report.mean_accepted_tokens) for arm, report in pairs]
-    holds = all(one[1] <= other[1] for one, other in itertools.pairwise(values))
-    return ClaimFinding(holds, ", ".join(f"{x}: {y:.2f}" for x, y in values) + " tokens a round")
+def _grows_with_k(text: str, rule: str) -> PaperClaim:
+    """Tokens per round grow from each K to the next."""
+
+    def check(found: Found) -> ClaimFinding:
+        values = sorted((arm.k or 0, report.mean_accepted_tokens) for arm, report in found.of(rule))
+        holds = all(one[1] <= other[1] for one, other in itertools.pairwise(values))
+        shown = ", ".join(f"{k}: {tokens:.2f}" for k, tokens in values)
+        return ClaimFinding(holds, f"{shown} tokens a round")
+
+    return PaperClaim(text, FLY, check)
 
 
 def _theta_orders(preset: str) -> PaperClaim:
@@ -123,8 +127,8 @@ _LENGTHS = Study(
     grid=("K=4,5,8,10,15,20,25,30",),
     axis="k",
     claims=(
-        PaperClaim("tokens a round grow with K", FLY, lambda found: _increases(found, "fly", "k")),
-        PaperClaim("also without loose tokens", FLY, lambda found: _increases(found, "exact", "k")),
+        _grows_with_k("tokens a round grow with K", "fly"),
+        _grows_with_k("also without loose tokens", "exact"),
     ),
 )
 _FUZZY = Study(

@@ -10,7 +10,7 @@ from flyspec.bench.conditions import PLAIN
 from flyspec.lab import tables
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.evaluation import Evaluation
-from flyspec.lab.plots import COLORS, MARKERS, draw_quality
+from flyspec.lab.plots import COLORS, MARKERS, draw_quality, error_lengths
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
 from flyspec.lab.studies.study import Found, Study, value_of
@@ -142,9 +142,6 @@ def _draw_line(
     ax.errorbar(
         [x for x, _ in known],
         [i.value for _, i in known],
-        yerr=[
-            [max(0.0, i.value - i.low) for _, i in known],
-            [max(0.0, i.high - i.value) for _, i in known],
-        ],
+        yerr=error_lengths([i for _, i in known]),
         label=name, color=color, marker=marker, capsize=2, linewidth=1.2, elinewidth=0.8,
     )  # fmt: skip

@@ -14,12 +14,14 @@ from flyspec.errors import ConfigError
 from flyspec.lab.local_model import LocalModel
 from flyspec.lab.tasks import Problem, Task
 from flyspec.lab.tuning.recording import RecordedRound, RecordedText, TuningRecord, TuningRecordInfo
+from flyspec.prefix import num_same
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.tokens import SamplingParams
 from flyspec.version import __version__
+from verify_service.rules.criteria.entropy import entropy_nats
 from verify_service.rules.guard import Guard
 
 TOP_LOGITS = 64
@@ -122,11 +124,7 @@ class Recorder:
                 for i, proposed in zip(left, drafts, strict=True):
                     text = texts[i]
                     begin = text.at
-                    own = text.token_ids[begin:]
-                    same = next(
-                        (n for n, (a, b) in enumerate(zip(proposed, own, strict=False)) if a != b),
-                        min(len(proposed), len(own)),
-                    )
+                    same = num_same(proposed, text.token_ids[begin:])
                     text.at = min(begin + same + 1, len(text.token_ids))
                     advance(text.at - begin)
         return rounds
@@ -186,13 +184,11 @@ class Recorder:
 
 def _of_target(logits: Tensor) -> dict[str, np.ndarray]:
     top = logits.topk(min(TOP_LOGITS, logits.shape[-1]), dim=-1)
-    log_p = logits.log_softmax(dim=-1)
-    entropy = -(log_p.exp() * log_p).nan_to_num().sum(dim=-1)
     return {
         "logits": top.values.numpy(force=True),
         "logit_ids": top.indices.numpy(force=True).astype(np.int32),
         "log_totals": logits.logsumexp(dim=-1).numpy(force=True),
-        "entropies": entropy.numpy(force=True),
+        "entropies": entropy_nats(logits).numpy(force=True),
     }
 
 

@@ -29,6 +29,7 @@ from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Outcome
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules import judge
+from verify_service.rules.criteria.entropy import entropy_nats
 
 Floats = NDArray[np.float64]
 _GREEDY = SamplingParams()
@@ -58,12 +59,8 @@ class Replayed:
     @property
     def recovery(self) -> float:
         """Expected score relative to the target's own texts'."""
-        return recovery_of(self.scores, self.changes)
-
-
-def recovery_of(scores: Floats, changes: Floats) -> float:
-    """Return the mean score after the changes, relative to the mean before."""
-    return float(1.0 + changes.sum() / scores.sum()) if scores.sum() else 1.0
+        total = float(self.scores.sum())
+        return 1.0 + float(self.changes.sum()) / total if total else 1.0
 
 
 class RuleReplay:
@@ -81,8 +78,7 @@ class RuleReplay:
         """Largest error of a rebuilt row's entropy, nats."""
         worst = 0.0
         for index, round_ in enumerate(self.recording.rounds):
-            log_p = self.logits(index).double().log_softmax(dim=-1)
-            entropies = -(log_p.exp() * log_p).nan_to_num().sum(dim=-1)
+            entropies = entropy_nats(self.logits(index).double())
             error = (entropies - torch.from_numpy(round_.entropies)).abs().max()
             worst = max(worst, float(error))
         return worst
