@@ -31,14 +31,21 @@ def port_problem(host: str, port: int) -> str:
 
 
 def holder(port: int) -> str:
-    """Return " (by NAME, process ID)" for the process listening on a port, if it can be known."""
+    """Return " (by NAME, process ID)" for the process that has a port, if it can be known.
+
+    Where nothing listens, the system gave the port to an outgoing connection: said so, since no
+    process need be stopped.
+    """
     import psutil  # only if there is a problem
 
     try:
-        for connection in psutil.net_connections("tcp"):
-            listens = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-            if listens and connection.pid:
+        having = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port]
+        listening = [c for c in having if c.status == psutil.CONN_LISTEN]
+        for connection in listening:
+            if connection.pid:
                 return f" (by {_name(psutil.Process(connection.pid))}, process {connection.pid})"
+        if having and not listening:
+            return " (by an outgoing connection; free a minute after it ends)"
     except (psutil.Error, OSError):
         pass
     return ""

@@ -149,8 +149,14 @@ def checkout(folder: Path) -> None:
 
 
 def listens(port: int) -> bool:
+    """Whether a server listens there.
+
+    Asked from another address: from its own, Linux may give the question the very port it asks
+    for, connect it to itself and keep that port from the server for a minute.
+    """
     with socket.socket() as connection:
         connection.settimeout(1)
+        connection.bind(("127.0.0.2", 0))
         return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
