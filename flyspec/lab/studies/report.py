@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CLAIMS_HEADING = "What papers report"
 _VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
@@ -32,7 +33,7 @@ def page_of(
     found = Found(task, evaluation.arms, reports, evaluation.equal_costs[task])
     sections = []
     if study.claims:
-        sections.append(PageSection("What papers report", [_CLAIMS], [claims_table(study, found)]))
+        sections.append(PageSection(CLAIMS_HEADING, [_CLAIMS], [claims_table(study, found)]))
     sections.append(
         PageSection(
             "Figures",
