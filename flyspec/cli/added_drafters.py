@@ -28,7 +28,7 @@ DraftModels = Sequence[tuple[str, str]]
 
 def read_drafts(texts: Sequence[str]) -> DraftModels:
     """Parse NAME=MODEL texts. Raises `ValueError`."""
-    found = []
+    found: list[tuple[str, str]] = []
     for text in texts:
         name, equals, model = text.partition("=")
         if not (name and equals and model):
@@ -45,9 +45,7 @@ Drafts = Annotated[DraftModels, Flag(
 )]  # fmt: skip
 
 
-async def with_added_drafters(
-    stack: Stack, drafts: DraftModels, work: Coroutine[Any, Any, T]
-) -> T:
+async def with_added_drafters(stack: Stack, drafts: DraftModels, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`, done while the stack has the drafters.
 
     Raises why if one of their services dies meanwhile, since other drafters would take its place.
@@ -95,9 +93,7 @@ async def _started(stack: Stack, model: str) -> Child:
     from flyspec.cli.service import Child
     from flyspec.cli.stack import torch_threads
 
-    options = replace(stack.options, draft_model=model, draft_port=0, drafter="")
-    if shares := options.gpu_shares():
-        options = replace(options, **shares)
+    options = replace(stack.options, draft_model=model, draft_port=0, drafter="").resolved()
     threads = options.draft_threads or torch_threads()
     return await Child.start("draft", "draft_service", options.flags("draft"), threads, _ignore)
 

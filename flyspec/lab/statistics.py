@@ -72,6 +72,15 @@ class Flips:
         )
 
 
+def is_larger(one: Interval | None, other: Interval | None) -> bool | None:
+    """Return whether the first is, None if the intervals leave it open or one is unknown."""
+    if one is None or other is None:
+        return None
+    if one.low > other.high:
+        return True
+    return False if one.high < other.low else None
+
+
 def mcnemar_p(won: int, lost: int) -> float:
     """Return the exact two-sided p-value of McNemar's test: are the differences a fair coin?
 
