@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from flyspec.bench.speed import rotated
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.concurrency import all_or_first_error, until_interrupted
 from flyspec.errors import ConfigError, FlyspecError, UnavailableError
@@ -90,13 +91,14 @@ def wanted_samples(
         )
     found: dict[tuple[Any, ...], Unit] = {}
     for repeat, task in itertools.product(range(o.seeds), tasks):
-        for (index, problem), arm in itertools.product(enumerate(task.problems), arms):
-            model = rival if arm.rival and rival is not None else target
-            unit = Unit(task, problem, index, arm, repeat)
-            key = key_of(vars(_blank(unit, o, model)))
-            if key in found:
-                raise ConfigError(f"{task.name}: two problems are {problem.prompt_id!r}")
-            found[key] = unit
+        for index, problem in enumerate(task.problems):
+            for arm in rotated(arms, index):  # the first one finds no prompt in the caches
+                model = rival if arm.rival and rival is not None else target
+                unit = Unit(task, problem, index, arm, repeat)
+                key = key_of(vars(_blank(unit, o, model)))
+                if key in found:
+                    raise ConfigError(f"{task.name}: two problems are {problem.prompt_id!r}")
+                found[key] = unit
     return found
 
 

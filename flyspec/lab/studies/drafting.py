@@ -75,18 +75,13 @@ def _by_tokenizer(drafters: Sequence[DrafterStatus]) -> list[str]:
 
 
 def _by_size(drafters: Sequence[DrafterStatus]) -> list[str]:
-    """Return prompt lookup, which has no parameters, and models of several sizes, smallest first.
-
-    They have the target's tokenizer, so that nothing else differs.
-    """
+    """Return draft models of several sizes, smallest first, all with the target's tokenizer."""
     sizes = {
         drafter.name: drafter.model.num_parameters
         for drafter in drafters
         if drafter.kind == MODEL and drafter.model is not None and not drafter.translated
     }
-    lookup = [drafter.name for drafter in drafters if drafter.kind == LOOKUP]
-    several = len(set(sizes.values())) > 1
-    return [*lookup[:1], *sorted(sizes, key=lambda name: sizes[name])] if several else []
+    return sorted(sizes, key=lambda name: sizes[name]) if len(set(sizes.values())) > 1 else []
 
 
 DRAFTER_KINDS = Study(

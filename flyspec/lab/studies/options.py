@@ -26,7 +26,7 @@ class StudyOptions:
     concurrency: Annotated[int, Flag("Concurrent requests.", min=1)] = 8
     repeats: Annotated[int, Flag(
         "Runs of each batch size and rule, where a study measures speed by them.", min=1,
-    )] = 5
+    )] = 6
     mixed_versions: Annotated[bool, Flag(
         "Go on with a study although another version of flyspec made the rest.",
     )] = False
