@@ -135,10 +135,10 @@ def test_samples_from_before_judging_was_timed() -> None:
 
 
 def test_each_condition_is_the_first_of_some_problems() -> None:
-    arms, wanted, _ = made("exact,fly", 6)
+    arms, wanted, _ = made("exact,fly", 60)
     order = [unit.arm.name for unit in wanted.values()]
     firsts = order[:: len(arms)]
-    assert {name: firsts.count(name) for name in firsts} == {arm.name: 2 for arm in arms}
+    assert min(firsts.count(arm.name) for arm in arms) > 10
     for start in range(0, len(order), len(arms)):  # any beginning compares all of them
         assert set(order[start : start + len(arms)]) == {arm.name for arm in arms}
 
