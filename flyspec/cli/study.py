@@ -19,6 +19,7 @@ from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.program import say
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
+from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.lab import check_installed
 from flyspec.lab.studies.options import StudyOptions
@@ -115,6 +116,8 @@ async def _answer_all(
             for table in section.tables:
                 console.print(table, markup=False, crop=False)
         say(f"wrote {file}")
+        if interrupted():
+            return
 
 
 async def _evaluated(
