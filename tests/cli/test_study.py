@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
-from flyspec.cli.added_drafters import read_drafts
+from flyspec.bundled import DRAFT, TARGET
 from tests.cli.processes import invoke
 
 
@@ -56,26 +53,3 @@ def test_a_study_that_another_pair_cannot_answer_is_skipped(tmp_path) -> None:
     assert not (tmp_path / "multi-level").exists()
     html = (tmp_path / "drafter-size" / "report.html").read_text()
     assert html.index("drafter = small") < html.index("drafter = large")
-
-
-def test_what_is_wrong_with_a_draft_model(tmp_path) -> None:
-    study = ["study", "window", "--output", str(tmp_path), "--threads", "1"]
-    for draft, said in (
-        ("small", "must be NAME=MODEL"),
-        ("=x", "must be NAME=MODEL"),
-        ("model=x", "the stack has a drafter 'model'"),
-        (f"a b={DRAFT_BYTES}", "use 1 to 64 letters"),
-        ("small=/nowhere/at/all", "--draft small=/nowhere/at/all: "),
-    ):
-        done = invoke(*study, "--draft", draft)
-        assert done.code == 2, done.err
-        assert said in done.err
-    done = invoke("eval", "--address", "127.0.0.1:1", "--draft", "a=b")
-    assert done.code == 2
-    assert "`flyspec drafters register` adds one" in done.err
-
-
-def test_drafts_are_read() -> None:
-    assert read_drafts(["a=b", "c=d=e"]) == (("a", "b"), ("c", "d=e"))
-    with pytest.raises(ValueError, match="'a' is there twice"):
-        read_drafts(["a=b", "a=c"])
