@@ -22,7 +22,6 @@ class Sample:
     """One generation: its time, and what speculation did.
 
     `token_ids` are empty if only their number is known. `chosen` is the mode that hindsight chose.
-    `judge_ns` is measured by `bench pair` only.
     """
 
     group: str
@@ -105,6 +104,7 @@ class FlyspecMode:
                             overhead_ns=t.round_overhead_p50_ns,
                             target_ns=t.target_model_ns,
                             draft_ns=t.draft_model_ns,
+                            judge_ns=t.judge_ns,
                             drafted=m.num_draft_tokens,
                             round_bytes=m.round_bytes,
                             distribution_bytes=m.distribution_bytes,

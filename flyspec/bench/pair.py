@@ -8,13 +8,9 @@ order, everything once before it counts.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-from prometheus_client.parser import text_string_to_metric_families
+from dataclasses import dataclass
 
 from flyspec.bench import speed
 from flyspec.bench.conditions import PLAIN, Condition
@@ -28,8 +24,6 @@ from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, FittedTable, record_table
 from flyspec.values.requests import GenerateOptions
-
-_JUDGING = "flyspec_verify_judge_seconds"
 
 
 @dataclass(frozen=True)
@@ -68,38 +62,22 @@ class PairReport:
     generations: int
 
 
-class _JudgedMode(FlyspecMode):
-    """Also measures the time of judging, while nothing else uses the verify service."""
-
-    def __init__(
-        self, name: str, client: AsyncClient, options: GenerateOptions, metrics_port: int
-    ) -> None:
-        super().__init__(name, client, options)
-        self._port = metrics_port
-
-    async def run(self, item: Item) -> Sample:
-        judged_s = await _judge_seconds(self._port)
-        sample = await super().run(item)
-        judged_s = await _judge_seconds(self._port) - judged_s
-        return replace(sample, judge_ns=round(judged_s * 1e9))
-
-
-async def measure(client: AsyncClient, o: PairOptions, metrics_port: int) -> list[Sample]:
+async def measure(client: AsyncClient, o: PairOptions) -> list[Sample]:
     """Run everything `repeats` times after repeat 0, which does not count.
 
-    `metrics_port` is the verify service's. A replaying drafter first rehearses with the longest
-    rounds, so that it knows the text it will draft; K auto learns nothing from the time that takes.
+    A replaying drafter first rehearses with the longest rounds, so that it knows the text it will
+    draft; K auto learns nothing from the time that takes.
     If interrupted, returns what was measured in all modes until then.
     """
     prompts = fresh_requests(o.problems, o.problem_seed)
     items = [[Item("word problems", i, prompt) for i, prompt in enumerate(prompts)]]
 
-    def modes(k_of_run: SpeculationLength) -> list[_JudgedMode]:
+    def modes(k_of_run: SpeculationLength) -> list[FlyspecMode]:
         """Return all modes with equal output lengths, and without the loop guard."""
         plain = Condition(PLAIN, Rule("exact"), 0)
         asked = {c.name: c for c in (plain, *o.rules)}
         return [
-            _JudgedMode(
+            FlyspecMode(
                 condition.name,
                 client,
                 GenerateOptions(
@@ -111,7 +89,6 @@ async def measure(client: AsyncClient, o: PairOptions, metrics_port: int) -> lis
                     phases=condition.phases,
                     num_speculative_tokens=condition.requested_k(k_of_run),
                 ),
-                metrics_port,
             )
             for condition in asked.values()
         ]
@@ -196,24 +173,6 @@ def _report(
         same_as_plain=sum(s.token_ids == before[PLAIN, s.prompt] for s in samples),
         generations=len(samples),
     )
-
-
-async def _judge_seconds(port: int) -> float:
-    """Return the verify service's total time of judging so far, in seconds."""
-    text = await asyncio.to_thread(_scrape, port)
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        if family.name == _JUDGING
-        for sample in family.samples
-        if sample.name.endswith("_sum")
-    )
-
-
-def _scrape(port: int) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        text: str = answer.read().decode()
-    return text
 
 
 _COLUMNS: tuple[Column, ...] = (

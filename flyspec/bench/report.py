@@ -103,18 +103,23 @@ def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
     order = {mode: i for i, mode in enumerate(dict.fromkeys(s.mode for s in samples))}
     groups = {group: i for i, group in enumerate(dict.fromkeys(s.group for s in samples))}
     cells = sorted(by_cell, key=lambda c: (groups[c[0]], c[1], order[c[2]]))
-    found = []
-    for group, batch, mode in cells:
-        of = by_cell[group, batch, mode]
-        plain = {s.repeat: s.rate for s in by_cell[group, batch, PLAIN]}
-        ratios = [s.rate / plain[s.repeat] for s in of]
-        found.append(
-            BatchReport(
-                group, batch, mode, _median(s.rate for s in of), _median(ratios),
-                *interval(ratios), 1e3 * _median(s.first_token_s for s in of),
-            )
-        )  # fmt: skip
-    return found
+    return [
+        BatchReport(
+            group, batch, mode, _median(s.rate for s in by_cell[group, batch, mode]),
+            *batch_ratio(by_cell[group, batch, mode], by_cell[group, batch, PLAIN]),
+            1e3 * _median(s.first_token_s for s in by_cell[group, batch, mode]),
+        )
+        for group, batch, mode in cells
+    ]  # fmt: skip
+
+
+def batch_ratio(
+    samples: Sequence[BatchSample], base: Sequence[BatchSample]
+) -> tuple[float, float, float]:
+    """Return the median of the ratios of rates within a repeat, and its interval."""
+    rates = {s.repeat: s.rate for s in base}
+    ratios = [s.rate / rates[s.repeat] for s in samples]
+    return _median(ratios), *interval(ratios)
 
 
 class _Mode:

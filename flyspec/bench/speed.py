@@ -9,8 +9,9 @@ from another's prompt; except those of a running stack, which others may be usin
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, TypeVar
 
 from flyspec.bench.conditions import PLAIN, by_k
@@ -145,32 +146,45 @@ async def measure_batches(
     batches: Sequence[int],
     repeats: int,
     noise: Noise,
+    known: Sequence[BatchSample] = (),
+    on_set: Callable[[Sequence[BatchSample]], None] = lambda _: None,
 ) -> list[BatchSample]:
     """Run concurrent requests in the modes that can: each prompt once, or `batch` prompts if more.
 
-    An uncounted run of the largest batch comes first.
+    An uncounted run of the largest batch comes first. A set has a sample of each mode: sets that
+    are `known` are not measured again, but returned as well, and `on_set` is called with each new
+    one once it is whole.
     """
     modes = [mode for mode in modes if mode.concurrent]
+    there = {(s.group, s.batch, s.repeat) for s in known}
     samples: list[BatchSample] = []
-    turn = 0
-    total = repeats * len(batches) * len(items) * len(modes)
+    left = [
+        (turn, repeat, batch, of)
+        for turn, (repeat, batch, of) in enumerate(product(range(repeats), batches, items))
+        if (of[0].group, batch, repeat) not in there
+    ]
+    total = len(left) * len(modes)
     with progress("measuring concurrent requests", total) as advance, until_interrupted():
-        for repeat in range(-1, repeats):
-            for batch in batches if repeat >= 0 else batches[-1:]:
-                for of in items:
-                    requests = [of[i % len(of)] for i in range(max(batch, len(of)))]
-                    for mode in rotated(modes, turn):
-                        await noise.fill()
-                        seconds, done = await run_batch(mode, requests, batch)
-                        if repeat >= 0:
-                            firsts = sorted(s.first_token_s or 0.0 for s in done)
-                            samples.append(BatchSample(
-                                of[0].group, batch, repeat, mode.name, seconds,
-                                sum(s.tokens for s in done), firsts[len(firsts) // 2],
-                            ))  # fmt: skip
-                            advance()
-                    turn += repeat >= 0
-    return whole(samples, len(modes))
+        for of in items if left else ():
+            for mode in modes:
+                await noise.fill()
+                await run_batch(mode, _requests(of, batches[-1]), batches[-1])
+        for turn, repeat, batch, of in left:
+            for mode in rotated(modes, turn):
+                await noise.fill()
+                seconds, done = await run_batch(mode, _requests(of, batch), batch)
+                firsts = sorted(s.first_token_s or 0.0 for s in done)
+                samples.append(BatchSample(
+                    of[0].group, batch, repeat, mode.name, seconds,
+                    sum(s.tokens for s in done), firsts[len(firsts) // 2],
+                ))  # fmt: skip
+                advance()
+            on_set(samples[-len(modes) :])
+    return whole([*known, *samples], len(modes))
+
+
+def _requests(items: Sequence[Item], batch: int) -> list[Item]:
+    return [items[i % len(items)] for i in range(max(batch, len(items)))]
 
 
 async def run_batch(mode: Mode, requests: Sequence[Item], batch: int) -> tuple[float, list[Sample]]:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from flyspec.addresses import address_problem
+from flyspec.cli.added_drafters import Drafts, drafters_of, fingerprints, with_added_drafters
 from flyspec.cli.bench.common import Address, Local, models_of
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import BenchReport, RunResults, notes
@@ -32,6 +33,7 @@ def evaluate(
     connection: Credentials,
     options: EvalOptions,
     results: RunResults,
+    draft: Drafts = (),
     address: Address = None,
     local: Local = False,
 ) -> None:
@@ -47,9 +49,18 @@ def evaluate(
             f"--rival {rival}: a model is started beside a stack that this command starts; with "
             "--address, give the HOST:PORT of a stack that serves it"
         )
+    if draft and address is not None:
+        raise ConfigError(
+            "--draft: a draft model is added to a stack that this command starts; with --address, "
+            "`flyspec drafters register` adds one"
+        )
     tasks = read_problems(options)
 
     async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
+        work = evaluated(client, stack)
+        return await (work if stack is None else with_added_drafters(stack, draft, work))
+
+    async def evaluated(client: AsyncClient, stack: Stack | None) -> BenchReport:
         from flyspec.lab.evaluation import run_evaluation
         from flyspec.lab.run import ServedModel
 
@@ -61,7 +72,7 @@ def evaluate(
                 served,
                 ServedModel(client, served.target),
                 await _rival(resources, rival, stack, connection),
-                await _drafters(stack),
+                fingerprints(await drafters_of(stack)),
                 results.output,
                 results.resume,
                 results.mixed_versions,
@@ -100,17 +111,6 @@ async def _rival(
         client = AsyncClient(second.address, max_retries=0)
     await resources.enter_async_context(client)
     return ServedModel(client, (await client.list_models()).target)
-
-
-async def _drafters(stack: Stack | None) -> dict[str, str]:
-    """Return the weights of a stack's own drafters; a running stack tells only its operator."""
-    from flyspec.client import AdminClient
-
-    if stack is None:
-        return {}
-    async with AdminClient(stack.admin_address) as admin:
-        drafters = await admin.list_drafters()
-    return {d.name: d.model.weights_fingerprint for d in drafters if d.model is not None}
 
 
 def _report(

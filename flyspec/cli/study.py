@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flyspec.cli.added_drafters import (
+    Drafts,
+    drafters_of,
+    fingerprints,
+    with_added_drafters,
+)
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.program import say
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
+from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.lab import check_installed
 from flyspec.lab.studies.options import StudyOptions
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flyspec.client import AsyncClient
+    from flyspec.lab.studies.batch import BatchStudy
+    from flyspec.lab.studies.page import Page
     from flyspec.lab.studies.study import Study
+    from flyspec.values.admin import DrafterStatus
 
 _ALL = "all"
 
@@ -27,17 +40,20 @@ _ALL = "all"
 def study(
     models: ModelFlags,
     options: StudyOptions,
+    draft: Drafts = (),
     names: Annotated[list[str] | None, typer.Argument(
         metavar="NAME...", help="Studies, or all; none: list them.",
     )] = None,
 ) -> None:  # fmt: skip
     """Answer questions about rules: run their conditions, and write a report for each.
 
-    A study that was interrupted goes on where it stopped.
+    A study that was interrupted goes on where it stopped; one that needs other drafters than the
+    stack has is skipped.
     """
     check_installed("flyspec study")
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.drawing import check_matplotlib
+    from flyspec.lab.studies.batch import BatchStudy
     from flyspec.lab.studies.catalogue import STUDIES, studies_named
     from flyspec.spelling import did_you_mean
 
@@ -54,36 +70,91 @@ def study(
     chosen = studies_named(list(STUDIES) if _ALL in names else names)
     command = shlex.join(["flyspec", *sys.argv[1:]])
 
-    async def use(client: AsyncClient, _: Stack | None) -> None:
-        for each in chosen:
-            await _answer(each, client, options, command)
+    drafts = dict(draft)
+    slots = StackOptions.max_sessions
+    for each in chosen:
+        if isinstance(each, BatchStudy):
+            slots = max(slots, each.slots)
+        elif models.model is None:  # the bundled pair
+            drafts = {name: str(path) for name, path in each.drafts.items()} | drafts
 
-    stack = StackOptions(**vars(models), log_level="warning")
-    run_async(with_server(stack, None, use))
+    async def use(client: AsyncClient, stack: Stack | None) -> None:
+        assert stack is not None
+        work = _answer_all(chosen, client, stack, options, command)
+        await with_added_drafters(stack, tuple(drafts.items()), work)
+
+    options_of_stack = StackOptions(**vars(models), log_level="warning", max_sessions=slots)
+    run_async(with_server(options_of_stack, None, use))
 
 
-async def _answer(each: Study, client: AsyncClient, o: StudyOptions, command: str) -> None:
-    """Run one study and write its report."""
+async def _answer_all(
+    studies: Sequence[Study | BatchStudy],
+    client: AsyncClient,
+    stack: Stack,
+    o: StudyOptions,
+    command: str,
+) -> None:
+    """Run the studies that this stack can answer, and write their reports."""
     from flyspec.cli.results import result_console
+    from flyspec.lab.studies.batch import BatchStudy
+
+    drafters = await drafters_of(stack)
+    for each in studies:
+        directory = o.output / each.name
+        if not isinstance(each, BatchStudy) and (missing := each.missing(drafters)):
+            say(f"{each.name}: skipped: {missing}")
+            continue
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        say(f"{each.name}: {each.question}")
+        if isinstance(each, BatchStudy):
+            page = await _measured(each, client, drafters, o, command, directory)
+        else:
+            page = await _evaluated(each, client, drafters, o, command, directory)
+        file = page.write(directory)
+        console: Any = result_console()
+        for section in page.sections:
+            for table in section.tables:
+                console.print(table, markup=False, crop=False)
+        say(f"wrote {file}")
+        if interrupted():
+            return
+
+
+async def _evaluated(
+    study: Study,
+    client: AsyncClient,
+    drafters: Sequence[DrafterStatus],
+    o: StudyOptions,
+    command: str,
+    directory: Path,
+) -> Page:
+    """Run a study's evaluation, and return its report."""
     from flyspec.lab.evaluation import run_evaluation
     from flyspec.lab.problems import read_problems
     from flyspec.lab.run import ServedModel
     from flyspec.lab.studies.report import page_of
 
-    run = each.run(o)
+    run = study.run(o, drafters)
     served = await client.list_models()
     target = ServedModel(client, served.target)
-    directory = o.output / each.name
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    say(f"{each.name}: {each.question}")
     found = await run_evaluation(
-        run, read_problems(run), served, target, None, {}, directory,
+        run, read_problems(run), served, target, None, fingerprints(drafters), directory,
         resume=True, mixed_versions=o.mixed_versions,
     )  # fmt: skip
-    page = page_of(each, found, served.target, command, o.problem_seed)
-    file = page.write(directory)
-    console: Any = result_console()
-    for section in page.sections:
-        for table in section.tables:
-            console.print(table, markup=False, crop=False)
-    say(f"wrote {file}")
+    return page_of(study, found, served.target, command, o.problem_seed, drafters)
+
+
+async def _measured(
+    study: BatchStudy,
+    client: AsyncClient,
+    drafters: Sequence[DrafterStatus],
+    o: StudyOptions,
+    command: str,
+    directory: Path,
+) -> Page:
+    """Measure a study of batch sizes, and return its report."""
+    from flyspec.lab.studies.batch import measure, page_of_batches
+
+    target = (await client.list_models()).target
+    samples = await measure(study, client, target, drafters, o, directory)
+    return page_of_batches(study, samples, target, drafters, o, command)

@@ -27,7 +27,7 @@ from flyspec.speculation_length import (
 )
 from flyspec.spelling import did_you_mean
 
-_K, _DRAFTER = "num_speculative_tokens", "drafter"
+_K, _DRAFTER, _CONCURRENCY = "num_speculative_tokens", "drafter", "concurrency"
 
 Grid = Sequence[tuple[str, tuple[Any, ...]]]
 """Names, as typed, with the values of each."""
@@ -124,6 +124,12 @@ def make_arms(
     arms = [Arm(plain, plain.rule, 0)]
     for condition in others:
         arms += _at_every_point(condition, grid, k, drafter, used)
+    if any(name == _CONCURRENCY for name, _ in grid):
+        raise ConfigError(
+            f"--grid {_CONCURRENCY}: all conditions share the target's steps here; `flyspec bench "
+            "--batch 1,4` and `flyspec study batch` compare conditions at several numbers of "
+            "concurrent requests"
+        )
     if unused := next((name for name, _ in grid if name not in used), None):
         raise ConfigError(
             f"--grid {unused}: no condition that is compared takes it; parameters are "

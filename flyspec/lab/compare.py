@@ -36,7 +36,8 @@ COLUMNS = (
     "loop_guard_token_index", "distinct_2", "broken_ending", "score", "log_likelihood",
     "num_tokens", "loose_gaps_nats", "num_rounds", "num_spec_steps", "num_accepted_draft_tokens",
     "num_loose_tokens", "loose_cost_nats", "num_rejected_tokens", "rejected_cost_nats",
-    "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns",
+    "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns", "draft_model_ns",
+    "target_model_ns", "judge_ns",
 )  # fmt: skip
 """What a report needs of the samples."""
 _WINDOW = "fly_window_size"
@@ -54,6 +55,24 @@ class Costs:
 
     loose: tuple[float, ...] | None
     text: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Means per round, in ms: drafting, the target's forward pass, the rule, and all of it.
+
+    The first round's include the prompt. `judge_ms` is None in samples from before it was recorded.
+    """
+
+    draft_ms: float
+    verify_ms: float
+    judge_ms: float | None
+    round_ms: float
+
+    @property
+    def rest_ms(self) -> float:
+        """What is none of the three: messages, tokens to text, waiting for other requests."""
+        return self.round_ms - self.draft_ms - self.verify_ms - (self.judge_ms or 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,7 @@ class ConditionReport:
     `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
     per second of a request, one of `concurrency` at a time, and `speed_ratio` its ratio to that of
     `speed_base`: `exact` with the same K and drafter, or plain decoding where that was not
-    compared. `failed` samples are left out everywhere.
+    compared; `speedup` is its ratio to plain decoding's. `failed` samples are left out everywhere.
     """
 
     task: str
@@ -119,6 +138,8 @@ class ConditionReport:
     speed: float
     speed_base: str | None
     speed_ratio: Interval | None
+    speedup: Interval | None
+    times: RoundTimes
     same_as_plain: int
     cut_off: int
     versus: Versus | None = None
@@ -344,11 +365,22 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         speed=tokens / max(1e-9, total("total_ns") / 1e9),
         speed_base=base,
         speed_ratio=None if base is None else _speed_ratio(answered, name, base),
+        speedup=None if plain is None else _speed_ratio(answered, name, PLAIN),
+        times=_round_times(answered, name, rounds),
         same_as_plain=sum(
             row["token_ids"] == p["token_ids"] for row, p in zip(rows, plain or (), strict=False)
         ),
         cut_off=sum(row["finish_reason"] == "LENGTH" for row in rows),
     )
+
+
+def _round_times(answered: Answered, name: str, rounds: float) -> RoundTimes:
+    draft, verify, judge, whole = (
+        answered.column(name, column).sum() / 1e6 / rounds
+        for column in ("draft_model_ns", "target_model_ns", "judge_ns", "total_ns")
+    )
+    known = None if np.isnan(judge) else float(judge)
+    return RoundTimes(float(draft), float(verify), known, float(whole))
 
 
 def _quality(answered: Answered, name: str) -> dict[str, Any]:

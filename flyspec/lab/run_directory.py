@@ -41,6 +41,16 @@ def open_run(
         with tempfile.TemporaryDirectory(prefix="flyspec-eval-") as own, _open(Path(own)) as run:
             yield run
         return
+    settings = continued(path, settings, resume, mixed_versions)
+    with _open(path) as run:
+        settings.write(path / SETTINGS)
+        yield run
+
+
+def continued(
+    path: Path, settings: RunSettings, resume: bool = False, mixed_versions: bool = False
+) -> RunSettings:
+    """Return the settings of a run that begins or goes on in a directory; raises as `open_run`."""
     file = path / SETTINGS
     before = RunSettings.read(file) if file.exists() else None
     if before is not None:
@@ -49,14 +59,12 @@ def open_run(
                 f"--output {path}: has a run; go on with it (--resume), or give another directory"
             )
         _check(path, before, settings, mixed_versions)
-        settings = before.joined(settings)
-    elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+        return before.joined(settings)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise ConfigError(
             f"--output {path}: is not the directory of a run, nor empty; give another one"
         )
-    with _open(path) as run:
-        settings.write(file)
-        yield run
+    return settings
 
 
 @contextmanager

@@ -72,6 +72,15 @@ class Flips:
         )
 
 
+def is_larger(one: Interval | None, other: Interval | None) -> bool | None:
+    """Return whether the first is, None if the intervals leave it open or one is unknown."""
+    if one is None or other is None:
+        return None
+    if one.low > other.high:
+        return True
+    return False if one.high < other.low else None
+
+
 def mcnemar_p(won: int, lost: int) -> float:
     """Return the exact two-sided p-value of McNemar's test: are the differences a fair coin?
 
@@ -166,6 +175,8 @@ class PairedBootstrap:
 
 def _corrected(probabilities: Array, drawn: Array, value: float, without: Array) -> Array:
     """Return the probabilities of BCa; as they are where the correction is undefined."""
+    if not len(without):  # of a single problem
+        return probabilities
     below = (np.mean(drawn < value) + np.mean(drawn <= value)) / 2
     deviation = without.mean() - without
     spread = np.sum(deviation**2) ** 1.5

@@ -57,6 +57,23 @@ RULES_NOTES = (
     "start to repeat themselves, and the 95 % bound of their rate; dist. B: bytes of the drafts' "
     "distributions per round with drafts, mean"
 )
+_TIMES: tuple[Column, ...] = (
+    ("rule", "{.condition}"),
+    ("tok/round", "{.mean_accepted_tokens:.2f}"),
+    ("draft", "{.times.draft_ms:.2f} ms"),
+    ("verify", "{.times.verify_ms:.2f} ms"),
+    ("gate", _part("times.judge_ms", "{:.2f} ms")),
+    ("rest", "{.times.rest_ms:.2f} ms"),
+    ("round", "{.times.round_ms:.2f} ms"),
+    ("tok/s", "{.speed:.0f}"),
+    (f"x {PLAIN}", _part("speedup", "{.value:.2f}")),
+    ("95 %", _part("speedup", "{0.low:.2f} to {0.high:.2f}")),
+)
+TIMES_NOTES = (
+    "draft: in the draft model; verify: the target's forward pass; gate: sampling and the rule; "
+    "rest: messages between the services, tokens to text and waiting; all are means per round, the "
+    "prompt included"
+)
 _FLIPS: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
     ("harmful", "{0.flips.harmful}/{0.flips.right_there}"),
@@ -119,6 +136,11 @@ def accuracy_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable
 def rules_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable:
     """Return the rules' results on a task, with what each accepted loosely and its cost."""
     return _conditions(name, "rule", _RULES, reports)
+
+
+def times_table(reports: Sequence[ConditionReport]) -> FittedTable:
+    """Return where the time of a round goes, and the speed that comes of it."""
+    return record_table(_TIMES, reports, "a round")
 
 
 def flips_table(reports: Sequence[ConditionReport]) -> FittedTable:

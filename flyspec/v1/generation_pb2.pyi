@@ -1147,6 +1147,7 @@ class GenerationTimings(_message.Message):
     TARGET_MODEL_NS_FIELD_NUMBER: _builtins.int
     ROUND_OVERHEAD_P50_NS_FIELD_NUMBER: _builtins.int
     QUEUE_NS_FIELD_NUMBER: _builtins.int
+    JUDGE_NS_FIELD_NUMBER: _builtins.int
     time_to_first_token_ns: _builtins.int
     """From the request's arrival to its first chunk, ns."""
     total_ns: _builtins.int
@@ -1161,6 +1162,8 @@ class GenerationTimings(_message.Message):
     """
     queue_ns: _builtins.int
     """Waiting for admission, ns."""
+    judge_ns: _builtins.int
+    """Sampling and judging by the rule in the verify service, ns."""
     def __init__(
         self,
         *,
@@ -1170,10 +1173,11 @@ class GenerationTimings(_message.Message):
         target_model_ns: _builtins.int = ...,
         round_overhead_p50_ns: _builtins.int = ...,
         queue_ns: _builtins.int = ...,
+        judge_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model_ns", b"draft_model_ns", "queue_ns", b"queue_ns", "round_overhead_p50_ns", b"round_overhead_p50_ns", "target_model_ns", b"target_model_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model_ns", b"draft_model_ns", "judge_ns", b"judge_ns", "queue_ns", b"queue_ns", "round_overhead_p50_ns", b"round_overhead_p50_ns", "target_model_ns", b"target_model_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

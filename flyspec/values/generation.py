@@ -273,6 +273,7 @@ class GenerationTimings:
     target_model_ns: int = 0
     round_overhead_p50_ns: int = 0
     queue_ns: int = 0
+    judge_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,7 @@ class Ledger:
         """Count the verified drafts, the rejected one, and the round's time outside the models."""
         metrics = self.metrics
         self.timings.target_model_ns += verdict.timings.forward_ns
+        self.timings.judge_ns += verdict.timings.judge_ns
         plain, self._plain = self._plain, not verdict.decisions
         room = max(0, self._end - round_.start)
         if not verdict.decisions:

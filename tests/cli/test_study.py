@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flyspec.bundled import DRAFT, TARGET
 from tests.cli.processes import invoke
 
 
@@ -26,3 +27,29 @@ def test_a_report_is_written_and_gone_on_with(tmp_path) -> None:
     again = invoke(*study, "--problems", "3", "--mixed-versions")
     assert again.code == 0, again.err
     assert "3 of word_problems" in (tmp_path / "margin" / "report.html").read_text()
+
+
+def test_a_draft_model_with_another_tokenizer_joins_the_bundled_pair(tmp_path) -> None:
+    done = invoke(
+        "study", "tokenizer", "--output", str(tmp_path), "--threads", "1", "--draft-threads", "1",
+        "--problems", "1",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    html = (tmp_path / "tokenizer" / "report.html").read_text()
+    assert "drafter = bytes" in html
+    assert "another tokenizer than the target&#39;s" in html
+    assert "draft, 0.95 M parameters" in html
+    assert "Where the time of a round goes" in html
+
+
+def test_a_study_that_another_pair_cannot_answer_is_skipped(tmp_path) -> None:
+    pair = ["--model", str(TARGET), "--threads", "1", "--draft-threads", "1"]
+    done = invoke(
+        "study", "multi-level", "drafter-size", "--output", str(tmp_path), "--problems", "1", *pair,
+        "--draft", f"small={DRAFT}", "--draft", f"large={TARGET}",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "multi-level: skipped: it needs a draft model (--draft-model)" in done.err
+    assert not (tmp_path / "multi-level").exists()
+    html = (tmp_path / "drafter-size" / "report.html").read_text()
+    assert html.index("drafter = small") < html.index("drafter = large")

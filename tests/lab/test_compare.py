@@ -49,7 +49,8 @@ DEFAULTS: dict[str, Any] = {
 FLY = [
     {"num_rounds": 2, "num_spec_steps": 2, "num_accepted_draft_tokens": 8, "total_ns": 500_000_000,
      "num_rejected_tokens": 2, "rejected_cost_nats": 9.0, "num_rollbacks": 1,
-     "distribution_bytes": 3000, "round_bytes": 4000},
+     "distribution_bytes": 3000, "round_bytes": 4000, "draft_model_ns": 200_000_000,
+     "target_model_ns": 100_000_000, "judge_ns": 8_000_000},
     {"num_rounds": 2, "num_spec_steps": 1, "num_accepted_draft_tokens": 8, "total_ns": 500_000_000,
      "num_loose_tokens": 1, "loose_cost_nats": 0.2, "loose_gaps_nats": [0.2], "score": 0.0,
      "num_rejected_tokens": 1, "rejected_cost_nats": 3.9, "loop_guard_token_index": 9,
@@ -91,6 +92,11 @@ def test_a_report_tells_what_a_rule_won_and_lost() -> None:
     assert (plain.speed, fly.speed) == (10.0, 20.0)
     assert fly.speed_ratio is not None
     assert fly.speed_ratio.value == 2.0
+    assert fly.speedup is not None
+    assert plain.speedup is not None
+    assert (plain.speedup.value, fly.speedup.value) == (1.0, 2.0)
+    assert fly.times == compare.RoundTimes(50.0, 25.0, 2.0, 250.0)
+    assert fly.times.rest_ms == 173.0
     assert fly.flips is not None
     assert (fly.flips.harmful, fly.flips.helpful, fly.flips.right_there) == (1, 0, 2)
     assert fly.flips.harmful_rate_upper == upper_bound(1, 2)
@@ -110,6 +116,31 @@ def test_a_condition_is_compared_with_the_first_that_was_named() -> None:
     assert fly.versus is None
     assert plain.versus is not None
     assert (plain.versus.won, plain.versus.lost) == (1, 0)
+
+
+def test_a_speedup_is_over_plain_decoding_whatever_other_ratios_are_over() -> None:
+    quick = [{"total_ns": 250_000_000}] * 2
+    _, exact, fly = reports("exact,fly", 2, exact=[{"total_ns": 500_000_000}] * 2, fly=quick)
+    assert fly.speed_ratio is not None
+    assert fly.speedup is not None
+    assert exact.speedup is not None
+    assert (exact.speed_ratio, exact.speedup.value) == (None, 2.0)
+    assert (fly.speed_base, fly.speed_ratio.value, fly.speedup.value) == ("exact", 2.0, 4.0)
+
+
+def test_samples_from_before_judging_was_timed() -> None:
+    _, fly = reports("fly", 2, fly=[{**row, "judge_ns": None} for row in FLY])
+    assert fly.times == compare.RoundTimes(50.0, 25.0, None, 250.0)
+    assert fly.times.rest_ms == 175.0
+
+
+def test_each_condition_is_the_first_of_some_problems() -> None:
+    arms, wanted, _ = made("exact,fly", 60)
+    order = [unit.arm.name for unit in wanted.values()]
+    firsts = order[:: len(arms)]
+    assert min(firsts.count(arm.name) for arm in arms) > 10
+    for start in range(0, len(order), len(arms)):  # any beginning compares all of them
+        assert set(order[start : start + len(arms)]) == {arm.name for arm in arms}
 
 
 def test_without_answers_the_target_is_asked() -> None:

@@ -11,6 +11,7 @@ from scipy import stats
 
 from flyspec.lab.statistics import (
     Flips,
+    Interval,
     PairedBootstrap,
     exact_interval,
     mcnemar_p,
@@ -161,3 +162,8 @@ def test_flips_are_counted_both_ways() -> None:
     assert flips.problems_for_a_point == paired_sample_size(0.6)
     nothing = Flips.of(np.array([False]), np.array([False]))
     assert (nothing.harmful_rate, nothing.harmful_rate_upper) == (None, 1.0)
+
+
+def test_a_single_problem_has_an_interval_without_width() -> None:
+    found = PairedBootstrap(1).interval(np.array([[6.0, 2.0]]), ratio)
+    assert found == Interval(3.0, 3.0, 3.0, 3.0)

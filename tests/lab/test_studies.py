@@ -12,12 +12,31 @@ from flyspec.lab.frontier import AtEqualSpeed
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.catalogue import STUDIES, studies_named
 from flyspec.lab.studies.options import StudyOptions
-from flyspec.lab.studies.study import Found, value_of
+from flyspec.lab.studies.report import facts_of
+from flyspec.lab.studies.study import Found, Study, value_of
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.admin import DrafterStatus, ModelInfo
+
+EVALUATED = [study for study in STUDIES.values() if isinstance(study, Study)]
+
+
+def drafter(name, kind, parameters=0, translated=False):
+    model = ModelInfo(name, "", 100, 100, "bfloat16", "cpu", parameters, f"weights of {name}")
+    return DrafterStatus(name, kind, True, "", model if parameters else None, translated=translated)
+
+
+DRAFTERS = [
+    drafter("model", "model", 2_000_000),
+    drafter("prompt_lookup", "prompt_lookup"),
+    drafter("multi_level", "multi_level", 2_000_000),
+    drafter("large", "model", 9_000_000),
+    drafter("bytes", "model", 1_000_000, translated=True),
+    drafter("small", "model", 1_000_000),
+]
 
 
 def arms_of(study):
-    run = study.run(StudyOptions(problems=3))
+    run = study.run(StudyOptions(problems=3), DRAFTERS)
     return make_arms(
         run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
     )
@@ -27,12 +46,14 @@ def interval(value, spread=0.005):
     return Interval(value, value - spread, value + spread, value - spread)
 
 
-def report(arm, recovery, tokens=10.0, upper=0.005):
+def report(arm, recovery, tokens=10.0, upper=0.005, speedup=None, judge_ms=None):
     return SimpleNamespace(
         condition=arm.name,
         recovery=recovery,
         mean_accepted_tokens=tokens,
         flips=SimpleNamespace(harmful_rate_upper=upper),
+        speedup=speedup,
+        times=SimpleNamespace(judge_ms=judge_ms),
     )
 
 
@@ -45,7 +66,7 @@ def verdicts(study, found):
     return [claim.check(found).holds for claim in study.claims]
 
 
-@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
+@pytest.mark.parametrize("study", EVALUATED, ids=lambda study: study.name)
 def test_a_study_compares_several_conditions(study) -> None:
     arms = arms_of(study)
     assert len(arms) > 3
@@ -120,3 +141,68 @@ def test_settings_of_a_study_reach_its_run() -> None:
     assert (run.temperature, run.seeds, run.problems) == (1.0, 3, 7)
     assert run.num_speculative_tokens == 9
     assert replace(run, problems=1).problems == 1
+
+
+@pytest.mark.parametrize(
+    ("alone", "after_lookup", "gates_ms", "holds"),
+    [
+        (2.0, 2.2, (0.5, 0.57), [True, True]),
+        (2.0, 2.05, (None, 0.3), [None, True]),
+        (2.0, 1.8, (0.5, 0.58), [False, False]),
+        (None, 1.8, (None, None), [None, None]),
+    ],
+)
+def test_prompt_lookup_before_a_draft_model(alone, after_lookup, gates_ms, holds) -> None:
+    def describe(arm):
+        several = arm.drafter == "multi_level"
+        speedup = after_lookup if several else alone
+        return report(
+            arm, None, speedup=None if speedup is None else interval(speedup, 0.05),
+            judge_ms=gates_ms[several],
+        )  # fmt: skip
+
+    study = STUDIES["multi-level"]
+    assert verdicts(study, found_of(study, describe)) == holds
+
+
+def chosen(name, drafters):
+    run = STUDIES[name].run(StudyOptions(), drafters)
+    return dict(run.grid)["drafter"]
+
+
+def test_drafters_are_chosen_by_tokenizer_and_by_size() -> None:
+    assert chosen("tokenizer", DRAFTERS) == ("model", "bytes")
+    assert chosen("drafter-size", DRAFTERS) == ("small", "model", "large")
+
+
+@pytest.mark.parametrize(
+    ("name", "drafters", "missing"),
+    [
+        ("window", [], ""),
+        ("drafter", DRAFTERS[:3], ""),
+        ("drafter", DRAFTERS[1:2], "it needs a draft model (--draft-model) for the drafter model"),
+        ("multi-level", DRAFTERS[:2], "it needs a draft model (--draft-model) for the drafter mul"),
+        ("tokenizer", DRAFTERS[:5], ""),
+        ("tokenizer", DRAFTERS[:4], "it needs a draft model with the target's tokenizer"),
+        ("tokenizer", DRAFTERS[4:5], "it needs a draft model with the target's tokenizer"),
+        ("drafter-size", DRAFTERS[:4], ""),
+        ("drafter-size", [*DRAFTERS[:3], *DRAFTERS[4:5]], "it needs draft models of several sizes"),
+        ("drafter-size", [DRAFTERS[0], drafter("twin", "model", 2_000_000)], "it needs draft mod"),
+    ],
+)
+def test_a_study_says_which_drafters_it_needs(name, drafters, missing) -> None:
+    said = STUDIES[name].missing(drafters)
+    assert said.startswith(missing)
+    assert bool(said) == bool(missing)
+
+
+def test_a_report_names_both_models() -> None:
+    target = ModelInfo("big", "", 1, 1, "float32", "cpu", 12_190_000, "abc", "exactly so")
+    facts = facts_of(target, [DRAFTERS[4], DRAFTERS[1]])
+    assert facts["target"] == "big, 12.19 M parameters, float32 on cpu"
+    assert facts["weights"] == "abc"
+    assert facts["drafter bytes"] == (
+        "bytes, 1.00 M parameters, bfloat16 on cpu, another tokenizer than the target's, weights "
+        "weights of bytes"
+    )
+    assert facts["drafter prompt_lookup"] == "no model"

@@ -12,6 +12,7 @@ from flyspec.values.rounds import (
     OpenWindow,
     Outcome,
     Verdict,
+    VerifyTimings,
 )
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import Ledger, RoundOutcome
@@ -76,6 +77,14 @@ def test_a_window_that_fails_without_a_round_is_no_round():
         ledger.metrics.num_rollbacks,
     ) == (0, 0, 1)
     assert (ledger.metrics.num_loose_tokens, ledger.timings.draft_model_ns) == (1, 30)
+
+
+def test_times_in_the_target_and_of_judging_are_sums():
+    ledger = Ledger()
+    for decisions, times in (([EXACT], VerifyTimings(1, 20, 4, 30)), ([], VerifyTimings(9, 2, 1))):
+        verdict = Verdict(9, 5, tuple(decisions), start_length=8, timings=times)
+        ledger.record(RoundOutcome((), verdict, 8, 9, 0), [])
+    assert (ledger.timings.target_model_ns, ledger.timings.judge_ns) == (22, 5)
 
 
 def test_rejections_of_tokens_that_match_are_no_mismatches():

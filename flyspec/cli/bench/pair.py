@@ -178,6 +178,6 @@ async def _run(options: StackOptions, o: PairOptions, paced_by: str = "") -> lis
         async def use(client: AsyncClient, stack: Stack | None) -> list[Sample]:
             assert stack is not None
             address_file.write_text(stack.address)
-            return await measure(client, o, stack.services["verify"].facts["metrics_port"])
+            return await measure(client, o)
 
         return await with_server(options, None, use)

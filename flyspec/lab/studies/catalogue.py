@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from flyspec.lab.compare import ConditionReport
-from flyspec.lab.statistics import Interval
+from flyspec.lab.statistics import is_larger
+from flyspec.lab.studies.batch import BATCHES, BatchStudy
+from flyspec.lab.studies.drafting import (
+    DRAFTER_KINDS,
+    DRAFTER_SIZES,
+    MULTI_LEVEL_DRAFTING,
+    TOKENIZERS,
+)
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
 from flyspec.rules import Divergence
 
@@ -22,20 +29,11 @@ def _recovery(report: ConditionReport) -> str:
     )
 
 
-def _apart(low: Interval | None, high: Interval | None) -> bool | None:
-    """Whether the second is larger, None if the intervals leave it open."""
-    if low is None or high is None:
-        return None
-    if low.high < high.low:
-        return True
-    return False if high.high < low.low else None
-
-
 def _window_restores(found: Found) -> ClaimFinding:
     without = found.one("fly", fly_window_size=0)
     with_window = found.one("fly", fly_window_size=6)
     return ClaimFinding(
-        _apart(without.recovery, with_window.recovery),
+        is_larger(with_window.recovery, without.recovery),
         f"recovery at W = 0 {_recovery(without)}, at W = 6 {_recovery(with_window)}",
     )
 
@@ -143,14 +141,6 @@ _FUZZY = Study(
     axis="divergence_threshold",
     claims=(PaperClaim("JS keeps more answers than chance at equal speed", FUZZY, _beats_chance),),
 )
-_DRAFTERS = Study(
-    name="drafter",
-    title="Kinds of drafters",
-    question="What do prompt lookup, a draft model and both together draft, under which rule?",
-    rules="exact,fly,margin",
-    grid=("drafter=model,prompt_lookup,multi_level",),
-    axis="drafter",
-)
 _MARGIN = Study(
     name="margin",
     title="The margin rule's threshold",
@@ -176,16 +166,17 @@ _RULES = Study(
     settings={"controls": True},
 )
 
-STUDIES: Mapping[str, Study] = MappingProxyType(
+STUDIES: Mapping[str, Study | BatchStudy] = MappingProxyType(
     {
         study.name: study
         for study in (
-            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, _FUZZY, _MARGIN, _DRAFTERS, _TEMPERATURE,
+            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, _FUZZY, _MARGIN, DRAFTER_KINDS,
+            MULTI_LEVEL_DRAFTING, TOKENIZERS, DRAFTER_SIZES, BATCHES, _TEMPERATURE,
         )
     }
 )  # fmt: skip
 
 
-def studies_named(names: Sequence[str]) -> list[Study]:
+def studies_named(names: Sequence[str]) -> list[Study | BatchStudy]:
     """Return the studies of these names, in the catalogue's order."""
     return [study for name, study in STUDIES.items() if name in names]

@@ -24,6 +24,9 @@ class StudyOptions:
         "K, where a study does not vary it.", min=1,
     )] = 15
     concurrency: Annotated[int, Flag("Concurrent requests.", min=1)] = 8
+    repeats: Annotated[int, Flag(
+        "Runs of each batch size and rule, where a study measures speed by them.", min=1,
+    )] = 6
     mixed_versions: Annotated[bool, Flag(
         "Go on with a study although another version of flyspec made the rest.",
     )] = False

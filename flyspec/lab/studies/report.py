@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -15,20 +15,25 @@ from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
 from flyspec.lab.studies.study import Found, Study, value_of
 from flyspec.tables import FittedTable, make_table
-from flyspec.values.admin import ModelInfo
+from flyspec.values.admin import DrafterStatus, ModelInfo
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CLAIMS_HEADING = "What papers report"
-_VERDICTS = {True: "yes", False: "no", None: "open"}
+VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
 def page_of(
-    study: Study, evaluation: Evaluation, target: ModelInfo, command: str, problem_seed: int
+    study: Study,
+    evaluation: Evaluation,
+    target: ModelInfo,
+    command: str,
+    problem_seed: int,
+    drafters: Sequence[DrafterStatus] = (),
 ) -> Page:
-    """Return the report of a study on one task."""
+    """Return the report of a study on one task; `drafters` are the stack's."""
     ((task, reports),) = evaluation.conditions.items()
     found = Found(task, evaluation.arms, reports, evaluation.equal_costs[task])
     sections = []
@@ -46,13 +51,36 @@ def page_of(
         sections.append(
             PageSection("At equal cost", [tables.EQUAL_NOTES], [tables.equal_table(costs)])
         )
+    if study.section is not None:
+        sections.append(study.section(found))
+    used = {arm.drafter for arm in evaluation.arms}
     facts = {
         "problems": f"{reports[0].problems} of {task}, seed {problem_seed}" if reports else "none",
-        "target": f"{target.name}, {target.dtype} on {target.device}",
-        "weights": target.weights_fingerprint,
-        "numerics": target.numerics,
+        **facts_of(target, [drafter for drafter in drafters if drafter.name in used]),
     }
     return Page(study.title, study.question, command, facts, sections)
+
+
+def facts_of(target: ModelInfo, drafters: Sequence[DrafterStatus]) -> dict[str, str]:
+    """Say which models a study was made with."""
+    return {
+        "target": _described(target),
+        "weights": target.weights_fingerprint,
+        "numerics": target.numerics,
+        **{f"drafter {drafter.name}": _drafting(drafter) for drafter in drafters},
+    }
+
+
+def _drafting(drafter: DrafterStatus) -> str:
+    if drafter.model is None:
+        return "no model"
+    translated = ", another tokenizer than the target's" if drafter.translated else ""
+    return f"{_described(drafter.model)}{translated}, weights {drafter.model.weights_fingerprint}"
+
+
+def _described(model: ModelInfo) -> str:
+    size = f"{model.num_parameters / 1e6:,.2f} M parameters"
+    return f"{model.name}, {size}, {model.dtype} on {model.device}"
 
 
 _CLAIMS = (
@@ -66,7 +94,7 @@ def claims_table(study: Study, found: Found) -> FittedTable:
     rows = []
     for claim in study.claims:
         finding = claim.check(found)
-        rows.append([claim.text, claim.source, _VERDICTS[finding.holds], finding.figures])
+        rows.append([claim.text, claim.source, VERDICTS[finding.holds], finding.figures])
     return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
 
 
@@ -84,9 +112,9 @@ def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]
         plots.append(
             PagePlot(
                 f"{study.name}-axis",
-                f"Recovery and tokens per round over `{study.axis}`.",
+                f"Recovery and speed over `{study.axis}`.",
                 lambda figure: _draw_axis(figure, study.axis, lines),
-                (10.5, 4.0),
+                (10.5 if len(_panels(study.axis)) == 2 else 13.5, 4.0),
             )
         )
     return plots
@@ -109,26 +137,38 @@ def lines_of(study: Study, found: Found) -> dict[str, Points]:
     return lines
 
 
+Panel = tuple[str, Callable[[ConditionReport], Interval | None]]
+
+
+def _panels(axis: str) -> list[Panel]:
+    """Return what is drawn over an axis. Rounds of several drafters take different times."""
+    panels: list[Panel] = [
+        ("recovery, 95 % interval", lambda report: report.recovery),
+        ("tokens per round", lambda report: report.mean_accepted_tokens_interval),
+    ]
+    if axis == "drafter":
+        panels.append((f"tokens per second, relative to {PLAIN}", lambda report: report.speedup))
+    return panels
+
+
 def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
-    left, right = figure.subplots(1, 2)
+    panels = _panels(axis)
+    axes = figure.subplots(1, len(panels))
     words = any(isinstance(value, str) for points in lines.values() for value, _ in points)
     places = list(dict.fromkeys(v for points in lines.values() for v, _ in points))
     for (name, points), color, marker in zip(
         lines.items(), cycle(COLORS), cycle(MARKERS), strict=False
     ):
         at = [float(places.index(value)) if words else float(str(value)) for value, _ in points]
-        for ax, intervals in (
-            (left, [report.recovery for _, report in points]),
-            (right, [report.mean_accepted_tokens_interval for _, report in points]),
-        ):
-            _draw_line(ax, at, intervals, name, color, marker)
-    for ax, label in ((left, "recovery, 95 % interval"), (right, "tokens per round")):
+        for ax, (_, value_in) in zip(axes, panels, strict=True):
+            _draw_line(ax, at, [value_in(report) for _, report in points], name, color, marker)
+    for ax, (label, _) in zip(axes, panels, strict=True):
         ax.set_xlabel("K" if axis == "k" else axis)
         ax.set_ylabel(label)
         if words:
             ax.set_xticks(range(len(places)), [str(place) for place in places])
-    left.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
-    right.legend()
+    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
+    axes[-1].legend()
 
 
 def _draw_line(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from flyspec.bench.conditions import parse_conditions
@@ -11,6 +12,8 @@ from flyspec.lab.arms import Arm, parse_grid
 from flyspec.lab.compare import ConditionReport, EqualCost
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.studies.options import StudyOptions
+from flyspec.lab.studies.page import PageSection
+from flyspec.values.admin import DrafterStatus
 
 
 class ClaimFinding(NamedTuple):
@@ -31,6 +34,7 @@ class Found:
         equal_costs: Sequence[EqualCost] = (),
     ) -> None:
         self.task, self.equal_costs = task, equal_costs
+        self.reports = reports
         by_name = {report.condition: report for report in reports}
         self.pairs = [(arm, by_name[arm.name]) for arm in arms if arm.name in by_name]
 
@@ -69,6 +73,8 @@ class Study:
 
     `rules` and `grid` are as on the command line of `flyspec eval`. `axis` is the parameter that
     plots have across, a field of `Rule`, `k` or `drafter`. `settings` are further options.
+    `section` adds what only this study shows. `drafters` chooses the drafters to compare from those
+    of the stack, none if it `needs` others; `drafts` are models that the bundled pair gets for it.
     """
 
     name: str
@@ -79,9 +85,23 @@ class Study:
     grid: Sequence[str] = ()
     claims: Sequence[PaperClaim] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    section: Callable[[Found], PageSection] | None = None
+    drafters: Callable[[Sequence[DrafterStatus]], Sequence[str]] | None = None
+    needs: str = ""
+    drafts: Mapping[str, Path] = field(default_factory=dict)
 
-    def run(self, o: StudyOptions) -> EvalOptions:
-        """Return the run of `flyspec eval` that answers it."""
+    def missing(self, drafters: Sequence[DrafterStatus]) -> str:
+        """Say why a stack with these drafters cannot answer it; empty if it can."""
+        if self.drafters is not None and not self.drafters(drafters):
+            return self.needs
+        named = dict(parse_grid(self.grid)).get("drafter", ())
+        unknown = [name for name in named if name not in [d.name for d in drafters]]
+        if unknown:
+            return f"it needs a draft model (--draft-model) for the drafter {unknown[0]}"
+        return ""
+
+    def run(self, o: StudyOptions, drafters: Sequence[DrafterStatus] = ()) -> EvalOptions:
+        """Return the run of `flyspec eval` that answers it on a stack with these drafters."""
         given: dict[str, Any] = {
             "num_speculative_tokens": o.num_speculative_tokens,
             "problems": o.problems,
@@ -89,4 +109,7 @@ class Study:
             "concurrency": o.concurrency,
             **self.settings,
         }
-        return EvalOptions(rules=parse_conditions(self.rules), grid=parse_grid(self.grid), **given)
+        grid = list(self.grid)
+        if self.drafters is not None:
+            grid.append(f"drafter={','.join(self.drafters(drafters))}")
+        return EvalOptions(rules=parse_conditions(self.rules), grid=parse_grid(grid), **given)

@@ -1,0 +1,107 @@
+"""Draft models that join a stack that runs: usable by name, watched, and gone afterwards."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import pytest
+
+from flyspec.cli.added_drafters import (
+    drafters_of,
+    fingerprints,
+    read_drafts,
+    with_added_drafters,
+)
+from flyspec.cli.service import ServiceDiedError
+from flyspec.cli.stack import Stack
+from flyspec.client import AdminClient, AsyncClient, GenerateOptions
+from flyspec.errors import ConfigError
+from flyspec.rules import Rule
+from tests.cli.processes import all_gone, invoke
+from tests.tiny import make_model
+
+OTHER_TEXT = "Sphinx of black quartz, judge my vow; pack my box with five dozen liquor jugs. "
+
+
+async def nothing() -> None:
+    raise AssertionError("it was not to begin")
+
+
+def test_drafts_are_read() -> None:
+    assert read_drafts(["a=b", "c=d=e"]) == (("a", "b"), ("c", "d=e"))
+    for wrong in ("small", "=x", "x="):
+        with pytest.raises(ValueError, match="must be NAME=MODEL"):
+            read_drafts([wrong])
+    with pytest.raises(ValueError, match="'a' is there twice"):
+        read_drafts(["a=b", "a=c"])
+
+
+def test_a_running_stack_gets_none_from_this_command() -> None:
+    done = invoke("eval", "--address", "127.0.0.1:1", "--draft", "a=b")
+    assert done.code == 2
+    assert "`flyspec drafters register` adds one" in done.err
+
+
+async def test_it_drafts_while_it_is_there(stack: Stack, models: list[str], tmp_path) -> None:
+    foreign = make_model(tmp_path / "foreign", seed=3, text=OTHER_TEXT)
+    drafts = (("twin", models[1]), ("foreign", str(foreign)))
+    options = GenerateOptions(rule=Rule("exact"), num_speculative_tokens=4, max_tokens=12)
+
+    async def use() -> list[int]:
+        drafters = {d.name: d for d in await drafters_of(stack)}
+        assert not drafters["twin"].translated
+        assert drafters["foreign"].translated
+        known = fingerprints(list(drafters.values()))
+        assert len({known[name] for name in ("model", "twin", "foreign")}) == 3
+        async with AsyncClient(stack.address) as client:
+            found = [
+                await client.complete([5, 6, 7], replace(options, drafter=drafter))
+                for drafter in ("twin", "foreign", "")
+            ]
+        assert [g.started.drafter for g in found[:2]] == ["twin", "foreign"]
+        assert found[0].token_ids == found[1].token_ids == found[2].token_ids
+        assert found[0].completion.timings.judge_ns > 0
+        return [service.pid for name, service in stack.services.items() if "model" in name]
+
+    pids = await with_added_drafters(stack, drafts, use())
+    assert len(pids) == 2
+    assert await all_gone(pids)
+    assert list(stack.services) == ["orchestrator", "verify", "draft"]
+    await _forget(stack, "twin", "foreign")
+
+
+async def test_its_end_ends_the_work(stack: Stack, models: list[str]) -> None:
+    async def use() -> None:
+        stack.services["draft model brief"].send(signal.SIGKILL)
+        async with AsyncClient(stack.address) as client:
+            while True:
+                await client.complete([5, 6, 7], GenerateOptions(max_tokens=4))
+
+    with pytest.raises(ServiceDiedError, match="ended with signal SIGKILL"):
+        await with_added_drafters(stack, (("brief", models[3]),), use())
+    assert "draft model brief" not in stack.services
+    await _forget(stack, "brief")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "said"),
+    [
+        ("model", "{draft}", "--draft model=.*: the stack has a drafter 'model'"),
+        ("a b", "{draft}", "--draft a b=.*: name: invalid name 'a b'"),
+        ("small", "/nowhere/at/all", "--draft small=/nowhere/at/all: "),
+    ],
+)
+async def test_what_is_wrong_is_said(stack: Stack, models: list[str], name, model, said) -> None:
+    drafts = ((name, model.format(draft=models[3])),)
+    with pytest.raises(ConfigError, match=said):
+        await with_added_drafters(stack, drafts, nothing())
+    assert list(stack.services) == ["orchestrator", "verify", "draft"]
+
+
+async def _forget(stack: Stack, *names: str) -> None:
+    """Remove drafters whose services have ended, for other tests with this stack."""
+    async with AdminClient(stack.admin_address) as admin:
+        for name in names:
+            await admin.drain_drafter(name)
+            await admin.remove_drafter(name, force=True)

@@ -1,0 +1,150 @@
+"""The study of concurrent requests: what is measured again, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flyspec.bench.modes import Item, Sample
+from flyspec.bench.speed import BatchSample, measure_batches
+from flyspec.errors import ConfigError
+from flyspec.lab.studies import batch
+from flyspec.lab.studies.batch import BATCHES, measure, page_of_batches, ratios
+from flyspec.lab.studies.options import StudyOptions
+from flyspec.lab.studies.report import CLAIMS_HEADING
+from flyspec.values.admin import DrafterState, DrafterStatus, ModelInfo
+
+TARGET = ModelInfo("big", "", 100, 100, weights_fingerprint="w")
+MODES = ["plain", *(condition.name for condition in BATCHES.conditions)]
+
+
+class QuietMode:
+    """Answers at once, and counts its runs."""
+
+    concurrent = True
+
+    def __init__(self, name):
+        self.name, self.runs = name, 0
+
+    async def run(self, item):
+        self.runs += 1
+        return Sample(item.group, item.index, 0, self.name, 0.001, 10, first_token_s=0.001)
+
+
+class NoNoise:
+    async def fill(self):
+        pass
+
+
+ITEMS = [[Item("task", i, "prompt") for i in range(3)]]
+
+
+async def test_only_what_is_not_known_is_measured() -> None:
+    modes, kept = [QuietMode("plain"), QuietMode("fly")], []
+    whole = await measure_batches(modes, ITEMS, (1, 4), 2, NoNoise(), on_set=kept.append)
+    sets = [(s.batch, s.repeat) for s in whole[::2]]
+    assert sets == [(1, 0), (4, 0), (1, 1), (4, 1)]
+    assert [sample for of in kept for sample in of] == whole
+    # Every set has each mode; the largest batch ran once more before it counted.
+    assert [mode.runs for mode in modes] == [4 + 2 * (3 + 4)] * 2
+
+    modes, added = [QuietMode("plain"), QuietMode("fly")], []
+    known = [s for s in whole if (s.batch, s.repeat) != (4, 1)]
+    again = await measure_batches(modes, ITEMS, (1, 4), 2, NoNoise(), known, added.append)
+    assert again[: len(known)] == known
+    assert [(s.batch, s.repeat) for of in added for s in of] == [(4, 1)] * 2
+    assert [mode.runs for mode in modes] == [4 + 4] * 2
+
+    modes = [QuietMode("plain"), QuietMode("fly")]
+    assert await measure_batches(modes, ITEMS, (1, 4), 2, NoNoise(), whole) == whole
+    assert [mode.runs for mode in modes] == [0, 0]
+
+
+def samples(fly=2.0, exact=1.0, repeats=6):
+    """Return runs in which plain decoding makes 100 tokens per second, slower in each repeat."""
+    rates = dict.fromkeys(MODES, 1.0) | {"fly": fly, "exact": exact}
+    return [
+        BatchSample("task", size, repeat, mode, (1.0 + repeat) / rate, 100, 0.1)
+        for size in BATCHES.batches
+        for repeat in range(repeats)
+        for mode, rate in rates.items()
+    ]
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    assert ratios(samples(3.0, 2.0), "fly", "exact") == dict.fromkeys(
+        BATCHES.batches, (1.5, 1.5, 1.5)
+    )
+
+
+def page(of):
+    drafters = [
+        DrafterStatus("model", "model", True, "", TARGET, DrafterState.ACTIVE),
+        DrafterStatus("other", "model", True, "", TARGET),
+    ]
+    return page_of_batches(BATCHES, of, TARGET, drafters, StudyOptions(problems=9), "flyspec")
+
+
+@pytest.mark.parametrize(
+    ("fly", "repeats", "holds"),
+    [(1.2, 6, "yes"), (0.8, 6, "no"), (1.2, 5, "open"), (0.8, 1, "open")],
+)
+def test_a_claim_takes_six_repeats_that_agree(fly, repeats, holds) -> None:
+    claims = next(s for s in page(samples(fly, 1.0, repeats)).sections)
+    assert claims.heading == CLAIMS_HEADING
+    ((_, source, found, figures),) = claims.tables[0].rows
+    assert "53987" in source
+    assert (found, figures) == (holds, f"{fly:.2f}")
+
+
+def test_a_claim_is_open_where_repeats_disagree() -> None:
+    of = [
+        replace(s, seconds=s.seconds * 9) if (s.mode, s.repeat) == ("fly", 3) else s
+        for s in samples(1.2)
+    ]
+    ((_, _, holds, figures),) = page(of).sections[0].tables[0].rows
+    assert holds == "open"
+    assert figures == "1.20 (0.67 to 1.20)"
+
+
+def test_a_report_has_every_batch_size_and_invents_no_figure() -> None:
+    found = page(samples())
+    beside = found.sections[1].tables[0]
+    assert [row[0] for row in beside.rows] == [str(size) for size in BATCHES.batches]
+    assert {row[2] for row in beside.rows} == {"not at hand"}
+    assert [row[4] for row in beside.rows] == ["not at hand"] * 5 + ["1.15 to 1.47"]
+    rates, over_plain = found.sections[2].tables
+    assert [row[1] for row in rates.rows] == MODES
+    assert [row[1] for row in over_plain.rows] == MODES[1:]
+    assert found.facts["requests"] == "9 per run, seed 7, 6 repeats, K 15"
+    assert "drafter model" in found.facts
+    assert "drafter other" not in found.facts
+    assert found.to_html().count("<svg") == 1
+
+
+async def test_runs_are_kept_and_gone_on_with(tmp_path, monkeypatch) -> None:
+    modes = []
+
+    def quiet_modes(*_):
+        modes[:] = map(QuietMode, MODES)
+        return modes
+
+    monkeypatch.setattr(batch, "flyspec_modes", quiet_modes)
+    monkeypatch.setattr(batch, "Noise", lambda *_: NoNoise())
+    o = StudyOptions(problems=2, repeats=1)
+
+    async def run(o, target=TARGET):
+        return await measure(BATCHES, None, target, [], o, tmp_path / "batch")
+
+    first = await run(o)
+    assert len(first) == len(MODES) * len(BATCHES.batches)
+    assert await run(o) == first
+    assert [mode.runs for mode in modes] == [0] * len(MODES)
+    more = await run(replace(o, repeats=2))
+    assert more[: len(first)] == first
+    assert len(more) == 2 * len(first)
+    with pytest.raises(ConfigError, match=r"prompts: was 2, is 3"):
+        await run(replace(o, problems=3))
+    with pytest.raises(ConfigError, match=r"weights_fingerprint: was 'w', is 'v'"):
+        await run(o, replace(TARGET, weights_fingerprint="v"))
