@@ -66,21 +66,20 @@ async def _answer(each: Study, client: AsyncClient, o: StudyOptions, command: st
     """Run one study and write its report."""
     from flyspec.cli.results import result_console
     from flyspec.lab.evaluation import run_evaluation
-    from flyspec.lab.problems import read_problems
     from flyspec.lab.run import ServedModel
     from flyspec.lab.studies.report import page_of
 
-    run = each.run(o)
+    run, tasks = each.run(o), each.problems(o)
     served = await client.list_models()
     target = ServedModel(client, served.target)
     directory = o.output / each.name
     directory.parent.mkdir(parents=True, exist_ok=True)
     say(f"{each.name}: {each.question}")
     found = await run_evaluation(
-        run, read_problems(run), served, target, None, {}, directory,
+        run, tasks, served, target, None, {}, directory,
         resume=True, mixed_versions=o.mixed_versions,
     )  # fmt: skip
-    page = page_of(each, found, served.target, command, o.problem_seed)
+    page = page_of(each, found, tasks, served.target, command, o.problem_seed)
     file = directory / "report.html"
     file.write_text(page.to_html())
     console: Any = result_console()

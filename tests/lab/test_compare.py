@@ -44,6 +44,7 @@ DEFAULTS: dict[str, Any] = {
     "error": None, "token_ids": [5] * TOKENS, "finish_reason": "STOP", "loop_token_index": None,
     "loop_guard_token_index": None, "distinct_2": 1.0, "broken_ending": None,
     "score": 1.0, "log_likelihood": None, "num_tokens": TOKENS, "loose_gaps_nats": [],
+    "rejected_gaps_nats": [],
     "num_rounds": TOKENS, "total_ns": 1_000_000_000,
 }  # fmt: skip
 FLY = [

@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.statistics import Interval
+from flyspec.lab.studies.open_ended import OPEN_ENDED, STRICT_OPEN
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
 from flyspec.rules import Divergence
 
@@ -50,7 +51,7 @@ def _keeps_99(found: Found) -> ClaimFinding:
     return ClaimFinding(holds, f"recovery at W = 6 {_recovery(report)}")
 
 
-def _grows_with_k(text: str, rule: str) -> PaperClaim:
+def _grows_with_k(text: str, rule: str) -> PaperClaim[Found]:
     """Tokens per round grow from each K to the next."""
 
     def check(found: Found) -> ClaimFinding:
@@ -62,7 +63,7 @@ def _grows_with_k(text: str, rule: str) -> PaperClaim:
     return PaperClaim(text, FLY, check)
 
 
-def _theta_orders(preset: str) -> PaperClaim:
+def _theta_orders(preset: str) -> PaperClaim[Found]:
     def check(found: Found) -> ClaimFinding:
         pairs = found.of(preset)
         pairs.sort(key=lambda pair: pair[0].rule.fly_entropy_threshold or 0.0)
@@ -181,6 +182,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
         study.name: study
         for study in (
             _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, _FUZZY, _MARGIN, _DRAFTERS, _TEMPERATURE,
+            OPEN_ENDED, STRICT_OPEN,
         )
     }
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,18 @@ from flyspec.bench.conditions import PLAIN
 from flyspec.lab import tables
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.evaluation import Evaluation
-from flyspec.lab.plots import COLORS, MARKERS, draw_quality, error_lengths
+from flyspec.lab.plots import (
+    COLORS,
+    MARKERS,
+    draw_quality,
+    error_lengths,
+    quality_label,
+    quality_of,
+)
+from flyspec.lab.problems import TaskProblems
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
-from flyspec.lab.studies.study import Found, Study, value_of
+from flyspec.lab.studies.study import Found, PaperClaim, Study, T, value_of
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import ModelInfo
 
@@ -25,33 +34,80 @@ _VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
 def page_of(
-    study: Study, evaluation: Evaluation, target: ModelInfo, command: str, problem_seed: int
+    study: Study,
+    evaluation: Evaluation,
+    tasks: Sequence[TaskProblems],
+    target: ModelInfo,
+    command: str,
+    problem_seed: int,
 ) -> Page:
-    """Return the report of a study on one task."""
-    ((task, reports),) = evaluation.conditions.items()
-    found = Found(task, evaluation.arms, reports, evaluation.equal_costs[task])
+    """Return the report of a study: what it says of all its tasks, then sections for each."""
+    found = [
+        Found(
+            task.name, evaluation.arms, evaluation.conditions[task.name],
+            evaluation.equal_costs[task.name], task.is_open,
+        )
+        for task in tasks
+    ]  # fmt: skip
+    answered = [of for of in found if of.reports]
     sections = []
-    if study.claims:
-        sections.append(PageSection("What papers report", [_CLAIMS], [claims_table(study, found)]))
-    sections.append(
-        PageSection(
-            "Figures",
-            [tables.RULES_NOTES[:1].upper() + tables.RULES_NOTES[1:] + "."],
-            [tables.rules_table(task, reports), tables.flips_table(reports)],
-            _plots(study, evaluation, found),
-        )
-    )
-    if costs := evaluation.equal_costs[task]:
-        sections.append(
-            PageSection("At equal cost", [tables.EQUAL_NOTES], [tables.equal_table(costs)])
-        )
+    if answered and study.tasks_claims:
+        table = claims_table(study.tasks_claims, answered)
+        sections.append(PageSection("What papers report of tasks", [_CLAIMS], [table]))
+    if answered and study.overview is not None:
+        sections.append(study.overview(answered))
+    for of in found:
+        of_task = _sections(study, evaluation, of)
+        if len(found) > 1:
+            of_task = [replace(s, heading=f"{of.task}: {_lower(s.heading)}") for s in of_task]
+        sections += of_task
     facts = {
-        "problems": f"{reports[0].problems} of {task}, seed {problem_seed}" if reports else "none",
+        "problems": _problems(found, problem_seed),
         "target": f"{target.name}, {target.dtype} on {target.device}",
         "weights": target.weights_fingerprint,
         "numerics": target.numerics,
     }
     return Page(study.title, study.question, command, facts, sections)
+
+
+def _problems(found: Sequence[Found], seed: int) -> str:
+    counted = [
+        f"{of.reports[0].problems if of.reports else 0} of {of.task}"
+        + (f", {of.reports[0].samples} texts" if _repeated(of) else "")
+        for of in found
+    ]
+    return f"{'; '.join(counted)}; seed {seed}" if len(found) > 1 else f"{counted[0]}, seed {seed}"
+
+
+def _repeated(of: Found) -> bool:
+    return any(report.samples > report.problems for report in of.reports)
+
+
+def _lower(heading: str) -> str:
+    return heading[:1].lower() + heading[1:]
+
+
+def _sections(study: Study, evaluation: Evaluation, found: Found) -> list[PageSection]:
+    """Return what is said of a task."""
+    reports = found.reports
+    if not reports:
+        return [PageSection("Figures", ["No problem has an answer under every condition yet."])]
+    sections = []
+    if study.claims:
+        table = claims_table(study.claims, found)
+        sections.append(PageSection("What papers report", [_CLAIMS], [table]))
+    if study.section is not None:
+        sections.append(study.section(found))
+    shown = [tables.rules_table(found.task, reports)]
+    if any(report.flips for report in reports):
+        shown.append(tables.flips_table(reports))
+    notes = tables.RULES_NOTES[:1].upper() + tables.RULES_NOTES[1:] + "."
+    sections.append(PageSection("Figures", [notes], shown, _plots(study, evaluation, found)))
+    if costs := found.equal_costs:
+        sections.append(
+            PageSection("At equal cost", [tables.EQUAL_NOTES], [tables.equal_table(costs)])
+        )
+    return sections
 
 
 _CLAIMS = (
@@ -60,21 +116,22 @@ _CLAIMS = (
 )
 
 
-def claims_table(study: Study, found: Found) -> FittedTable:
-    """Return the study's claims with what was found; figures that are missing leave one open."""
+def claims_table(claims: Iterable[PaperClaim[T]], found: T) -> FittedTable:
+    """Return claims with what was found."""
     rows = []
-    for claim in study.claims:
+    for claim in claims:
         finding = claim.check(found)
         rows.append([claim.text, claim.source, _VERDICTS[finding.holds], finding.figures])
     return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
 
 
 def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]:
+    name = f"{study.name}-{found.slug}"
     plots = [
         PagePlot(
-            f"{study.name}-quality",
+            f"{name}-quality",
             "What each condition keeps against tokens per round and speed, with 95 % intervals.",
-            lambda figure: draw_quality(figure, evaluation.arms, evaluation.conditions),
+            lambda figure: draw_quality(figure, evaluation.arms, {found.task: found.reports}),
             (12.5, 4.4),
         )
     ]
@@ -82,8 +139,8 @@ def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]
     if any(len(points) > 1 for points in lines.values()):
         plots.append(
             PagePlot(
-                f"{study.name}-axis",
-                f"Recovery and tokens per round over `{study.axis}`.",
+                f"{name}-axis",
+                f"Quality and tokens per round over `{study.axis}`.",
                 lambda figure: _draw_axis(figure, study.axis, lines),
                 (10.5, 4.0),
             )
@@ -117,16 +174,18 @@ def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
     ):
         at = [float(places.index(value)) if words else float(str(value)) for value, _ in points]
         for ax, intervals in (
-            (left, [report.recovery for _, report in points]),
+            (left, [quality_of(report) for _, report in points]),
             (right, [report.mean_accepted_tokens_interval for _, report in points]),
         ):
             _draw_line(ax, at, intervals, name, color, marker)
-    for ax, label in ((left, "recovery, 95 % interval"), (right, "tokens per round")):
+    reports = [report for points in lines.values() for _, report in points]
+    for ax, label in ((left, quality_label(reports)), (right, "tokens per round")):
         ax.set_xlabel("K" if axis == "k" else axis)
         ax.set_ylabel(label)
         if words:
             ax.set_xticks(range(len(places)), [str(place) for place in places])
-    left.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
+    if any(report.recovery for report in reports):
+        left.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     right.legend()
 
 
