@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import platform
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 # Tables, test suites and their data: not code that anyone wants completed.
@@ -25,13 +26,15 @@ def python_version() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}"
 
 
-def python_files() -> dict[str, str]:
-    """Return the standard library's source by relative path, sorted."""
+def python_files(wanted: Callable[[str], bool] = lambda path: True) -> dict[str, str]:
+    """Return the standard library's source by relative path, sorted, of the files wanted."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found: dict[str, str] = {}
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if _SKIPPED_FOLDERS.intersection(relative.parts) or relative.parts[0].startswith("config-"):
+            continue
+        if not wanted(relative.as_posix()):
             continue
         try:
             text = path.read_text(encoding="utf-8")

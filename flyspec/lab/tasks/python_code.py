@@ -32,8 +32,8 @@ class PythonCode(Task):
 
     def problems(self) -> list[Problem]:
         count = _DEFAULT_LIMIT if self.limit is None else self.limit
-        found = [problem for path, text in python_files().items() if is_held_out(path)
-                 for problem in _cut(path, text)]  # fmt: skip
+        files = python_files(is_held_out)
+        found = [problem for path, text in files.items() for problem in _cut(path, text)]
         random.Random(f"python_code {self.seed}").shuffle(found)
         return found[:count]
 
