@@ -17,7 +17,10 @@ from flyspec.lab import check_installed
 from flyspec.lab.studies.options import StudyOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from flyspec.client import AsyncClient
+    from flyspec.lab.problems import TaskProblems
     from flyspec.lab.studies.study import Study
 
 _ALL = "all"
@@ -52,31 +55,37 @@ def study(
             )
     check_matplotlib("flyspec study")
     chosen = studies_named(list(STUDIES) if _ALL in names else names)
+    asked = [(each, each.problems(options)) for each in chosen]
     command = shlex.join(["flyspec", *sys.argv[1:]])
 
     async def use(client: AsyncClient, _: Stack | None) -> None:
-        for each in chosen:
-            await _answer(each, client, options, command)
+        for each, tasks in asked:
+            await _answer(each, tasks, client, options, command)
 
     stack = StackOptions(**vars(models), log_level="warning")
     run_async(with_server(stack, None, use))
 
 
-async def _answer(each: Study, client: AsyncClient, o: StudyOptions, command: str) -> None:
+async def _answer(
+    each: Study,
+    tasks: Sequence[TaskProblems],
+    client: AsyncClient,
+    o: StudyOptions,
+    command: str,
+) -> None:
     """Run one study and write its report."""
     from flyspec.cli.results import result_console
     from flyspec.lab.evaluation import run_evaluation
     from flyspec.lab.run import ServedModel
     from flyspec.lab.studies.report import page_of
 
-    run, tasks = each.run(o), each.problems(o)
     served = await client.list_models()
     target = ServedModel(client, served.target)
     directory = o.output / each.name
     directory.parent.mkdir(parents=True, exist_ok=True)
     say(f"{each.name}: {each.question}")
     found = await run_evaluation(
-        run, tasks, served, target, None, {}, directory,
+        each.run(o), tasks, served, target, None, {}, directory,
         resume=True, mixed_versions=o.mixed_versions,
     )  # fmt: skip
     page = page_of(each, found, tasks, served.target, command, o.problem_seed)

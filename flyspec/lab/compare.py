@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.summaries import grouped
 from flyspec.lab.arms import Arm
+from flyspec.lab.describe import ends_in_loop
 from flyspec.lab.frontier import AtEqualSpeed, Curve, at_equal_speed
 from flyspec.lab.gaps import GapCounts
 from flyspec.lab.run import Wanted
@@ -82,8 +83,8 @@ class ConditionReport:
     `correct`, `accuracy`, `recovery` and `flips` (against plain decoding) are None without known
     answers; then `log_likelihood_per_token` is known, in nats. Gaps are means in nats, None if
     there was no such token. `loops` counts texts that repeat themselves by the loop guard's
-    criterion, whether it was on or not, `new_loops` those that do not under `speed_base` with the
-    same seed; `loop_rate_upper` and `new_loop_rate_upper` are exact one-sided 95 % bounds, for
+    criterion, whether it was on or not, `ending_loops` those that do so to their end, `new_loops`
+    those that do not under `speed_base` with the same seed; `loop_rate_upper` and `new_loop_rate_upper` are exact one-sided 95 % bounds, for
     these prompts. `distinct_1` to `distinct_3` (means) and `broken_endings` are as in
     `flyspec.lab.describe`.
     `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
@@ -118,6 +119,7 @@ class ConditionReport:
     rollbacks: int
     loops: int
     loop_rate_upper: float
+    ending_loops: int
     new_loops: int | None
     new_loop_rate_upper: float | None
     distinct_1: float | None
@@ -347,6 +349,7 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         rollbacks=int(total("num_rollbacks")),
         loops=sum(loops),
         loop_rate_upper=upper_bound(sum(loops), samples),
+        ending_loops=sum(ends_in_loop(row["token_ids"]) for row in rows),
         new_loops=new,
         new_loop_rate_upper=None if new is None else upper_bound(new, samples),
         distinct_1=_mean([row["distinct_1"] for row in rows]),

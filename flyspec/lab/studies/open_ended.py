@@ -7,7 +7,7 @@ from typing import Any
 
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.plots import draw_gains, draw_gaps, size_of_gaps
-from flyspec.lab.statistics import Interval, difference_interval, exact_interval
+from flyspec.lab.statistics import Interval, difference_interval, exact_interval, upper_bound
 from flyspec.lab.studies.page import PagePlot, PageSection
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
 from flyspec.rules import Divergence
@@ -100,6 +100,7 @@ _SPEEDS: tuple[Column, ...] = (
 _TEXTS: tuple[Column, ...] = (
     ("rule", "{.condition}"),
     ("loops", "{0.loops} (< {0.loop_rate_upper:.1%})"),
+    ("to the end", lambda r: f"{r.ending_loops} (< {upper_bound(r.ending_loops, r.samples):.1%})"),
     ("new", "{0.new_loops} (< {0.new_loop_rate_upper:.1%})"),
     ("broken", "{.broken_endings}"),
     ("cut off", "{.cut_off}"),
@@ -112,11 +113,12 @@ _NOTES = (
     "Over `exact`: tokens per round and per second relative to those of `exact`, with 95 % "
     "intervals by paired bootstrap over the prompts. Gap: mean of log p(most likely token) − "
     "log p(token) of loose and of rejected tokens, in nats.",
-    "Loops: texts that start to repeat themselves; new: those that do not under `exact` with the "
-    "same seed; with the exact 95 % bounds of the rates for these prompts (Clopper and Pearson). "
-    "Broken: texts that end in the middle of a sentence, a word or a code block, as texts that are "
-    "cut off by the limit of tokens mostly do. Distinct: n-grams of tokens that differ, as a share "
-    "of all. log p: the target's mean raw log-probability per token, nats.",
+    "Loops: texts that start to repeat themselves; to the end: those that never stop; new: those "
+    "that do not under `exact` with the same seed; with the exact 95 % bounds of the rates for "
+    "these prompts (Clopper and Pearson). Broken: texts that end in the middle of a sentence, a "
+    "word or a code block, as texts that are cut off by the limit of tokens mostly do. Distinct: "
+    "n-grams of tokens that differ, as a share of all. log p: the target's mean raw "
+    "log-probability per token, nats.",
 )
 
 

@@ -22,7 +22,7 @@ from flyspec.lab.plots import (
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
-from flyspec.lab.studies.study import Found, PaperClaim, Study, T, value_of
+from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, T, value_of
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import ModelInfo
 
@@ -117,10 +117,13 @@ _CLAIMS = (
 
 
 def claims_table(claims: Iterable[PaperClaim[T]], found: T) -> FittedTable:
-    """Return claims with what was found."""
+    """Return claims with what was found; conditions without texts leave one open."""
     rows = []
     for claim in claims:
-        finding = claim.check(found)
+        try:
+            finding = claim.check(found)
+        except LookupError:
+            finding = ClaimFinding(None, "a condition has no texts yet")
         rows.append([claim.text, claim.source, _VERDICTS[finding.holds], finding.figures])
     return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
 

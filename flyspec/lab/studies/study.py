@@ -59,8 +59,11 @@ class Found:
         ]
 
     def one(self, rule: str, **parameters: Any) -> ConditionReport:
-        """Return the report of the only such condition."""
-        ((_, report),) = self.of(rule, **parameters)
+        """Return the report of the only such condition. Raises `LookupError` if it has no texts."""
+        found = self.of(rule, **parameters)
+        if not found:
+            raise LookupError(rule)
+        ((_, report),) = found
         return report
 
 
