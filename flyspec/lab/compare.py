@@ -84,9 +84,9 @@ class ConditionReport:
     answers; then `log_likelihood_per_token` is known, in nats. Gaps are means in nats, None if
     there was no such token. `loops` counts texts that repeat themselves by the loop guard's
     criterion, whether it was on or not, `ending_loops` those that do so to their end, `new_loops`
-    those that do not under `speed_base` with the same seed; `loop_rate_upper` and `new_loop_rate_upper` are exact one-sided 95 % bounds, for
-    these prompts. `distinct_1` to `distinct_3` (means) and `broken_endings` are as in
-    `flyspec.lab.describe`.
+    those that do not under `speed_base` with the same seed; `loop_rate_upper` and
+    `new_loop_rate_upper` are exact one-sided 95 % bounds, for these prompts. `distinct_1` to
+    `distinct_3` (means) and `broken_endings` are as in `flyspec.lab.describe`.
     `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
     per second of a request, one of `concurrency` at a time. `mean_accepted_tokens_ratio` and
     `speed_ratio` are their ratios to those of `speed_base`: `exact` with the same K and drafter, or

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -82,6 +83,7 @@ def wanted_samples(
 ) -> Wanted:
     """Return the samples of a run, in an order in which any beginning compares all arms.
 
+    The arms of each problem are shuffled, so that none is always timed beside the same others.
     Raises `ConfigError` if two of them would have the same key.
     """
     if rival is not None and rival.weights_fingerprint == target.weights_fingerprint:
@@ -90,13 +92,15 @@ def wanted_samples(
         )
     found: dict[tuple[Any, ...], Unit] = {}
     for repeat, task in itertools.product(range(o.seeds), tasks):
-        for (index, problem), arm in itertools.product(enumerate(task.problems), arms):
-            model = rival if arm.rival and rival is not None else target
-            unit = Unit(task, problem, index, arm, repeat)
-            key = key_of(vars(_blank(unit, o, model)))
-            if key in found:
-                raise ConfigError(f"{task.name}: two problems are {problem.prompt_id!r}")
-            found[key] = unit
+        for index, problem in enumerate(task.problems):
+            order = random.Random(f"{repeat} {index}")
+            for arm in order.sample(arms, len(arms)):
+                model = rival if arm.rival and rival is not None else target
+                unit = Unit(task, problem, index, arm, repeat)
+                key = key_of(vars(_blank(unit, o, model)))
+                if key in found:
+                    raise ConfigError(f"{task.name}: two problems are {problem.prompt_id!r}")
+                found[key] = unit
     return found
 
 

@@ -127,6 +127,7 @@ def test_a_studys_tasks_are_its_own_unless_some_are_named() -> None:
     own = study.run(StudyOptions())
     assert [name for name, _ in own.task] == ["word_problems", "python_code"]
     assert (own.problems, own.seeds, own.log_likelihood) == (450, 3, True)
+    assert own.temperature > 0  # texts of a prompt differ
     assert study.run(StudyOptions(problems=20)).problems == 20
     named = study.run(StudyOptions(task=(("word_problems", None),), limit=5))
     assert (named.task, named.limit) == ((("word_problems", None),), 5)

@@ -210,7 +210,7 @@ OPEN_ENDED = Study(
         ),
         PaperClaim("at τ = 0.4, at most 0.44 % of texts loop by it", LLAMA_CPP, _loops_are_rare),
     ),
-    settings={"temperature": 1.0, "seeds": 3, "log_likelihood": True},
+    settings={"temperature": 0.7, "seeds": 3, "log_likelihood": True},
     tasks=(("word_problems", None), ("python_code", None)),
     max_problems=450,
     section=_open_ended_section,
