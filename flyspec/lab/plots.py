@@ -186,25 +186,29 @@ def draw_gaps(figure: Figure, reports: Sequence[ConditionReport]) -> None:
             _draw_gap_panel(ax, report)
     for ax in axes[:, 0]:
         ax.set_ylabel("per 1,000 tokens")
-    below = [axes[-1, i] if axes[-1, i].axison else axes[-2, i] for i in range(_GAP_COLUMNS)]
-    for ax in below[: len(reports)]:
+    for ax in axes.flat[max(0, len(reports) - _GAP_COLUMNS) : len(reports)]:  # the lowest ones
         ax.tick_params(labelbottom=True)
         ax.set_xlabel("gap, nats")
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
 
 
 def _draw_gap_panel(ax: Axes, report: ConditionReport) -> None:
-    """Draw bins as wide as each other, whatever they span."""
+    """Draw bins as wide as each other, whatever they span, loose tokens below rejected ones."""
     per_thousand = 1000 / max(1, report.tokens)
     places = range(len(GAP_EDGES_NATS))
+    below = [0.0] * len(places)
     for counts, mean, color, name in (
-        (report.gaps.rejected, report.mean_rejected_gap_nats, ORANGE, "rejected"),
         (report.gaps.loose, report.mean_loose_gap_nats, BLUE, "loose"),
+        (report.gaps.rejected, report.mean_rejected_gap_nats, ORANGE, "rejected"),
     ):
         heights = [count * per_thousand for count in counts]
-        ax.bar(places, heights, width=1.0, align="edge", color=color, alpha=0.65, label=name)
+        ax.bar(
+            places, heights, bottom=below, width=1.0, align="edge", color=color, alpha=0.75,
+            label=name, edgecolor="white", linewidth=0.4,
+        )  # fmt: skip
+        below = [low + height for low, height in zip(below, heights, strict=True)]
         if mean is not None:
-            ax.axvline(_gap_place(mean), color=color, linewidth=1.2, linestyle="--")
+            ax.axvline(_gap_place(mean), color=color, linewidth=1.4, linestyle="--")
     ax.set_title(report.condition, loc="left", fontsize=9)
     ax.set_xticks(list(places)[::2], [f"{edge:g}" for edge in GAP_EDGES_NATS[::2]])
 

@@ -90,6 +90,8 @@ def test_several_tasks_have_sections_each_after_what_is_said_of_all(tmp_path: Pa
     assert list(gains.columns) == ["rule", "words (strict)", "tales/of <two> (open)"]
     assert "exact" not in [row[0] for row in gains.rows]
     assert "margin" in [row[0] for row in gains.rows]
+    said = [text for section in found.sections for text in section.paragraphs]
+    assert len(said) == len(set(said))
     html = found.to_html()
     assert "hollow marks" in html
     assert "tales/of &lt;two&gt;" in html

@@ -129,6 +129,12 @@ def _percent_of(report: ConditionReport, name: str) -> str:
 
 def _open_ended_section(found: Found) -> PageSection:
     drafted = [report for arm, report in found.pairs if arm.k != 0]
+    histograms = PagePlot(
+        f"open-ended-{found.slug}-gaps",
+        "Loose and rejected tokens by gap, per 1,000 tokens of text; lines are means.",
+        lambda figure: draw_gaps(figure, drafted),
+        size_of_gaps(drafted),
+    )
     return PageSection(
         "Texts and gaps",
         _NOTES,
@@ -136,14 +142,7 @@ def _open_ended_section(found: Found) -> PageSection:
             record_table(_SPEEDS, drafted, f"{found.task}: speed and what it costs"),
             record_table(_TEXTS, found.reports, f"{found.task}: texts"),
         ],
-        [
-            PagePlot(
-                f"open-ended-{found.slug}-gaps",
-                "Loose and rejected tokens by gap, per 1,000 tokens of text; lines are means.",
-                lambda figure: draw_gaps(figure, drafted),
-                size_of_gaps(drafted),
-            )
-        ],
+        [histograms] if drafted else [],
     )
 
 

@@ -67,7 +67,7 @@ def page_of(
         "weights": target.weights_fingerprint,
         "numerics": target.numerics,
     }
-    return Page(study.title, study.question, command, facts, sections)
+    return Page(study.title, study.question, command, facts, _said_once(sections))
 
 
 def _problems(found: Sequence[Found], seed: int) -> str:
@@ -81,6 +81,21 @@ def _problems(found: Sequence[Found], seed: int) -> str:
 
 def _repeated(of: Found) -> bool:
     return any(report.samples > report.problems for report in of.reports)
+
+
+def _said_once(sections: Iterable[PageSection]) -> list[PageSection]:
+    """Leave out paragraphs that an earlier section has."""
+    said: set[str] = set()
+    found = []
+    for section in sections:
+        new = [text for text in section.paragraphs if text not in said]
+        said.update(new)
+        found.append(replace(section, paragraphs=new))
+    return found
+
+
+def _sentence(notes: str) -> str:
+    return notes[:1].upper() + notes[1:] + "."
 
 
 def _lower(heading: str) -> str:
@@ -101,12 +116,11 @@ def _sections(study: Study, evaluation: Evaluation, found: Found) -> list[PageSe
     shown = [tables.rules_table(found.task, reports)]
     if any(report.flips for report in reports):
         shown.append(tables.flips_table(reports))
-    notes = tables.RULES_NOTES[:1].upper() + tables.RULES_NOTES[1:] + "."
-    sections.append(PageSection("Figures", [notes], shown, _plots(study, evaluation, found)))
+    notes = [_sentence(tables.RULES_NOTES)]
+    sections.append(PageSection("Figures", notes, shown, _plots(study, evaluation, found)))
     if costs := found.equal_costs:
-        sections.append(
-            PageSection("At equal cost", [tables.EQUAL_NOTES], [tables.equal_table(costs)])
-        )
+        notes = [_sentence(tables.EQUAL_NOTES)]
+        sections.append(PageSection("At equal cost", notes, [tables.equal_table(costs)]))
     return sections
 
 
