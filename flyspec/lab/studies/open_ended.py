@@ -90,12 +90,12 @@ def _gains_more(text: str, rule: str, **parameters: Any) -> PaperClaim[Sequence[
 _SPEEDS: tuple[Column, ...] = (
     ("rule", "{.condition}"),
     ("tok/round", "{.mean_accepted_tokens:.2f}"),
-    ("over exact", lambda r: _percent_of(r, "mean_accepted_tokens_ratio")),
+    ("tok/round over exact", lambda r: _percent_of(r, "mean_accepted_tokens_ratio")),
     ("tok/s", "{.speed:.0f}"),
-    ("over exact", lambda r: _percent_of(r, "speed_ratio")),
+    ("tok/s over exact", lambda r: _percent_of(r, "speed_ratio")),
     ("loose", "{.loose_share:.2%}"),
-    ("gap loose", "{.mean_loose_gap_nats:.2f}"),
-    ("gap rejected", "{.mean_rejected_gap_nats:.2f}"),
+    ("its gap", "{.mean_loose_gap_nats:.2f}"),
+    ("of rejected", "{.mean_rejected_gap_nats:.2f}"),
 )
 _TEXTS: tuple[Column, ...] = (
     ("rule", "{.condition}"),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CLAIMS_HEADING = "What papers report"
 _VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
@@ -51,9 +52,9 @@ def page_of(
     ]  # fmt: skip
     answered = [of for of in found if of.reports]
     sections = []
-    if answered and study.tasks_claims:
-        table = claims_table(study.tasks_claims, answered)
-        sections.append(PageSection("What papers report of tasks", [_CLAIMS], [table]))
+    if answered and (study.claims or study.tasks_claims):
+        table = claims_table(study, answered, named=len(found) > 1)
+        sections.append(PageSection(CLAIMS_HEADING, [_CLAIMS], [table]))
     if answered and study.overview is not None:
         sections.append(study.overview(answered))
     for of in found:
@@ -108,9 +109,6 @@ def _sections(study: Study, evaluation: Evaluation, found: Found) -> list[PageSe
     if not reports:
         return [PageSection("Figures", ["No problem has an answer under every condition yet."])]
     sections = []
-    if study.claims:
-        table = claims_table(study.claims, found)
-        sections.append(PageSection("What papers report", [_CLAIMS], [table]))
     if study.section is not None:
         sections.append(study.section(found))
     shown = [tables.rules_table(found.task, reports)]
@@ -130,16 +128,26 @@ _CLAIMS = (
 )
 
 
-def claims_table(claims: Iterable[PaperClaim[T]], found: T) -> FittedTable:
-    """Return claims with what was found; conditions without texts leave one open."""
-    rows = []
-    for claim in claims:
-        try:
-            finding = claim.check(found)
-        except LookupError:
-            finding = ClaimFinding(None, "a condition has no texts yet")
-        rows.append([claim.text, claim.source, _VERDICTS[finding.holds], finding.figures])
+def claims_table(study: Study, tasks: Sequence[Found], named: bool = False) -> FittedTable:
+    """Return the study's claims with what was found: on its tasks together, then on each.
+
+    With `named`, a claim says which task it is about.
+    """
+    rows = [_claim_row(claim, tasks) for claim in study.tasks_claims]
+    for found in tasks:
+        for claim in study.claims:
+            text, *rest = _claim_row(claim, found)
+            rows.append([f"{found.task}: {text}" if named else text, *rest])
     return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
+
+
+def _claim_row(claim: PaperClaim[T], found: T) -> list[str]:
+    """Return a claim with what was found; conditions without texts leave it open."""
+    try:
+        finding = claim.check(found)
+    except LookupError:
+        finding = ClaimFinding(None, "a condition has no texts yet")
+    return [claim.text, claim.source, _VERDICTS[finding.holds], finding.figures]
 
 
 def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]:
