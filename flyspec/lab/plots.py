@@ -227,6 +227,8 @@ def draw_gains(figure: Figure, tasks: Mapping[str, tuple[bool, Mapping[str, Inte
 
     A task has with its gains whether it is open, which its marks show by being hollow.
     """
+    from matplotlib.ticker import MaxNLocator
+
     ax = figure.subplots()
     conditions = list(dict.fromkeys(name for _, gains in tasks.values() for name in gains))
     for i, (task, (is_open, gains)) in enumerate(tasks.items()):
@@ -243,6 +245,7 @@ def draw_gains(figure: Figure, tasks: Mapping[str, tuple[bool, Mapping[str, Inte
     ax.set_yticks(range(len(conditions)), conditions)
     ax.invert_yaxis()
     ax.axvline(0.0, color=GREY, linewidth=0.8, zorder=0)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
     ax.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}")
     ax.set_xlabel("gain in tokens per round over exact")
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
