@@ -1,7 +1,8 @@
 """The bundled models' corpus: chats about word problems, equation drills, Python source.
 
 Everything but the Python source depends only on the seed; the source is the running interpreter's
-standard library, so its version is part of the recipe (`python_version`). No torch, no network.
+standard library (`flyspec.python_source`), so its version is part of the recipe. No torch, no
+network.
 
     python -m demo.corpus --problems 500 --seed 7 --format gsm8k > problems.jsonl
 """
@@ -9,19 +10,16 @@ standard library, so its version is part of the recipe (`python_version`). No to
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
-import platform
 import random
 import re
-import sysconfig
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Literal
 
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
+from flyspec.python_source import is_held_out, python_files
 from flyspec.word_problems import WordProblem, problems
 from flyspec.word_problems.families import LIMIT
 
@@ -37,14 +35,6 @@ CHAT_TEMPLATE = (
     "{{ message['content'] | trim }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-# Tables, test suites and their data: not code that anyone wants completed.
-_SKIPPED_FOLDERS = {
-    "site-packages", "test", "tests", "idle_test", "__pycache__", "encodings", "pydoc_data",
-    "__phello__",
-}  # fmt: skip
-_MAX_FILE = 400_000
-HELD_OUT_SHARE = 0.03
 
 _ANSWER = re.compile(r"(?:\A|\n)#### (\d{1,2})\s*\Z")
 
@@ -93,27 +83,6 @@ def drills(rng: random.Random, n: int) -> str:
     return "\n".join(lines)
 
 
-def python_version() -> str:
-    return f"{platform.python_implementation()} {platform.python_version()}"
-
-
-def python_files() -> dict[str, str]:
-    """Return the standard library's source by relative path, sorted."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    found: dict[str, str] = {}
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if _SKIPPED_FOLDERS.intersection(relative.parts) or relative.parts[0].startswith("config-"):
-            continue
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            continue  # a few old files use another encoding
-        if 0 < len(text) <= _MAX_FILE:
-            found[relative.as_posix()] = text
-    return found
-
-
 def prose(source: str) -> str:
     """Return a Python file's docstrings of more than one line, as paragraphs of English."""
     found = []
@@ -123,12 +92,6 @@ def prose(source: str) -> str:
             if "\n" in text:
                 found.append(text)
     return "\n\n".join(found)
-
-
-def is_held_out(path: str) -> bool:
-    """Whether a file is held out from training, by the hash of its path."""
-    digest = hashlib.sha256(path.encode()).digest()
-    return int.from_bytes(digest[:4]) / 2**32 < HELD_OUT_SHARE
 
 
 def code_split() -> tuple[list[str], list[str]]:

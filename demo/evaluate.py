@@ -23,6 +23,7 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.flags import Flag
+from flyspec.python_source import python_version
 from flyspec.tables import markdown
 from flyspec.word_problems import WordProblem
 
@@ -235,7 +236,7 @@ def table(rows: Sequence[Row], free: Freedom, count: int, seed: int) -> str:
         for r in rows
     ]  # fmt: skip
     return "\n".join((
-        f"{count} fresh problems (seed {seed}), greedy, float32; code: {corpus.python_version()}",
+        f"{count} fresh problems (seed {seed}), greedy, float32; code: {python_version()}",
         "",
         markdown(columns, found),
         "",

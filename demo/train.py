@@ -22,6 +22,7 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
+from flyspec.python_source import python_version
 from flyspec.word_problems import problems
 
 
@@ -251,7 +252,7 @@ def train(what: str, pair: Pair, models: Path, o: TrainOptions) -> None:
     tokenizer = get_tokenizer(what, pair, texts, o.seed, models)
     save(tokenizer, models / what)
     batches = Batches(tokenizer, o.seed, texts, pair.zipf)
-    print(f"{what}: {corpus.python_version()}, {batches.code_tokens} tokens of texts", flush=True)
+    print(f"{what}: {python_version()}, {batches.code_tokens} tokens of texts", flush=True)
     teacher = None
     if recipe.distilled and not o.plain:
         teacher = LlamaForCausalLM.from_pretrained(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flyspec.client import AsyncClient
+    from flyspec.lab.problems import TaskProblems
     from flyspec.lab.studies.batch import BatchStudy
     from flyspec.lab.studies.page import Page
     from flyspec.lab.studies.study import Study
@@ -68,6 +69,7 @@ def study(
             )
     check_matplotlib("flyspec study")
     chosen = studies_named(list(STUDIES) if _ALL in names else names)
+    tasks = {each.name: each.problems(options) for each in chosen}
     command = shlex.join(["flyspec", *sys.argv[1:]])
 
     drafts = dict(draft)
@@ -80,7 +82,7 @@ def study(
 
     async def use(client: AsyncClient, stack: Stack | None) -> None:
         assert stack is not None
-        work = _answer_all(chosen, client, stack, options, command)
+        work = _answer_all(chosen, tasks, client, stack, options, command)
         await with_added_drafters(stack, tuple(drafts.items()), work)
 
     options_of_stack = StackOptions(**vars(models), log_level="warning", max_sessions=slots)
@@ -89,12 +91,13 @@ def study(
 
 async def _answer_all(
     studies: Sequence[Study | BatchStudy],
+    tasks: Mapping[str, Sequence[TaskProblems]],
     client: AsyncClient,
     stack: Stack,
     o: StudyOptions,
     command: str,
 ) -> None:
-    """Run the studies that this stack can answer, and write their reports."""
+    """Run the studies that this stack can answer, on their tasks, and write their reports."""
     from flyspec.cli.results import result_console
     from flyspec.lab.studies.batch import BatchStudy
 
@@ -106,10 +109,11 @@ async def _answer_all(
             continue
         directory.parent.mkdir(parents=True, exist_ok=True)
         say(f"{each.name}: {each.question}")
+        of = tasks[each.name]
         if isinstance(each, BatchStudy):
-            page = await _measured(each, client, drafters, o, command, directory)
+            page = await _measured(each, of, client, drafters, o, command, directory)
         else:
-            page = await _evaluated(each, client, drafters, o, command, directory)
+            page = await _evaluated(each, of, client, drafters, o, command, directory)
         file = page.write(directory)
         console: Any = result_console()
         for section in page.sections:
@@ -122,6 +126,7 @@ async def _answer_all(
 
 async def _evaluated(
     study: Study,
+    tasks: Sequence[TaskProblems],
     client: AsyncClient,
     drafters: Sequence[DrafterStatus],
     o: StudyOptions,
@@ -130,7 +135,6 @@ async def _evaluated(
 ) -> Page:
     """Run a study's evaluation, and return its report."""
     from flyspec.lab.evaluation import run_evaluation
-    from flyspec.lab.problems import read_problems
     from flyspec.lab.run import ServedModel
     from flyspec.lab.studies.report import page_of
 
@@ -138,14 +142,15 @@ async def _evaluated(
     served = await client.list_models()
     target = ServedModel(client, served.target)
     found = await run_evaluation(
-        run, read_problems(run), served, target, None, fingerprints(drafters), directory,
+        run, tasks, served, target, None, fingerprints(drafters), directory,
         resume=True, mixed_versions=o.mixed_versions,
     )  # fmt: skip
-    return page_of(study, found, served.target, command, o.problem_seed, drafters)
+    return page_of(study, found, tasks, served.target, command, o.problem_seed, drafters)
 
 
 async def _measured(
     study: BatchStudy,
+    tasks: Sequence[TaskProblems],
     client: AsyncClient,
     drafters: Sequence[DrafterStatus],
     o: StudyOptions,
@@ -156,5 +161,5 @@ async def _measured(
     from flyspec.lab.studies.batch import measure, page_of_batches
 
     target = (await client.list_models()).target
-    samples = await measure(study, client, target, drafters, o, directory)
-    return page_of_batches(study, samples, target, drafters, o, command)
+    samples = await measure(study, tasks, client, target, drafters, o, directory)
+    return page_of_batches(study, samples, tasks, target, drafters, o, command)

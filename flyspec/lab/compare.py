@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.summaries import grouped
 from flyspec.lab.arms import Arm
+from flyspec.lab.describe import ends_in_loop
 from flyspec.lab.frontier import AtEqualSpeed, Curve, at_equal_speed
+from flyspec.lab.gaps import GapCounts
 from flyspec.lab.run import Wanted
 from flyspec.lab.samples import KEY, latest
 from flyspec.lab.statistics import (
@@ -33,8 +35,9 @@ from flyspec.rules.presets import RULE_PRESETS
 
 COLUMNS = (
     *KEY, "error", "token_ids", "finish_reason", "loop_token_index",
-    "loop_guard_token_index", "distinct_2", "broken_ending", "score", "log_likelihood",
-    "num_tokens", "loose_gaps_nats", "num_rounds", "num_spec_steps", "num_accepted_draft_tokens",
+    "loop_guard_token_index", "distinct_1", "distinct_2", "distinct_3", "broken_ending", "score",
+    "log_likelihood", "num_tokens", "loose_gaps_nats", "rejected_gaps_nats", "num_rounds",
+    "num_spec_steps", "num_accepted_draft_tokens",
     "num_loose_tokens", "loose_cost_nats", "num_rejected_tokens", "rejected_cost_nats",
     "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns", "draft_model_ns",
     "target_model_ns", "judge_ns",
@@ -99,12 +102,15 @@ class ConditionReport:
     `correct`, `accuracy`, `recovery` and `flips` (against plain decoding) are None without known
     answers; then `log_likelihood_per_token` is known, in nats. Gaps are means in nats, None if
     there was no such token. `loops` counts texts that repeat themselves by the loop guard's
-    criterion, whether it was on or not; `loop_rate_upper` is the exact one-sided 95 % bound.
-    `distinct_2` (a mean) and `broken_endings` are as in `flyspec.lab.describe`.
+    criterion, whether it was on or not, `ending_loops` those that do so to their end, `new_loops`
+    those that do not under `speed_base` with the same seed; `loop_rate_upper` and
+    `new_loop_rate_upper` are exact one-sided 95 % bounds, for these prompts. `distinct_1` to
+    `distinct_3` (means) and `broken_endings` are as in `flyspec.lab.describe`.
     `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
-    per second of a request, one of `concurrency` at a time, and `speed_ratio` its ratio to that of
-    `speed_base`: `exact` with the same K and drafter, or plain decoding where that was not
-    compared; `speedup` is its ratio to plain decoding's. `failed` samples are left out everywhere.
+    per second of a request, one of `concurrency` at a time. `mean_accepted_tokens_ratio` and
+    `speed_ratio` are their ratios to those of `speed_base`: `exact` with the same K and drafter, or
+    plain decoding where that was not compared; `speedup` is the ratio of `speed` to plain
+    decoding's. `failed` samples are left out everywhere.
     """
 
     task: str
@@ -120,6 +126,7 @@ class ConditionReport:
     log_likelihood_per_token: float | None
     mean_accepted_tokens: float
     mean_accepted_tokens_interval: Interval | None
+    mean_accepted_tokens_ratio: Interval | None
     mean_acceptance_length: float
     loose_tokens: int
     loose_share: float
@@ -128,10 +135,16 @@ class ConditionReport:
     mean_loose_gap_nats: float | None
     rejected_tokens: int
     mean_rejected_gap_nats: float | None
+    gaps: GapCounts
     rollbacks: int
     loops: int
     loop_rate_upper: float
+    ending_loops: int
+    new_loops: int | None
+    new_loop_rate_upper: float | None
+    distinct_1: float | None
     distinct_2: float | None
+    distinct_3: float | None
     broken_endings: int
     distribution_bytes_per_round: float
     round_bytes_per_round: float
@@ -327,13 +340,11 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
     samples, tokens = len(rows), int(total("num_tokens"))
     steps, rounds = total("num_spec_steps"), max(1.0, total("num_rounds"))
     loose, rejected = int(total("num_loose_tokens")), int(total("num_rejected_tokens"))
-    loops = sum(
-        row["loop_token_index"] is not None or row["loop_guard_token_index"] is not None
-        for row in rows
-    )
+    loops = list(map(_loops, rows))
     accepted = _interval(answered, ratio, (name, "num_tokens"), (name, "num_rounds"))
     plain = answered.rows.get(PLAIN)
     base = _speed_base(answered, name)
+    new = None if base is None else _new_loops(answered, name, base)
     return ConditionReport(
         task=answered.task,
         condition=name,
@@ -344,6 +355,7 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         **_quality(answered, name),
         mean_accepted_tokens=tokens / rounds,
         mean_accepted_tokens_interval=accepted,
+        mean_accepted_tokens_ratio=_ratio_to(answered, name, base, "num_rounds"),
         mean_acceptance_length=1 + total("num_accepted_draft_tokens") / max(1.0, steps),
         loose_tokens=loose,
         loose_share=loose / max(1, tokens),
@@ -355,17 +367,23 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         mean_loose_gap_nats=total("loose_cost_nats") / loose if loose else None,
         rejected_tokens=rejected,
         mean_rejected_gap_nats=total("rejected_cost_nats") / rejected if rejected else None,
+        gaps=GapCounts.of(rows),
         rollbacks=int(total("num_rollbacks")),
-        loops=loops,
-        loop_rate_upper=upper_bound(loops, samples),
+        loops=sum(loops),
+        loop_rate_upper=upper_bound(sum(loops), samples),
+        ending_loops=sum(ends_in_loop(row["token_ids"]) for row in rows),
+        new_loops=new,
+        new_loop_rate_upper=None if new is None else upper_bound(new, samples),
+        distinct_1=_mean([row["distinct_1"] for row in rows]),
         distinct_2=_mean([row["distinct_2"] for row in rows]),
+        distinct_3=_mean([row["distinct_3"] for row in rows]),
         broken_endings=sum(row["broken_ending"] is not None for row in rows),
         distribution_bytes_per_round=total("distribution_bytes") / max(1.0, steps),
         round_bytes_per_round=total("round_bytes") / rounds,
         speed=tokens / max(1e-9, total("total_ns") / 1e9),
         speed_base=base,
-        speed_ratio=None if base is None else _speed_ratio(answered, name, base),
-        speedup=None if plain is None else _speed_ratio(answered, name, PLAIN),
+        speed_ratio=_ratio_to(answered, name, base, "total_ns"),
+        speedup=_ratio_to(answered, name, None if plain is None else PLAIN, "total_ns"),
         times=_round_times(answered, name, rounds),
         same_as_plain=sum(
             row["token_ids"] == p["token_ids"] for row, p in zip(rows, plain or (), strict=False)
@@ -420,9 +438,21 @@ def _speed_base(answered: Answered, name: str) -> str | None:
     return None if base == name else base
 
 
-def _speed_ratio(answered: Answered, name: str, base: str) -> Interval | None:
-    columns = [(name, "num_tokens"), (name, "total_ns"), (base, "num_tokens"), (base, "total_ns")]
+def _ratio_to(answered: Answered, name: str, base: str | None, spent: str) -> Interval | None:
+    """Return the ratio of two conditions' tokens per what they spent."""
+    if base is None:
+        return None
+    columns = [(arm, column) for arm in (name, base) for column in ("num_tokens", spent)]
     return _interval(answered, lambda s: s[..., 0] / s[..., 1] / (s[..., 2] / s[..., 3]), *columns)
+
+
+def _new_loops(answered: Answered, name: str, base: str) -> int:
+    pairs = zip(answered.rows[name], answered.rows[base], strict=True)
+    return sum(_loops(here) and not _loops(there) for here, there in pairs)
+
+
+def _loops(row: Row) -> bool:
+    return row["loop_token_index"] is not None or row["loop_guard_token_index"] is not None
 
 
 def _versus(answered: Answered, name: str, first: str) -> Versus:

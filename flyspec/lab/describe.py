@@ -8,7 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.generation.loop_guard import LoopGuard
+from orchestrator.generation.loop_guard import (
+    MAX_UNIT_TOKENS,
+    MIN_REPEATS,
+    MIN_TOKENS,
+    LoopGuard,
+)
 
 BrokenEnding = Literal["word", "sentence", "code block"]
 _FENCE = re.compile(r"^\s*(?:```|~~~)", re.MULTILINE)
@@ -70,6 +75,16 @@ def loop_token_index(token_ids: Iterable[int]) -> int | None:
         if guard.token_index is not None:
             break
     return guard.token_index
+
+
+def ends_in_loop(token_ids: Sequence[int]) -> bool:
+    """Return whether a loop, by the loop guard's criterion, goes on to the last token."""
+    for unit in range(1, MAX_UNIT_TOKENS + 1):
+        length = max(MIN_TOKENS, MIN_REPEATS * unit)
+        end = token_ids[-length:]
+        if len(end) == length and end[unit:] == end[:-unit]:
+            return True
+    return False
 
 
 def broken_ending(text: str) -> BrokenEnding | None:

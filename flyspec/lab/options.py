@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from flyspec.bench.conditions import CONDITIONS, Condition, parse_conditions
-from flyspec.bench.options import RULES_HELP, Chat, Drafter, KOrAuto, Problems, ProblemSeed
+from flyspec.bench.options import RULES_HELP, Chat, Drafter, KOrAuto, ProblemSeed
 from flyspec.flags import Flag
 from flyspec.lab.arms import Grid, parse_grid
 from flyspec.prompts import PromptLimit
@@ -31,21 +31,30 @@ def read_tasks(texts: Sequence[str]) -> TaskPaths:
 
 
 # fmt: off
+def task_flag(default: str) -> Flag:
+    return Flag(
+        "Task, with the file or directory of its data set; repeatable.", metavar="NAME[=PATH]",
+        read=read_tasks, default=default,
+    )
+
+
+GeneratedProblems = Annotated[int, Flag(
+    "Number of problems of each task that needs no file.", min=1,
+)]
+
+
 @dataclass(frozen=True)
 class ProblemOptions:
     """Which problems, of which tasks or of a prompt file, and how long their texts get."""
 
-    task: Annotated[Sequence[tuple[str, str | None]], Flag(
-        "Task, with the file or directory of its data set; repeatable.", metavar="NAME[=PATH]",
-        read=read_tasks, default="word_problems",
-    )] = ()
+    task: Annotated[Sequence[tuple[str, str | None]], task_flag("word_problems")] = ()
     num_shots: Annotated[int | None, Flag(
         "Examples before each question.", min=0, default="as in the task's benchmark",
     )] = None
     allow_code_execution: Annotated[bool, Flag(
         "Let tasks score answers by running generated code, in a sandbox.",
     )] = False
-    problems: Problems = 100
+    problems: GeneratedProblems = 100
     problem_seed: ProblemSeed = 7
     prompt_file: Annotated[str | None, Flag(
         "Prompt file, of any format that `flyspec generate` reads. Without answers in it, the "

@@ -1,17 +1,19 @@
-"""Plots of `flyspec eval`: quality against what speculation gains, with the Pareto front."""
+"""Plots of rules: quality against what speculation gains, gaps of tokens, gains by task."""
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.bench.conditions import PLAIN
-from flyspec.drawing import GREY, powers_of_two, save
+from flyspec.drawing import BLUE, GREY, ORANGE, powers_of_two, save
 from flyspec.lab.arms import Arm
 from flyspec.lab.compare import ConditionReport, curves_of, is_control
 from flyspec.lab.frontier import pareto_front
+from flyspec.lab.gaps import GAP_EDGES_NATS
 from flyspec.lab.statistics import Interval
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ MARKERS = "os^Dv<>p"
 _WIDE = 4.0
 """Speeds that differ by more than this are shown on a logarithmic axis."""
 _PANEL_INCHES = (5.6, 4.2)
+_GAP_COLUMNS = 3
+_GAP_PANEL_INCHES = (3.7, 2.3)
 
 
 def plot_quality(
@@ -46,7 +50,7 @@ def draw_quality(
         of = {r.condition: r for r in reports[name]}
         _panel(left, arms, of, _accepted, "tokens per round")
         _panel(right, arms, of, _speed, _speed_label(of))
-        left.set_ylabel(_quality_label(of))
+        left.set_ylabel(quality_label(of.values()))
         left.set_title(f"{name}, {next(iter(of.values())).problems} problems", loc="left")
         right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
@@ -67,13 +71,14 @@ def _speed_label(of: Mapping[str, ConditionReport]) -> str:
     return f"tokens per second, relative to {'exact' if bases else PLAIN}"
 
 
-def _quality_label(of: Mapping[str, ConditionReport]) -> str:
-    if any(r.recovery for r in of.values()):
+def quality_label(reports: Iterable[ConditionReport]) -> str:
+    if any(r.recovery for r in reports):
         return "recovery, 95 % interval"
     return "log p per token, nats"
 
 
-def _quality(r: ConditionReport) -> Interval | None:
+def quality_of(r: ConditionReport) -> Interval | None:
+    """Return the recovery, or else the log-likelihood per token; None if neither is known."""
     if r.recovery is not None:
         return r.recovery
     value = r.log_likelihood_per_token
@@ -96,7 +101,7 @@ def _panel(
             for arm in members
             if arm.name in of
             and (x := across(of[arm.name])) is not None
-            and (y := _quality(of[arm.name])) is not None
+            and (y := quality_of(of[arm.name])) is not None
         ]
         if not drawn:
             continue
@@ -159,3 +164,88 @@ def error_lengths(values: Sequence[Interval]) -> list[list[float]]:
         [max(0.0, v.value - v.low) for v in values],
         [max(0.0, v.high - v.value) for v in values],
     ]
+
+
+def size_of_gaps(reports: Sequence[ConditionReport]) -> tuple[float, float]:
+    """Return the inches of `draw_gaps`."""
+    width, height = _GAP_PANEL_INCHES
+    return _GAP_COLUMNS * width, height * -(-len(reports) // _GAP_COLUMNS) + 0.4
+
+
+def draw_gaps(figure: Figure, reports: Sequence[ConditionReport]) -> None:
+    """Draw a histogram of each condition's gaps: of loose and of rejected tokens, with means.
+
+    Counts are per 1,000 tokens of text, on an axis that all share.
+    """
+    rows = -(-len(reports) // _GAP_COLUMNS)
+    axes = figure.subplots(rows, _GAP_COLUMNS, squeeze=False, sharex=True, sharey=True)
+    for ax, report in itertools.zip_longest(axes.flat, reports):
+        if report is None:
+            ax.set_axis_off()
+        else:
+            _draw_gap_panel(ax, report)
+    for ax in axes[:, 0]:
+        ax.set_ylabel("per 1,000 tokens")
+    for ax in axes.flat[max(0, len(reports) - _GAP_COLUMNS) : len(reports)]:  # the lowest ones
+        ax.tick_params(labelbottom=True)
+        ax.set_xlabel("gap, nats")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper right", ncols=2)
+
+
+def _draw_gap_panel(ax: Axes, report: ConditionReport) -> None:
+    """Draw bins as wide as each other, whatever they span, loose tokens below rejected ones."""
+    per_thousand = 1000 / max(1, report.tokens)
+    places = range(len(GAP_EDGES_NATS))
+    below = [0.0] * len(places)
+    for counts, mean, color, name in (
+        (report.gaps.loose, report.mean_loose_gap_nats, BLUE, "loose"),
+        (report.gaps.rejected, report.mean_rejected_gap_nats, ORANGE, "rejected"),
+    ):
+        heights = [count * per_thousand for count in counts]
+        ax.bar(
+            places, heights, bottom=below, width=1.0, align="edge", color=color, alpha=0.75,
+            label=name, edgecolor="white", linewidth=0.4,
+        )  # fmt: skip
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+        if mean is not None:
+            ax.axvline(_gap_place(mean), color=color, linewidth=1.4, linestyle="--")
+    ax.set_title(report.condition, loc="left", fontsize=9)
+    ax.set_xticks(list(places)[::2], [f"{edge:g}" for edge in GAP_EDGES_NATS[::2]])
+
+
+def _gap_place(gap: float) -> float:
+    """Return where a gap lies on an axis of bins."""
+    at = bisect.bisect_right(GAP_EDGES_NATS, gap) - 1
+    if at + 1 == len(GAP_EDGES_NATS):
+        return at + 0.5
+    low, high = GAP_EDGES_NATS[at : at + 2]
+    return at + (gap - low) / (high - low)
+
+
+def draw_gains(figure: Figure, tasks: Mapping[str, tuple[bool, Mapping[str, Interval]]]) -> None:
+    """Draw ratios to `exact` by task and condition, as what they are above 1.
+
+    A task has with its gains whether it is open, which its marks show by being hollow.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    ax = figure.subplots()
+    conditions = list(dict.fromkeys(name for _, gains in tasks.values() for name in gains))
+    for i, (task, (is_open, gains)) in enumerate(tasks.items()):
+        color = COLORS[i % len(COLORS)]
+        known = [(conditions.index(name), gain) for name, gain in gains.items()]
+        offset = 0.6 * ((i + 1) / (len(tasks) + 1) - 0.5)
+        ax.errorbar(
+            [gain.value - 1 for _, gain in known],
+            [place + offset for place, _ in known],
+            xerr=error_lengths([gain for _, gain in known]),
+            label=task, color=color, marker=MARKERS[i % len(MARKERS)], linestyle="", capsize=2,
+            elinewidth=0.9, markersize=5, markerfacecolor="white" if is_open else color,
+        )  # fmt: skip
+    ax.set_yticks(range(len(conditions)), conditions)
+    ax.invert_yaxis()
+    ax.axvline(0.0, color=GREY, linewidth=0.8, zorder=0)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:+.0%}")
+    ax.set_xlabel("gain in tokens per round over exact")
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))

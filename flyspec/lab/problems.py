@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flyspec.bench.summaries import grouped
 from flyspec.errors import ConfigError
 from flyspec.lab.options import ProblemOptions
 from flyspec.lab.settings import digest
@@ -28,6 +29,21 @@ class TaskProblems:
     name: str
     task: Task
     problems: Sequence[Problem]
+
+    def divided(self) -> list[TaskProblems]:
+        """Return what may be worded in many ways and the rest apart, where it has both."""
+        kinds = grouped(self.problems, self.task.is_open)
+        if len(kinds) < 2:
+            return [self]
+        return [
+            TaskProblems(f"{self.name}, {'open' if is_open else 'strict'}", self.task, problems)
+            for is_open, problems in sorted(kinds.items())
+        ]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all of it may be worded in many ways."""
+        return all(map(self.task.is_open, self.problems))
 
     def facts(self, o: ProblemOptions) -> dict[str, Any]:
         """What its samples depend on, but for the number of problems."""
@@ -109,7 +125,7 @@ def _task(name: str, path: str | None, o: ProblemOptions) -> Task:
     try:
         return kind(
             path,
-            limit=o.problems if kind is WordProblems else o.limit,
+            limit=o.limit if kind.needs_path else o.problems,
             seed=o.problem_seed,
             num_shots=o.num_shots,
             allow_code_execution=o.allow_code_execution,

@@ -105,6 +105,18 @@ def upper_bound(count: int, of: int, confidence: float = CONFIDENCE) -> float:
     return float(test.proportion_ci(confidence, method="exact").high)
 
 
+def difference_interval(one: Interval, other: Interval) -> tuple[float, float, float]:
+    """Return the difference of two independent estimates and its two-sided interval.
+
+    From the estimates' own intervals, which need not be symmetric: the MOVER of G. Y. Zou and
+    A. Donner, Statistics in Medicine 27 (2008), after W. G. Howe (1974).
+    """
+    value = one.value - other.value
+    below = np.hypot(one.value - one.low, other.high - other.value)
+    above = np.hypot(one.high - one.value, other.value - other.low)
+    return value, float(value - below), float(value + above)
+
+
 def paired_sample_size(
     discordance: float, difference: float = POINT, alpha: float = 0.05, power: float = 0.8
 ) -> int:
@@ -175,7 +187,7 @@ class PairedBootstrap:
 
 def _corrected(probabilities: Array, drawn: Array, value: float, without: Array) -> Array:
     """Return the probabilities of BCa; as they are where the correction is undefined."""
-    if not len(without):  # of a single problem
+    if not without.size:  # of a single problem
         return probabilities
     below = (np.mean(drawn < value) + np.mean(drawn <= value)) / 2
     deviation = without.mean() - without

@@ -14,6 +14,9 @@ def test_studies_are_listed_and_mistakes_are_named() -> None:
     done = invoke("study", "windows")
     assert done.code == 2
     assert "did you mean window?" in done.err
+    done = invoke("study", "window", "--task", "gsm8k")
+    assert done.code == 2
+    assert "--task gsm8k: needs the path of its data set" in done.err
 
 
 def test_a_report_is_written_and_gone_on_with(tmp_path) -> None:
@@ -53,3 +56,19 @@ def test_a_study_that_another_pair_cannot_answer_is_skipped(tmp_path) -> None:
     assert not (tmp_path / "multi-level").exists()
     html = (tmp_path / "drafter-size" / "report.html").read_text()
     assert html.index("drafter = small") < html.index("drafter = large")
+
+
+def test_a_study_asks_its_question_on_every_task(tmp_path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Once upon a time\nTom has 3 apples and\n")
+    done = invoke(
+        "study", "strict-open", "--output", str(tmp_path / "studies"), "--threads", "1",
+        "--task", "word_problems", "--task", f"open_ended={prompts}", "--problems", "2",
+        "--max-tokens", "24",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    html = (tmp_path / "studies" / "strict-open" / "report.html").read_text()
+    assert "2 of word_problems; 2 of open_ended; seed 7" in html
+    assert "word_problems (strict)" in html
+    assert "open_ended (open)" in html
+    assert html.count("<svg") == 3

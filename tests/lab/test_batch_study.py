@@ -83,7 +83,8 @@ def page(of):
         DrafterStatus("model", "model", True, "", TARGET, DrafterState.ACTIVE),
         DrafterStatus("other", "model", True, "", TARGET),
     ]
-    return page_of_batches(BATCHES, of, TARGET, drafters, StudyOptions(problems=9), "flyspec")
+    o = StudyOptions(problems=9)
+    return page_of_batches(BATCHES, of, BATCHES.problems(o), TARGET, drafters, o, "flyspec")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_report_has_every_batch_size_and_invents_no_figure() -> None:
     rates, over_plain = found.sections[2].tables
     assert [row[1] for row in rates.rows] == MODES
     assert [row[1] for row in over_plain.rows] == MODES[1:]
-    assert found.facts["requests"] == "9 per run, seed 7, 6 repeats, K 15"
+    assert found.facts["requests"] == "9 of word_problems per run, seed 7, 6 repeats, K 15"
     assert "drafter model" in found.facts
     assert "drafter other" not in found.facts
     assert found.to_html().count("<svg") == 1
@@ -135,7 +136,7 @@ async def test_runs_are_kept_and_gone_on_with(tmp_path, monkeypatch) -> None:
     o = StudyOptions(problems=2, repeats=1)
 
     async def run(o, target=TARGET):
-        return await measure(BATCHES, None, target, [], o, tmp_path / "batch")
+        return await measure(BATCHES, BATCHES.problems(o), None, target, [], o, tmp_path / "batch")
 
     first = await run(o)
     assert len(first) == len(MODES) * len(BATCHES.batches)

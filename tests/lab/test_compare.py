@@ -42,8 +42,10 @@ def made(
 
 DEFAULTS: dict[str, Any] = {
     "error": None, "token_ids": [5] * TOKENS, "finish_reason": "STOP", "loop_token_index": None,
-    "loop_guard_token_index": None, "distinct_2": 1.0, "broken_ending": None,
+    "loop_guard_token_index": None, "distinct_1": 1.0, "distinct_2": 1.0, "distinct_3": 1.0,
+    "broken_ending": None,
     "score": 1.0, "log_likelihood": None, "num_tokens": TOKENS, "loose_gaps_nats": [],
+    "rejected_gaps_nats": [],
     "num_rounds": TOKENS, "total_ns": 1_000_000_000,
 }  # fmt: skip
 FLY = [
@@ -53,6 +55,7 @@ FLY = [
      "target_model_ns": 100_000_000, "judge_ns": 8_000_000},
     {"num_rounds": 2, "num_spec_steps": 1, "num_accepted_draft_tokens": 8, "total_ns": 500_000_000,
      "num_loose_tokens": 1, "loose_cost_nats": 0.2, "loose_gaps_nats": [0.2], "score": 0.0,
+     "rejected_gaps_nats": [3.9],
      "num_rejected_tokens": 1, "rejected_cost_nats": 3.9, "loop_guard_token_index": 9,
      "token_ids": [7] * TOKENS, "finish_reason": "LENGTH"},
 ]  # fmt: skip
@@ -100,6 +103,21 @@ def test_a_report_tells_what_a_rule_won_and_lost() -> None:
     assert fly.flips is not None
     assert (fly.flips.harmful, fly.flips.helpful, fly.flips.right_there) == (1, 0, 2)
     assert fly.flips.harmful_rate_upper == upper_bound(1, 2)
+
+
+def test_what_a_rule_adds_is_what_exact_has_not() -> None:
+    slow = [{"num_rounds": 4}, {"num_rounds": 4, "loop_token_index": 9}]
+    plain, exact, fly = reports("exact,fly", 2, exact=slow, fly=FLY)
+    assert (plain.speed_base, exact.speed_base, fly.speed_base) == ("exact", None, "exact")
+    assert fly.mean_accepted_tokens_ratio is not None
+    assert fly.mean_accepted_tokens_ratio.value == 2.0
+    assert fly.speed_ratio is not None
+    assert (fly.speed_ratio.value, fly.speed) == (2.0, 20.0)
+    assert (fly.loops, fly.new_loops, plain.new_loops, exact.new_loops) == (1, 0, 0, None)
+    assert fly.new_loop_rate_upper == upper_bound(0, 2)
+    assert sum(fly.gaps.loose) == sum(fly.gaps.rejected) == 1
+    (alone,) = reports("plain", 1)
+    assert (alone.new_loops, alone.mean_accepted_tokens_ratio) == (None, None)
 
 
 def test_a_condition_is_compared_with_the_first_that_was_named() -> None:

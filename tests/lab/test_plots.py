@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from flyspec.drawing import to_svg
 from flyspec.lab import compare
 from flyspec.lab.arms import rival_arm
 from flyspec.lab.compare import Answered
-from flyspec.lab.plots import _common_start, plot_quality
+from flyspec.lab.plots import (
+    _common_start,
+    _gap_place,
+    draw_gaps,
+    plot_quality,
+    size_of_gaps,
+)
 from tests.lab.test_compare import made
 
 
@@ -36,6 +45,26 @@ def test_without_answers_the_likelihood_is_shown(tmp_path: Path) -> None:
     reports = {"task": compare.report(Answered("task", arms, wanted, found))}
     plot_quality(tmp_path / "plot.svg", arms, reports)
     assert "log p per token, nats" in (tmp_path / "plot.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("gap", "place"), [(0.0, 0.0), (0.05, 1.0), (0.15, 2.5), (11.0, 13.75), (99.0, 14.5)]
+)
+def test_a_mean_lies_in_its_bin(gap: float, place: float) -> None:
+    assert _gap_place(gap) == pytest.approx(place)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_every_condition_has_a_histogram(tmp_path: Path, count: int) -> None:
+    rules = ",".join(f"margin:margin_threshold={i / 10}" for i in range(1, count))
+    loose = {"num_loose_tokens": 1, "loose_gaps_nats": [0.2], "rejected_gaps_nats": [5.0]}
+    names = [f"margin:margin_threshold={i / 10}" for i in range(1, count)]
+    arms, wanted, found = made(rules or "plain", 2, rows={name: [loose] * 2 for name in names})
+    reports = compare.report(Answered("task", arms, wanted, found))
+    svg = to_svg(size_of_gaps(reports), lambda figure: draw_gaps(figure, reports))
+    assert all(f">{report.condition}<" in svg for report in reports)
+    assert svg.count("per 1,000 tokens") == -(-count // 3)
+    assert svg.count("gap, nats") == min(count, 3)
 
 
 def test_labels_keep_whole_numbers() -> None:

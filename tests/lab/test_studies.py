@@ -206,3 +206,74 @@ def test_a_report_names_both_models() -> None:
         "weights of bytes"
     )
     assert facts["drafter prompt_lookup"] == "no model"
+
+
+def test_a_studys_tasks_are_its_own_unless_some_are_named() -> None:
+    study = STUDIES["open-ended"]
+    own = study.run(StudyOptions())
+    assert [name for name, _ in own.task] == ["word_problems", "python_code"]
+    assert (own.problems, own.seeds, own.log_likelihood) == (450, 3, True)
+    assert own.temperature > 0  # texts of a prompt differ
+    assert study.run(StudyOptions(problems=20)).problems == 20
+    named = study.run(StudyOptions(task=(("word_problems", None),), limit=5))
+    assert (named.task, named.limit) == ((("word_problems", None),), 5)
+    assert study.run(StudyOptions(prompt_file="x")).task == ()
+    assert STUDIES["window"].run(StudyOptions()).task == ()
+
+
+def test_greedy_texts_have_one_seed_unless_more_are_asked_for() -> None:
+    study = STUDIES["open-ended"]
+    greedy = study.run(StudyOptions(temperature=0.0))
+    assert (greedy.temperature, greedy.seeds) == (0.0, 1)
+    assert study.run(StudyOptions(temperature=0.0, seeds=2)).seeds == 2
+    assert study.run(StudyOptions(temperature=0.5)).seeds == 3
+    assert STUDIES["window"].run(StudyOptions(temperature=0.5)).seeds == 1
+
+
+@pytest.mark.parametrize(
+    ("ratio", "gaps", "new", "holds"),
+    [
+        (interval(1.05), (0.2, 4.3), 0, [True, True, True]),
+        (interval(0.9), (0.2, 1.9), 60, [False, False, False]),
+        (interval(1.001), (None, 4.0), 5, [None, None, None]),
+        (None, (0.2, None), None, [None, None, None]),
+    ],
+)
+def test_what_margin_does_to_open_ended_texts(ratio, gaps, new, holds) -> None:
+    study = STUDIES["open-ended"]
+
+    def describe(arm):
+        return SimpleNamespace(
+            condition=arm.name, speed_ratio=ratio, mean_accepted_tokens_ratio=ratio,
+            mean_loose_gap_nats=gaps[0], mean_rejected_gap_nats=gaps[1],
+            new_loops=new, samples=1350,
+        )  # fmt: skip
+
+    assert verdicts(study, found_of(study, describe)) == holds
+
+
+@pytest.mark.parametrize(
+    ("gains", "holds"),
+    [
+        ({"a": 1.1, "b": 1.3, "c": 1.2}, True),
+        ({"a": 1.1, "b": 1.3, "c": 1.102}, None),
+        ({"a": 1.1, "b": 1.3, "c": 1.05}, False),
+        ({"a": None, "b": 1.3, "c": 1.2}, None),
+    ],
+)
+def test_open_tasks_gain_more_if_each_does(gains, holds) -> None:
+    study = STUDIES["strict-open"]
+    arms = arms_of(study)
+
+    def found(task, gain):
+        ratio = None if gain is None else interval(gain)
+        reports = [
+            SimpleNamespace(condition=a.name, mean_accepted_tokens_ratio=ratio) for a in arms
+        ]
+        return Found(task, arms, reports, is_open=task != "a")
+
+    tasks = [found(task, gain) for task, gain in gains.items()]
+    for claim in study.tasks_claims:
+        finding = claim.check(tasks)
+        assert finding.holds is holds
+        assert "b +30.0%" in finding.figures

@@ -8,7 +8,7 @@ of one run of each condition, so that a machine whose speed drifts slows all of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +23,6 @@ from flyspec.bench.summaries import grouped
 from flyspec.bench.tables import batch_table
 from flyspec.client import AsyncClient
 from flyspec.drawing import GREY, powers_of_two
-from flyspec.lab.options import EvalOptions
 from flyspec.lab.plots import COLORS, MARKERS
 from flyspec.lab.problems import TaskProblems, read_problems
 from flyspec.lab.row_files import RowFiles
@@ -74,9 +73,8 @@ class BatchStudy:
 
     def problems(self, o: StudyOptions) -> list[TaskProblems]:
         """Return the prompts of a run. Raises `ConfigError`."""
-        return read_problems(
-            EvalOptions(problems=min(o.problems, _PROMPTS), problem_seed=o.problem_seed)
-        )
+        most = _PROMPTS if o.limit is None else min(o.limit, _PROMPTS)
+        return read_problems(replace(o, problems=min(o.problems, _PROMPTS), limit=most))
 
 
 BATCHES = BatchStudy(
@@ -99,6 +97,7 @@ BATCHES = BatchStudy(
 
 async def measure(
     study: BatchStudy,
+    tasks: Sequence[TaskProblems],
     client: AsyncClient,
     target: ModelInfo,
     drafters: Sequence[DrafterStatus],
@@ -110,19 +109,18 @@ async def measure(
     If interrupted, returns what was measured until then. Raises `ConfigError` if what is there was
     measured otherwise.
     """
-    tasks = study.problems(o)
     settings = RunSettings(
         code_version(),
         {"num_speculative_tokens": o.num_speculative_tokens},
         {"target": settings_of_model(target)},
         {d.name: d.model.weights_fingerprint for d in drafters if d.model is not None},
-        {t.name: {**t.facts(EvalOptions()), "prompts": len(t.problems)} for t in tasks},
+        {t.name: {**t.facts(o), "prompts": len(t.problems)} for t in tasks},
     )
     settings = continued(directory, settings, True, o.mixed_versions)
     options = SpeedOptions(
         rules=study.conditions,
         num_speculative_tokens=(o.num_speculative_tokens,),
-        max_tokens=max(task.task.max_tokens for task in tasks),
+        max_tokens=o.max_tokens or max(task.task.max_tokens for task in tasks),
     )
     modes = flyspec_modes(client, options)
     items = [
@@ -153,6 +151,7 @@ def _whole_sets(samples: Sequence[BatchSample], modes: Sequence[str]) -> list[Ba
 def page_of_batches(
     study: BatchStudy,
     samples: Sequence[BatchSample],
+    tasks: Sequence[TaskProblems],
     target: ModelInfo,
     drafters: Sequence[DrafterStatus],
     o: StudyOptions,
@@ -182,9 +181,10 @@ def page_of_batches(
         ),
     ]  # fmt: skip
     machine = this_machine()
+    prompts = "; ".join(f"{len(task.problems)} of {task.name}" for task in tasks)
     default = [drafter for drafter in drafters if drafter.active]
     facts = {
-        "requests": f"{len(study.problems(o)[0].problems)} per run, seed {o.problem_seed}, "
+        "requests": f"{prompts} per run, seed {o.problem_seed}, "
         f"{len({s.repeat for s in samples})} repeats, K {o.num_speculative_tokens}",
         "machine": machine["accelerator"] or f"{machine['processor']}, {machine['cores']} cores",
         **facts_of(target, default),

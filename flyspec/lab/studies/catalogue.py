@@ -15,6 +15,7 @@ from flyspec.lab.studies.drafting import (
     MULTI_LEVEL_DRAFTING,
     TOKENIZERS,
 )
+from flyspec.lab.studies.open_ended import OPEN_ENDED, STRICT_OPEN
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
 from flyspec.rules import Divergence
 
@@ -48,7 +49,7 @@ def _keeps_99(found: Found) -> ClaimFinding:
     return ClaimFinding(holds, f"recovery at W = 6 {_recovery(report)}")
 
 
-def _grows_with_k(text: str, rule: str) -> PaperClaim:
+def _grows_with_k(text: str, rule: str) -> PaperClaim[Found]:
     """Tokens per round grow from each K to the next."""
 
     def check(found: Found) -> ClaimFinding:
@@ -60,7 +61,7 @@ def _grows_with_k(text: str, rule: str) -> PaperClaim:
     return PaperClaim(text, FLY, check)
 
 
-def _theta_orders(preset: str) -> PaperClaim:
+def _theta_orders(preset: str) -> PaperClaim[Found]:
     def check(found: Found) -> ClaimFinding:
         pairs = found.of(preset)
         pairs.sort(key=lambda pair: pair[0].rule.fly_entropy_threshold or 0.0)
@@ -172,6 +173,7 @@ STUDIES: Mapping[str, Study | BatchStudy] = MappingProxyType(
         for study in (
             _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, _FUZZY, _MARGIN, DRAFTER_KINDS,
             MULTI_LEVEL_DRAFTING, TOKENIZERS, DRAFTER_SIZES, BATCHES, _TEMPERATURE,
+            OPEN_ENDED, STRICT_OPEN,
         )
     }
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,18 @@ from flyspec.bench.conditions import PLAIN
 from flyspec.lab import tables
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.evaluation import Evaluation
-from flyspec.lab.plots import COLORS, MARKERS, draw_quality, error_lengths
+from flyspec.lab.plots import (
+    COLORS,
+    MARKERS,
+    draw_quality,
+    error_lengths,
+    quality_label,
+    quality_of,
+)
+from flyspec.lab.problems import TaskProblems
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
-from flyspec.lab.studies.study import Found, Study, value_of
+from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, T, value_of
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
 
@@ -28,37 +37,92 @@ VERDICTS = {True: "yes", False: "no", None: "open"}
 def page_of(
     study: Study,
     evaluation: Evaluation,
+    tasks: Sequence[TaskProblems],
     target: ModelInfo,
     command: str,
     problem_seed: int,
     drafters: Sequence[DrafterStatus] = (),
 ) -> Page:
-    """Return the report of a study on one task; `drafters` are the stack's."""
-    ((task, reports),) = evaluation.conditions.items()
-    found = Found(task, evaluation.arms, reports, evaluation.equal_costs[task])
+    """Return the report of a study: what it says of all its tasks, then sections for each.
+
+    `drafters` are the stack's.
+    """
+    found = [
+        Found(
+            task.name, evaluation.arms, evaluation.conditions[task.name],
+            evaluation.equal_costs[task.name], task.is_open,
+        )
+        for task in tasks
+    ]  # fmt: skip
+    answered = [of for of in found if of.reports]
     sections = []
-    if study.claims:
-        sections.append(PageSection(CLAIMS_HEADING, [_CLAIMS], [claims_table(study, found)]))
-    sections.append(
-        PageSection(
-            "Figures",
-            [tables.RULES_NOTES[:1].upper() + tables.RULES_NOTES[1:] + "."],
-            [tables.rules_table(task, reports), tables.flips_table(reports)],
-            _plots(study, evaluation, found),
-        )
-    )
-    if costs := evaluation.equal_costs[task]:
-        sections.append(
-            PageSection("At equal cost", [tables.EQUAL_NOTES], [tables.equal_table(costs)])
-        )
-    if study.section is not None:
-        sections.append(study.section(found))
+    if answered and (study.claims or study.tasks_claims):
+        table = claims_table(study, answered, named=len(found) > 1)
+        sections.append(PageSection(CLAIMS_HEADING, [_CLAIMS], [table]))
+    if answered and study.overview is not None:
+        sections.append(study.overview(answered))
+    for of in found:
+        of_task = _sections(study, evaluation, of)
+        if len(found) > 1:
+            of_task = [replace(s, heading=f"{of.task}: {_lower(s.heading)}") for s in of_task]
+        sections += of_task
     used = {arm.drafter for arm in evaluation.arms}
     facts = {
-        "problems": f"{reports[0].problems} of {task}, seed {problem_seed}" if reports else "none",
+        "problems": _problems(found, problem_seed),
         **facts_of(target, [drafter for drafter in drafters if drafter.name in used]),
     }
-    return Page(study.title, study.question, command, facts, sections)
+    return Page(study.title, study.question, command, facts, _said_once(sections))
+
+
+def _problems(found: Sequence[Found], seed: int) -> str:
+    counted = [
+        f"{of.reports[0].problems if of.reports else 0} of {of.task}"
+        + (f", {of.reports[0].samples} texts" if _repeated(of) else "")
+        for of in found
+    ]
+    return f"{'; '.join(counted)}; seed {seed}" if len(found) > 1 else f"{counted[0]}, seed {seed}"
+
+
+def _repeated(of: Found) -> bool:
+    return any(report.samples > report.problems for report in of.reports)
+
+
+def _said_once(sections: Iterable[PageSection]) -> list[PageSection]:
+    """Leave out paragraphs that an earlier section has."""
+    said: set[str] = set()
+    found = []
+    for section in sections:
+        new = [text for text in section.paragraphs if text not in said]
+        said.update(new)
+        found.append(replace(section, paragraphs=new))
+    return found
+
+
+def _sentence(notes: str) -> str:
+    return notes[:1].upper() + notes[1:] + "."
+
+
+def _lower(heading: str) -> str:
+    return heading[:1].lower() + heading[1:]
+
+
+def _sections(study: Study, evaluation: Evaluation, found: Found) -> list[PageSection]:
+    """Return what is said of a task."""
+    reports = found.reports
+    if not reports:
+        return [PageSection("Figures", ["No problem has an answer under every condition yet."])]
+    sections = []
+    if study.section is not None:
+        sections.append(study.section(found))
+    shown = [tables.rules_table(found.task, reports)]
+    if any(report.flips for report in reports):
+        shown.append(tables.flips_table(reports))
+    notes = [_sentence(tables.RULES_NOTES)]
+    sections.append(PageSection("Figures", notes, shown, _plots(study, evaluation, found)))
+    if costs := found.equal_costs:
+        notes = [_sentence(tables.EQUAL_NOTES)]
+        sections.append(PageSection("At equal cost", notes, [tables.equal_table(costs)]))
+    return sections
 
 
 def facts_of(target: ModelInfo, drafters: Sequence[DrafterStatus]) -> dict[str, str]:
@@ -89,21 +153,35 @@ _CLAIMS = (
 )
 
 
-def claims_table(study: Study, found: Found) -> FittedTable:
-    """Return the study's claims with what was found; figures that are missing leave one open."""
-    rows = []
-    for claim in study.claims:
-        finding = claim.check(found)
-        rows.append([claim.text, claim.source, VERDICTS[finding.holds], finding.figures])
+def claims_table(study: Study, tasks: Sequence[Found], named: bool = False) -> FittedTable:
+    """Return the study's claims with what was found: on its tasks together, then on each.
+
+    With `named`, a claim says which task it is about.
+    """
+    rows = [_claim_row(claim, tasks) for claim in study.tasks_claims]
+    for found in tasks:
+        for claim in study.claims:
+            text, *rest = _claim_row(claim, found)
+            rows.append([f"{found.task}: {text}" if named else text, *rest])
     return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
 
 
+def _claim_row(claim: PaperClaim[T], found: T) -> list[str]:
+    """Return a claim with what was found; conditions without texts leave it open."""
+    try:
+        finding = claim.check(found)
+    except LookupError:
+        finding = ClaimFinding(None, "a condition has no texts yet")
+    return [claim.text, claim.source, VERDICTS[finding.holds], finding.figures]
+
+
 def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]:
+    name = f"{study.name}-{found.slug}"
     plots = [
         PagePlot(
-            f"{study.name}-quality",
+            f"{name}-quality",
             "What each condition keeps against tokens per round and speed, with 95 % intervals.",
-            lambda figure: draw_quality(figure, evaluation.arms, evaluation.conditions),
+            lambda figure: draw_quality(figure, evaluation.arms, {found.task: found.reports}),
             (12.5, 4.4),
         )
     ]
@@ -111,10 +189,10 @@ def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]
     if any(len(points) > 1 for points in lines.values()):
         plots.append(
             PagePlot(
-                f"{study.name}-axis",
-                f"Recovery and speed over `{study.axis}`.",
+                f"{name}-axis",
+                f"Quality and speed over `{study.axis}`.",
                 lambda figure: _draw_axis(figure, study.axis, lines),
-                (10.5 if len(_panels(study.axis)) == 2 else 13.5, 4.0),
+                (13.5 if study.axis == "drafter" else 10.5, 4.0),
             )
         )
     return plots
@@ -140,10 +218,10 @@ def lines_of(study: Study, found: Found) -> dict[str, Points]:
 Panel = tuple[str, Callable[[ConditionReport], Interval | None]]
 
 
-def _panels(axis: str) -> list[Panel]:
+def _panels(axis: str, reports: Sequence[ConditionReport]) -> list[Panel]:
     """Return what is drawn over an axis. Rounds of several drafters take different times."""
     panels: list[Panel] = [
-        ("recovery, 95 % interval", lambda report: report.recovery),
+        (quality_label(reports), quality_of),
         ("tokens per round", lambda report: report.mean_accepted_tokens_interval),
     ]
     if axis == "drafter":
@@ -152,7 +230,8 @@ def _panels(axis: str) -> list[Panel]:
 
 
 def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
-    panels = _panels(axis)
+    reports = [report for points in lines.values() for _, report in points]
+    panels = _panels(axis, reports)
     axes = figure.subplots(1, len(panels))
     words = any(isinstance(value, str) for points in lines.values() for value, _ in points)
     places = list(dict.fromkeys(v for points in lines.values() for v, _ in points))
@@ -167,7 +246,8 @@ def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
         ax.set_ylabel(label)
         if words:
             ax.set_xticks(range(len(places)), [str(place) for place in places])
-    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
+    if any(report.recovery for report in reports):
+        axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     axes[-1].legend()
 
 

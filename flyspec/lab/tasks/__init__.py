@@ -18,6 +18,7 @@ from flyspec.lab.tasks.mgsm import Mgsm
 from flyspec.lab.tasks.multiple_choice import CommonsenseQa, Mmlu
 from flyspec.lab.tasks.needle import Needle
 from flyspec.lab.tasks.open_ended import OpenEnded
+from flyspec.lab.tasks.python_code import PythonCode
 from flyspec.lab.tasks.task import Problem as Problem
 from flyspec.lab.tasks.task import Score as Score
 from flyspec.lab.tasks.task import Task as Task
@@ -26,6 +27,6 @@ from flyspec.lab.tasks.word_problems import WordProblems
 
 _ALL: tuple[type[Task], ...] = (
     WordProblems, Gsm8k, Mgsm, HumanEval, Mbpp, AcpBench, CommonsenseQa, Mmlu, Needle,
-    SpecBench, SpeedBench, OpenEnded,
+    SpecBench, SpeedBench, OpenEnded, PythonCode,
 )  # fmt: skip
 TASKS: Mapping[str, type[Task]] = MappingProxyType({task.name: task for task in _ALL})

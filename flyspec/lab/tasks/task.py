@@ -102,6 +102,10 @@ class Task(ABC):
         May take seconds (generated code is run) and is called in a thread of its own.
         """
 
+    def is_open(self, problem: Problem) -> bool:
+        """Whether answers may be worded in many ways; here, where none is known."""
+        return problem.reference is None
+
     def until_stop(self, text: str) -> str:
         """Return the text up to the first stop sequence, if it has any."""
         ends = [at for at in map(text.find, self.stop) if at >= 0]

@@ -8,6 +8,8 @@ from flyspec.lab.tasks.rows import DataRow, question_files, read_rows
 from flyspec.lab.tasks.task import Problem, Score, Task
 from flyspec.values.chat import Chat
 
+_STRICT = {"coding", "extraction", "math", "math_reasoning", "qa", "rag", "reasoning"}
+"""Categories with one right result, though only one of them comes with it."""
 _PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
@@ -35,6 +37,9 @@ class SpecBench(Task):
             return None
         answer = last_number(text)
         return Score(float(answer == problem.reference), answer)
+
+    def is_open(self, problem: Problem) -> bool:
+        return problem.reference is None and problem.category not in _STRICT
 
     def _problem(self, row: DataRow) -> Problem:
         turns = row.texts("turns")

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from demo.corpus import code_split
 from flyspec.errors import ConfigError
 from flyspec.lab.tasks import TASKS, Task
 from flyspec.lab.tasks.__main__ import write_tables
 from flyspec.lab.tasks.acp_bench import AcpBench
 from flyspec.lab.tasks.needle import Needle
 from flyspec.lab.tasks.open_ended import OpenEnded
+from flyspec.lab.tasks.python_code import PythonCode
 from flyspec.lab.tasks.turns import SpecBench, SpeedBench
 from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.values.chat import Chat
@@ -128,6 +130,7 @@ def test_spec_bench_scores_where_there_is_a_number(tmp_path: Path) -> None:
     assert not wrong.correct
     assert task.score(second, "7") is None
     assert task.score(third, "7") is None
+    assert [task.is_open(problem) for problem in (first, second, third)] == [False, False, True]
     path = json_lines(tmp_path / "question.jsonl", [{"turns": ["x"]}])
     with pytest.raises(ConfigError, match="has no `question_id`"):
         SpecBench(path).problems()
@@ -164,6 +167,21 @@ def test_open_ended_prompts_come_from_any_file(tmp_path: Path) -> None:
     assert task.score(task.problems()[0], "x") is None
     json_lines(path, [{"messages": [{"role": "user", "content": "Hello"}]}])
     assert isinstance(task.problems()[0].prompt, Chat)
+
+
+def test_code_to_continue_was_held_out_from_training() -> None:
+    task = PythonCode(limit=1000)
+    problems = task.problems()
+    assert len({p.prompt_id for p in problems}) == len(problems) > 100
+    assert PythonCode(limit=20).problems() == problems[:20]  # so that a run can grow
+    assert PythonCode(limit=20, seed=8).problems() != problems[:20]
+    held_out = "".join(code_split()[1])
+    for problem in problems[:20]:
+        assert isinstance(problem.prompt, str)
+        assert problem.prompt in held_out
+        assert 16 <= problem.prompt.count("\n") <= 40
+        assert task.score(problem, "x") is None
+        assert task.is_open(problem)
 
 
 def test_word_problems_are_scored_by_their_last_line() -> None:

@@ -1,0 +1,144 @@
+"""Reports of studies over one task and over several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flyspec.lab import compare
+from flyspec.lab.arms import make_arms
+from flyspec.lab.compare import Answered
+from flyspec.lab.evaluation import Evaluation
+from flyspec.lab.problems import TaskProblems
+from flyspec.lab.run import Progressed, wanted_samples
+from flyspec.lab.studies.catalogue import STUDIES
+from flyspec.lab.studies.options import StudyOptions
+from flyspec.lab.studies.page import Page
+from flyspec.lab.studies.report import CLAIMS_HEADING, page_of
+from flyspec.lab.studies.study import Study
+from flyspec.lab.tasks import Problem
+from flyspec.lab.tasks.open_ended import OpenEnded
+from flyspec.lab.tasks.word_problems import WordProblems
+from flyspec.rules.presets import RULE_PRESETS
+from tests.lab.test_compare import DEFAULTS, TARGET
+
+STRICT = TaskProblems("words", WordProblems(), [Problem(f"{i}", "Q", "7") for i in range(6)])
+OPEN = TaskProblems("tales/of <two>", OpenEnded("x"), [Problem(f"{i}", "Q") for i in range(6)])
+LOOSE = {
+    "num_loose_tokens": 2, "loose_gaps_nats": [0.1, 0.3], "loose_cost_nats": 0.4,
+    "num_rejected_tokens": 1, "rejected_gaps_nats": [9.0], "rejected_cost_nats": 9.0,
+}  # fmt: skip
+
+
+def rounds_of(task: TaskProblems, rule: str, number: int) -> float:
+    """Rules gain more on the open task; texts differ a little."""
+    if rule in ("exact", "plain"):
+        return 10.0
+    return (4.0 if task is OPEN else 8.0) + number % 3 / 4
+
+
+def page(study: Study, tasks: list[TaskProblems], without: str | None = None) -> Page:
+    """Return the report of texts under all conditions but those that start with `without`."""
+    run = study.run(StudyOptions(seeds=1))
+    arms = make_arms(
+        run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
+    )
+    wanted = wanted_samples(run, tasks, arms, TARGET, None)
+    rows: list[dict[str, Any]] = []
+    for number, (key, unit) in enumerate(wanted.items()):
+        if without is not None and unit.arm.name.startswith(without):
+            continue
+        rule = unit.arm.rule.name
+        rows.append({
+            **dict.fromkeys(compare.COLUMNS, 0), **DEFAULTS,
+            **dict(zip(compare.KEY, key, strict=True)),
+            **({} if rule in ("exact", "plain") else LOOSE),
+            "num_rounds": rounds_of(unit.task, rule, number),
+            "score": None if unit.task is OPEN else 1.0,
+            "log_likelihood": -3.0,
+        })  # fmt: skip
+    answered = {t.name: Answered(t.name, arms, wanted, rows) for t in tasks}
+    evaluation = Evaluation(
+        arms,
+        Progressed(),
+        {name: compare.report(of) for name, of in answered.items()},
+        {name: compare.equal_costs(of) for name, of in answered.items()},
+        {},
+        {},
+    )
+    return page_of(study, evaluation, tasks, TARGET, "flyspec study", 7)
+
+
+def test_one_task_needs_no_name_in_headings() -> None:
+    found = page(STUDIES["window"], [STRICT])
+    assert [s.heading for s in found.sections[:2]] == [CLAIMS_HEADING, "Figures"]
+    assert found.facts["problems"] == "6 of words, seed 7"
+    assert found.to_html().count("<svg") == 2
+
+
+def test_several_tasks_have_sections_each_after_what_is_said_of_all(tmp_path: Path) -> None:
+    found = page(STUDIES["strict-open"], [STRICT, OPEN])
+    headings = [section.heading for section in found.sections]
+    assert headings[:3] == [CLAIMS_HEADING, "Gain by task", "words: figures"]
+    assert "tales/of <two>: figures" in headings
+    assert found.facts["problems"] == "6 of words; 6 of tales/of <two>; seed 7"
+    claims = found.sections[0].tables[0].rows
+    assert [row[2] for row in claims] == ["yes"] * 5
+    gains = found.sections[1].tables[0]
+    rows = [dict(zip(gains.columns, row, strict=True)) for row in gains.rows]
+    assert [(row["task"], row["kind"]) for row in rows[:2]] == [
+        ("words", "strict"), ("tales/of <two>", "open"),
+    ]  # fmt: skip
+    assert [row["rule"] for row in rows[:2]] == ["margin", "margin"]
+    assert "exact" not in [row["rule"] for row in rows]
+    assert len(rows) == 2 * len({row["rule"] for row in rows})
+    said = [text for section in found.sections for text in section.paragraphs]
+    assert len(said) == len(set(said))
+    html = found.to_html()
+    assert "hollow marks" in html
+    assert "tales/of &lt;two&gt;" in html
+    found.write(tmp_path)
+    assert len(list(tmp_path.glob("*.svg"))) == html.count("<svg")
+
+
+def test_claims_say_which_of_several_tasks_they_are_about() -> None:
+    found = page(STUDIES["window"], [STRICT, OPEN])
+    (section,) = (s for s in found.sections if s.heading == CLAIMS_HEADING)
+    assert [row[0].split(":")[0] for row in section.tables[0].rows] == [
+        "words", "words", "tales/of <two>", "tales/of <two>",
+    ]  # fmt: skip
+
+
+def test_texts_without_answers_are_described_in_tables_and_histograms() -> None:
+    found = page(STUDIES["open-ended"], [OPEN])
+    (section,) = (s for s in found.sections if s.heading == "Texts and gaps")
+    speeds, texts = section.tables
+    by_rule = {row[0]: dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows}
+    assert "plain" not in by_rule
+    assert by_rule["fly"]["of rejected"] == "9.00"
+    assert by_rule["exact"]["tok/s over exact"] == "-"
+    assert [row[0] for row in texts.rows][:2] == ["plain", "exact"]
+    html = found.to_html()
+    assert "per 1,000 tokens" in html
+    assert "log p per token, nats" in html  # over τ as well
+    assert html.count("<svg") == 3
+
+
+def test_a_task_without_samples_is_named_and_nothing_else() -> None:
+    found = page(STUDIES["strict-open"], [STRICT], without="")
+    assert [(s.heading, len(s.tables)) for s in found.sections] == [("Figures", 0)]
+    assert found.facts["problems"] == "0 of words, seed 7"
+
+
+def test_claims_about_conditions_without_texts_stay_open() -> None:
+    claims = page(STUDIES["window"], [STRICT], without="fly").sections[0].tables[0].rows
+    assert {tuple(row[2:]) for row in claims} == {("open", "a condition has no texts yet")}
+
+
+@pytest.mark.parametrize("tasks", [[STRICT], [OPEN]])
+def test_one_kind_of_task_alone_tells_nothing(tasks: list[TaskProblems]) -> None:
+    claims = page(STUDIES["strict-open"], tasks).sections[0].tables[0].rows
+    assert {row[2] for row in claims} == {"open"}
+    assert all("name one with --task" in row[3] for row in claims)
