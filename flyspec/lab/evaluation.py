@@ -9,6 +9,7 @@ from pathlib import Path
 from flyspec.client import Models
 from flyspec.concurrency import check_reached, interrupted
 from flyspec.lab import compare, forks
+from flyspec.lab.allocation import AllocationLead, allocation_leads
 from flyspec.lab.arms import Arm, controls_of, make_arms, rival_arm
 from flyspec.lab.compare import Answered, ConditionReport, EqualCost
 from flyspec.lab.forks import ForkReport
@@ -26,8 +27,10 @@ class Evaluation:
 
     arms: Sequence[Arm]
     progressed: Progressed
+    answered: Mapping[str, Answered]
     conditions: Mapping[str, Sequence[ConditionReport]]
     equal_costs: Mapping[str, Sequence[EqualCost]]
+    allocations: Mapping[str, Sequence[AllocationLead]]
     forks: Mapping[str, Sequence[ForkReport]]
     missing: Mapping[str, Sequence[str]]
 
@@ -96,8 +99,10 @@ async def run_evaluation(
     return Evaluation(
         arms,
         progressed,
+        answered,
         {name: compare.report(of, first) for name, of in answered.items()},
         {name: compare.equal_costs(of) for name, of in answered.items()},
+        {name: allocation_leads(of) for name, of in answered.items()},
         {
             task.name: forks.report([row for row in found if row["task"] == task.name])
             for task in tasks

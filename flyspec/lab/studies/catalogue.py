@@ -8,11 +8,10 @@ from types import MappingProxyType
 
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.statistics import Interval
+from flyspec.lab.studies.fuzzy import FUZZY
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
-from flyspec.rules import Divergence
 
 FLY = "FLy, arXiv 2511.22972"
-FUZZY = "Fuzzy Speculative Decoding, arXiv 2502.20704"
 
 
 def _recovery(report: ConditionReport) -> str:
@@ -79,25 +78,6 @@ def _theta_orders(preset: str) -> PaperClaim:
     return PaperClaim(f"θ orders speed and accuracy ({preset})", FLY, check)
 
 
-def _beats_chance(found: Found) -> ClaimFinding:
-    """Whether each threshold keeps more answers than `random` at the same tokens per round."""
-    names = {report.condition for _, report in found.of("fuzzy", divergence=Divergence.JS)}
-    differences = [
-        (cost.condition, cost.acceptance)
-        for cost in found.equal_costs
-        if cost.condition in names and cost.of.startswith("random") and cost.acceptance
-    ]
-    if not differences:
-        return ClaimFinding(None, "no threshold accepts as much as random does")
-    better = [difference.low > 0 for _, difference in differences]
-    worse = [difference.high < 0 for _, difference in differences]
-    shown = "; ".join(
-        f"{d.difference:+.1%} ({d.low:+.1%} to {d.high:+.1%}) at {d.speed:.2f} tokens a round"
-        for _, d in differences
-    )
-    return ClaimFinding(True if all(better) else False if any(worse) else None, shown)
-
-
 _WINDOWS = Study(
     name="window",
     title="FLy's window",
@@ -130,18 +110,6 @@ _LENGTHS = Study(
         _grows_with_k("tokens a round grow with K", "fly"),
         _grows_with_k("also without loose tokens", "exact"),
     ),
-)
-_FUZZY = Study(
-    name="divergence",
-    title="Fuzzy speculative decoding's divergences",
-    question="Which divergence keeps most answers at which speed, and is it better than chance?",
-    rules=(
-        "exact,fuzzy:divergence=js,fuzzy:divergence=kl,fuzzy:divergence=tv,"
-        "random:random_acceptance=0.1,random:random_acceptance=0.3,random:random_acceptance=0.6"
-    ),
-    grid=("divergence_threshold=0.02,0.05,0.1,0.2,0.3",),
-    axis="divergence_threshold",
-    claims=(PaperClaim("JS keeps more answers than chance at equal speed", FUZZY, _beats_chance),),
 )
 _DRAFTERS = Study(
     name="drafter",
@@ -180,7 +148,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
     {
         study.name: study
         for study in (
-            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, _FUZZY, _MARGIN, _DRAFTERS, _TEMPERATURE,
+            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, FUZZY, _MARGIN, _DRAFTERS, _TEMPERATURE,
         )
     }
 )  # fmt: skip

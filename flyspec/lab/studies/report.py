@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from flyspec.lab.compare import ConditionReport
 from flyspec.lab.evaluation import Evaluation
 from flyspec.lab.plots import COLORS, MARKERS, draw_quality, error_lengths
 from flyspec.lab.statistics import Interval
+from flyspec.lab.studies.divergences import divergence_section
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
 from flyspec.lab.studies.study import Found, Study, value_of
 from flyspec.tables import FittedTable, make_table
@@ -21,30 +22,40 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from flyspec.lab.tuning.divergences import DraftedDivergences
+
 _VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
 def page_of(
-    study: Study, evaluation: Evaluation, target: ModelInfo, command: str, problem_seed: int
+    study: Study,
+    parts: Mapping[str, Evaluation],
+    target: ModelInfo,
+    command: str,
+    problem_seed: int,
+    divergences: Mapping[str, DraftedDivergences] | None = None,
 ) -> Page:
-    """Return the report of a study on one task."""
-    ((task, reports),) = evaluation.conditions.items()
-    found = Found(task, evaluation.arms, reports, evaluation.equal_costs[task])
+    """Return the report of a study on one task, from the evaluations of its parts.
+
+    `divergences` of draft and target are by task.
+    """
+    found = {}
+    for part, evaluation in parts.items():
+        ((task, reports),) = evaluation.conditions.items()
+        found[part] = Found(
+            task, evaluation.arms, reports, evaluation.equal_costs[task],
+            evaluation.allocations[task], evaluation.answered[task], part,
+        )  # fmt: skip
     sections = []
     if study.claims:
-        sections.append(PageSection("What papers report", [_CLAIMS], [claims_table(study, found)]))
-    sections.append(
-        PageSection(
-            "Figures",
-            [tables.RULES_NOTES[:1].upper() + tables.RULES_NOTES[1:] + "."],
-            [tables.rules_table(task, reports), tables.flips_table(reports)],
-            _plots(study, evaluation, found),
-        )
-    )
-    if costs := evaluation.equal_costs[task]:
-        sections.append(
-            PageSection("At equal cost", [tables.EQUAL_NOTES], [tables.equal_table(costs)])
-        )
+        table = claims_table(study, list(found.values()))
+        sections.append(PageSection("What papers report", [_CLAIMS], [table]))
+    for part, evaluation in parts.items():
+        sections += _sections(study, evaluation, found[part])
+    if divergences:
+        sections.append(divergence_section(divergences))
+    first = next(iter(parts.values()))
+    ((task, reports),) = first.conditions.items()
     facts = {
         "problems": f"{reports[0].problems} of {task}, seed {problem_seed}" if reports else "none",
         "target": f"{target.name}, {target.dtype} on {target.device}",
@@ -54,25 +65,56 @@ def page_of(
     return Page(study.title, study.question, command, facts, sections)
 
 
+def _sections(study: Study, evaluation: Evaluation, found: Found) -> list[PageSection]:
+    """Return the sections about a part."""
+    task, of_part = found.task, f", {found.part}" if found.part else ""
+    reports = evaluation.conditions[task]
+    sections = [
+        PageSection(
+            f"Figures{of_part}",
+            [_sentence(tables.RULES_NOTES)],
+            [tables.rules_table(task, reports), tables.flips_table(reports)],
+            _plots(study, evaluation, found),
+        )
+    ]
+    if study.analyse is not None:
+        sections += study.analyse(found)
+    if leads := found.allocations:
+        table = tables.allocation_table(leads)
+        heading = f"Against a random allocation{of_part}"
+        sections.append(PageSection(heading, [_sentence(tables.ALLOCATION_NOTES)], [table]))
+    if costs := [cost for cost in found.equal_costs if cost.of.startswith(study.against)]:
+        heading = f"At equal cost{of_part}"
+        sections.append(PageSection(heading, [tables.EQUAL_NOTES], [tables.equal_table(costs)]))
+    return sections
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 _CLAIMS = (
     "`holds` is `yes` or `no` where the 95 % intervals decide it, or an order is meant, and else "
     "`open`. The papers' models are large; what holds here is what holds for this pair."
 )
 
 
-def claims_table(study: Study, found: Found) -> FittedTable:
-    """Return the study's claims with what was found; figures that are missing leave one open."""
+def claims_table(study: Study, found: Sequence[Found]) -> FittedTable:
+    """Return the study's claims with what its parts show; missing figures leave one open."""
     rows = []
     for claim in study.claims:
-        finding = claim.check(found)
-        rows.append([claim.text, claim.source, _VERDICTS[finding.holds], finding.figures])
+        for of in found:
+            finding = claim.check(of)
+            text = f"{claim.text} ({of.part})" if of.part else claim.text
+            rows.append([text, claim.source, _VERDICTS[finding.holds], finding.figures])
     return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
 
 
 def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]:
+    name = f"{study.name}-{found.part}" if found.part else study.name
     plots = [
         PagePlot(
-            f"{study.name}-quality",
+            f"{name}-quality",
             "What each condition keeps against tokens per round and speed, with 95 % intervals.",
             lambda figure: draw_quality(figure, evaluation.arms, evaluation.conditions),
             (12.5, 4.4),
@@ -82,7 +124,7 @@ def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]
     if any(len(points) > 1 for points in lines.values()):
         plots.append(
             PagePlot(
-                f"{study.name}-axis",
+                f"{name}-axis",
                 f"Recovery and tokens per round over `{study.axis}`.",
                 lambda figure: _draw_axis(figure, study.axis, lines),
                 (10.5, 4.0),
