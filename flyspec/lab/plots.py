@@ -123,7 +123,7 @@ def _panel(
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     ax.set_xlabel(label)
     if points and max(x for x, _ in points) > _WIDE * min(x for x, _ in points):
-        powers_of_two(ax, (1, 2, 4, 8, 16, 32), label)
+        powers_of_two(ax, (0.25, 0.5, 1, 2, 4, 8, 16, 32), label)
         ax.set_xlim(*_around([x for x, _ in points]))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from flyspec import bundled
 from tests.cli.processes import invoke
 
 
@@ -26,3 +29,22 @@ def test_a_report_is_written_and_gone_on_with(tmp_path) -> None:
     again = invoke(*study, "--problems", "3", "--mixed-versions")
     assert again.code == 0, again.err
     assert "3 of word_problems" in (tmp_path / "margin" / "report.html").read_text()
+
+
+@pytest.mark.full
+def test_fuzzys_report_has_both_parts_the_rival_and_divergences(tmp_path) -> None:
+    done = invoke("study", "fuzzy", "--problems", "3", "--output", str(tmp_path), "--threads", "1")
+    assert done.code == 0, done.err
+    html = (tmp_path / "fuzzy" / "report.html").read_text()
+    assert html.count("<svg") == 5
+    for text in ("draft alone", "fuzzy-reference TV", "The paper&#39;s bound", "by data set"):
+        assert text in html
+    assert {part.name for part in (tmp_path / "fuzzy").iterdir()} == {
+        "greedy", "sampled", "report.html",
+    }  # fmt: skip
+
+
+def test_a_study_of_two_models_asks_for_the_other(tmp_path) -> None:
+    done = invoke("study", "fuzzy", "--output", str(tmp_path), "--model", str(bundled.TARGET))
+    assert done.code == 2
+    assert "--draft-model" in done.err

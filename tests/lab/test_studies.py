@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from flyspec.lab.arms import make_arms
-from flyspec.lab.frontier import AtEqualSpeed
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.catalogue import STUDIES, studies_named
 from flyspec.lab.studies.options import StudyOptions
@@ -93,26 +92,6 @@ def test_thresholds_order_speed_and_accuracy() -> None:
 
     assert verdicts(study, found_of(study, describe)) == [True, True]
     assert verdicts(study, found_of(study, lambda arm: describe(arm, -1))) == [False, False]
-
-
-@pytest.mark.parametrize(
-    ("differences", "holds"),
-    [
-        ([], None),
-        ([(0.02, 0.01, 0.03), (0.05, 0.04, 0.06)], True),
-        ([(0.02, 0.01, 0.03), (0.0, -0.01, 0.01)], None),
-        ([(0.02, 0.01, 0.03), (-0.02, -0.03, -0.01)], False),
-    ],
-)
-def test_divergences_against_chance(differences, holds) -> None:
-    study = STUDIES["divergence"]
-    names = [arm.name for arm in arms_of(study) if "js" in arm.name]
-    costs = [
-        SimpleNamespace(condition=name, of="random", acceptance=AtEqualSpeed(10.0, *difference))
-        for name, difference in zip(names, differences, strict=False)
-    ]
-    found = found_of(study, lambda arm: report(arm, interval(0.9)), costs)
-    assert verdicts(study, found) == [holds]
 
 
 def test_settings_of_a_study_reach_its_run() -> None:

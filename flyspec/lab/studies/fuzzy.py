@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flyspec.bench.conditions import PLAIN, Condition, parse_conditions
+from flyspec.bench.conditions import EXACT, PLAIN, Condition
 from flyspec.lab.arms import Arm
 from flyspec.lab.compare import ROUNDS, TIME, Answered, ConditionReport
 from flyspec.lab.frontier import AtEqualSpeed, EqualSpeedThreshold, equal_speed_threshold
@@ -52,10 +52,11 @@ _FUZZY = tuple(
     for divergence, values in grids.items()
     for value in values
 )
-_EXACT, *_CONTROLS = parse_conditions(
-    "exact,random:random_acceptance=0.1,random:random_acceptance=0.3,random:random_acceptance=0.6"
+_CONTROLS = tuple(
+    Condition(f"random, r = {share:g}", Rule("random", random_acceptance=share))
+    for share in (0.1, 0.3, 0.6)
 )
-_RULES = (_EXACT, *_FUZZY, *_CONTROLS)
+_RULES = (EXACT, *_FUZZY, *_CONTROLS)
 
 
 class ThresholdRow(NamedTuple):
@@ -304,7 +305,7 @@ FUZZY = Study(
     parts={
         GREEDY: {},
         SAMPLED: {
-            "rules": (*parse_conditions("rejection"), *_RULES),
+            "rules": (Condition("rejection", Rule("rejection")), *_RULES),
             "temperature": 1.0,
             "seeds": TRIALS,
         },
