@@ -194,8 +194,8 @@ def bound_table(found: Found) -> FittedTable:
 _THRESHOLDS_TEXT = (
     "T* is the threshold at which a rule has as many tokens per round, or per second, as exact "
     "speculation (`{base}`); between two thresholds that were tried, everything is on the line "
-    "between them. `≤`: even the strictest threshold is faster, and the figures are its own; `-`: "
-    "even the loosest is slower. `fuzzy` accepts what matches, so that it is never slower per "
+    "between them. `≤`: all thresholds are faster, and the figures are those of the slowest; `-`: "
+    "all are slower. `fuzzy` accepts what matches, so that it is never slower per "
     "round than `exact`; `fuzzy-reference`, the released code's form, judges matches as well. "
     "Recovery is relative to plain decoding, the score's difference to exact speculation; each "
     "resample of the problems finds its own T*. Trials: {trials}; of their recoveries mean and "

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from flyspec.lab.tuning.divergences import DraftedDivergences
 
+_WIDE = 20.0
+"""Values of an axis that differ by more than this factor are shown on a logarithmic one."""
 _VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
@@ -154,6 +156,7 @@ def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
     left, right = figure.subplots(1, 2)
     words = any(isinstance(value, str) for points in lines.values() for value, _ in points)
     places = list(dict.fromkeys(v for points in lines.values() for v, _ in points))
+    numbers = [] if words else [float(str(value)) for value in places]
     for (name, points), color, marker in zip(
         lines.items(), cycle(COLORS), cycle(MARKERS), strict=False
     ):
@@ -168,6 +171,9 @@ def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
         ax.set_ylabel(label)
         if words:
             ax.set_xticks(range(len(places)), [str(place) for place in places])
+        elif 0 < _WIDE * min(numbers) < max(numbers):
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     right.legend()
 
