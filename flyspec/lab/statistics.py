@@ -166,6 +166,8 @@ class PairedBootstrap:
 
 def _corrected(probabilities: Array, drawn: Array, value: float, without: Array) -> Array:
     """Return the probabilities of BCa; as they are where the correction is undefined."""
+    if not len(without):  # a single problem
+        return probabilities
     below = (np.mean(drawn < value) + np.mean(drawn <= value)) / 2
     deviation = without.mean() - without
     spread = np.sum(deviation**2) ** 1.5
