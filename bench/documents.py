@@ -1,8 +1,9 @@
-"""Reads the JSON reports of `flyspec bench` in a folder."""
+"""Reads JSON reports in a folder, and writes what they say into a document."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,3 +25,15 @@ def read_documents(
         except ValueError as error:
             raise ConfigError(f"{path}: not JSON: {error}") from None
         yield path, next((kind for field, kind in kinds.items() if field in document), ""), document
+
+
+def write_between(text: str, parts: Mapping[str, str]) -> str:
+    """Replace the text between each part's two marks. Raises `ConfigError`."""
+    for name, part in parts.items():
+        marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
+        pieces = re.split(marks, text, flags=re.DOTALL)
+        if len(pieces) == 4:
+            text = f"{pieces[0]}{pieces[1]}\n{part}\n\n{pieces[2]}{pieces[3]}"
+        else:
+            raise ConfigError(f"the document must have <!-- {name} --> and <!-- /{name} --> once")
+    return text

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, LogLevel
+from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
 from flyspec.speculation_length import (
     AUTO,
@@ -369,7 +370,7 @@ class OrchestratorSettings(ServerSettings):
         description="end a generation if its client does not read the stream for this many seconds",
     )
     rule: str = Field(
-        "fly", description="default acceptance rule: a preset, or one from the rules file"
+        DEFAULT_RULE, description="default acceptance rule: a preset, or one from the rules file"
     )
     rules_file: str = Field("", description="TOML file with named rules and limits on requests")
     num_speculative_tokens: _DefaultLength = Field(

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from bench.documents import write_between
 from bench.gpu.example import example_parts
 from bench.gpu.parts import NOTHING, measured_parts, read_reports
 from bench.gpu.plots import plot_steps
-from bench.performance.__main__ import write_between
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError

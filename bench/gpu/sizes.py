@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from bench.documents import write_between
 from bench.gpu.example import Served
-from bench.performance.__main__ import write_between
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings

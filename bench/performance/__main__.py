@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from bench.documents import write_between
 from bench.performance.parts import parts_of
 from bench.performance.plots import plot_batches, plot_groups
 from bench.performance.reports import groups, others_of, read_reports
@@ -16,18 +15,6 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-
-
-def write_between(text: str, parts: Mapping[str, str]) -> str:
-    """Replace the text between each part's two marks. Raises `ConfigError`."""
-    for name, part in parts.items():
-        marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
-        pieces = re.split(marks, text, flags=re.DOTALL)
-        if len(pieces) == 4:
-            text = f"{pieces[0]}{pieces[1]}\n{part}\n\n{pieces[2]}{pieces[3]}"
-        else:
-            raise ConfigError(f"the document must have <!-- {name} --> and <!-- /{name} --> once")
-    return text
 
 
 @with_flags

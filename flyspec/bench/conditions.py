@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from flyspec.errors import ConfigError
 from flyspec.rules import PARAMETERS, Divergence, Rule
-from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.presets import DEFAULT_RULE, RULE_PRESETS
 from flyspec.rules.resolve import validate_rule
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.values.phases import Phase
@@ -62,17 +62,15 @@ class Condition:
 _PLAIN = Condition(PLAIN, Rule("exact"), 0)
 EXACT, FLY, FUZZY = (Condition(name, Rule(name)) for name in ("exact", "fly", "fuzzy"))
 
-CONDITIONS: tuple[Condition, ...] = (
-    _PLAIN,
-    EXACT,
-    FLY,
-    Condition("fly, W = 0", Rule("fly", fly_window_size=0)),
-)
+DEFAULT = Condition(DEFAULT_RULE, Rule(DEFAULT_RULE))
+_NO_WINDOW = Condition("fly, W = 0", Rule("fly", fly_window_size=0))
+
+CONDITIONS: tuple[Condition, ...] = tuple(dict.fromkeys((_PLAIN, EXACT, DEFAULT, FLY, _NO_WINDOW)))
 """What `flyspec eval` compares unless rules are named."""
 
 _BY_DIVERGENCE = ("fuzzy", "fuzzy-reference")
 _VARIANTS = {
-    "fly": (CONDITIONS[3],),
+    "fly": (_NO_WINDOW,),
     "margin": (Condition("margin, K = 4", Rule("margin"), 4),),
     "fuzzy": (Condition("fuzzy, JS, full", Rule("fuzzy", divergence_top_k=0)),),
 }

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from flyspec.bench.conditions import (
+    DEFAULT,
     EXACT,
     FLY,
     FUZZY,
@@ -140,7 +141,7 @@ class SpeedOptions:
     limit: Annotated[int | None, Flag(
         "Maximum prompts per file (or per category in it), evenly spaced.", min=1,
     )] = None
-    rules: Rules = (EXACT, FLY)
+    rules: Rules = (EXACT, DEFAULT)
     drafters: Annotated[tuple[str, ...], Flag(
         "Drafters, comma-separated: model, prompt_lookup, multi_level or names of registered "
         "ones.", name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
@@ -314,7 +315,7 @@ class ThroughputOptions:
 class RoundOptions:
     """`flyspec bench round`."""
 
-    rule: OneRule = FLY
+    rule: OneRule = DEFAULT
     problems: Problems = 6
     problem_seed: ProblemSeed = 7
     drafter: Drafter = ""

@@ -13,6 +13,7 @@ from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
+from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.settings_sources import from_command_line
 from flyspec.speculation_length import AUTO, SpeculationLength, read_speculation_length
 
@@ -43,7 +44,7 @@ class StackOptions(ModelFlags):
 
     served_model_name: Annotated[str, setting(VerifySettings, "served_model_name")] = ""
     drafter: Annotated[str, setting(DraftSettings, "drafter")] = ""
-    rule: Annotated[str, _orchestrator("rule")] = "fly"
+    rule: Annotated[str, _orchestrator("rule")] = DEFAULT_RULE
     num_speculative_tokens: Annotated[SpeculationLength, _orchestrator(
         "num_speculative_tokens", read=read_speculation_length,
     )] = AUTO

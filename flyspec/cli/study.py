@@ -130,8 +130,7 @@ async def _answer(
                 resume=True, mixed_versions=o.mixed_versions,
             )  # fmt: skip
     page = page_of(each, found, served.target, command, o.problem_seed, divergences)
-    file = directory / "report.html"
-    file.write_text(page.to_html())
+    file = page.write(directory)
     console: Any = result_console()
     for section in page.sections:
         for table in section.tables:

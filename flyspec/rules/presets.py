@@ -154,3 +154,5 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
     ),
 })
 # fmt: on
+DEFAULT_RULE = "fly"
+"""The rule of requests that name none, where the server was not told another (`--rule`)."""

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.performance.__main__ import performance, write_between
+from bench.documents import write_between
+from bench.performance.__main__ import performance
 from bench.performance.parts import parts_of
 from bench.performance.reports import read_reports
 from flyspec.bench.modes import Sample

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
 
@@ -67,8 +68,18 @@ def test_ids_of_two_plots_differ():
     assert len(ids) == len(set(ids))
 
 
-def test_markdown_draws_its_plots(tmp_path):
-    text = PAGE.to_markdown(tmp_path, "images")
-    assert text.startswith("## Results & more\n\nOne `<script>` paragraph.\n\nA title:\n\n| rule |")
-    assert "![What `W` does.](images/one.svg)" in text
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.svg", "two.svg"]
+def test_it_is_written_as_data_too(tmp_path):
+    assert PAGE.write(tmp_path).read_text() == PAGE.to_html()
+    page = json.loads((tmp_path / "page.json").read_text())
+    assert page["title"] == PAGE.title
+    (section,) = page["sections"]
+    assert section["tables"] == [
+        {
+            "title": "A title",
+            "columns": ["rule", "correct"],
+            "rows": [["fly<", "98 %"], ["exact", "99 %"]],
+            "left": 1,
+        }
+    ]
+    for plot in section["plots"]:
+        assert "<svg" in (tmp_path / f"{plot['name']}.svg").read_text()

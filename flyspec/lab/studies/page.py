@@ -1,18 +1,19 @@
-"""A study's report: sections of text, tables and plots, as one HTML file or as Markdown."""
+"""A study's report: sections of text, tables and plots, as one HTML file and as data."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
 from flyspec.drawing import to_svg
-from flyspec.tables import FittedTable, markdown
+from flyspec.tables import FittedTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,23 +55,41 @@ class Page:
         environment.filters |= {"words": _words, "svg": _svg}
         return environment.from_string(_TEMPLATE).render(page=self)
 
-    def to_markdown(self, images: Path, folder: str) -> str:
-        """Return the sections as Markdown, and draw its plots into `images`.
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON can hold it, without its plots' drawings."""
+        return {
+            "title": self.title,
+            "question": self.question,
+            "command": self.command,
+            "facts": self.facts,
+            "sections": [
+                {
+                    "heading": section.heading,
+                    "paragraphs": list(section.paragraphs),
+                    "tables": [
+                        {
+                            "title": table.title,
+                            "columns": list(table.columns),
+                            "rows": [[str(cell) for cell in row] for row in table.rows],
+                            "left": table.left,
+                        }
+                        for table in section.tables
+                    ],
+                    "plots": [{"name": p.name, "caption": p.caption} for p in section.plots],
+                }
+                for section in self.sections
+            ],
+        }
 
-        `folder` is where they are as seen from the document.
-        """
-        parts = []
-        for section in self.sections:
-            parts.append(f"## {section.heading}")
-            parts += section.paragraphs
-            for table in section.tables:
-                rows = [[str(cell) for cell in row] for row in table.rows]
-                title = f"{table.title}:\n\n" if table.title else ""
-                parts.append(title + markdown(table.columns, rows, table.left))
-            for plot in section.plots:
-                (images / f"{plot.name}.svg").write_text(to_svg(plot.inches, plot.draw, plot.name))
-                parts.append(f"![{plot.caption}]({folder}/{plot.name}.svg)")
-        return "\n\n".join(parts) + "\n"
+    def write(self, directory: Path) -> Path:
+        """Write `report.html`, and the same as `page.json` and NAME.svg; return the first."""
+        file = directory / "report.html"
+        file.write_text(self.to_html())
+        (directory / "page.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        for plot in (plot for section in self.sections for plot in section.plots):
+            drawn = to_svg(plot.inches, plot.draw, plot.name)
+            (directory / f"{plot.name}.svg").write_text(drawn)
+        return file
 
 
 def _words(text: str) -> Markup:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _WIDE = 20.0
 """Values of an axis that differ by more than this factor are shown on a logarithmic one."""
+CLAIMS_HEADING = "What papers report"
 _VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
@@ -51,7 +52,7 @@ def page_of(
     sections = []
     if study.claims:
         table = claims_table(study, list(found.values()))
-        sections.append(PageSection("What papers report", [_CLAIMS], [table]))
+        sections.append(PageSection(CLAIMS_HEADING, [_CLAIMS], [table]))
     for part, evaluation in parts.items():
         sections += _sections(study, evaluation, found[part])
     if divergences:

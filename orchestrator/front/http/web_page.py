@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
 from flyspec.config import OrchestratorSettings
+from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.speculation_length import requested
 from flyspec.values.tokens import LABELS, MAX_TEMPERATURE, MIN_TEMPERATURE
 from orchestrator.fleet.fleet import Fleet
@@ -87,7 +88,7 @@ class WebPage:
         """Return what the template shows, and hands on to the script."""
         settings, models = self._settings, self._generations.models()
         k, book = settings.num_speculative_tokens, self._rules if self._is_open else RuleBook()
-        names = models.rules if self._is_open else book.names("fly")
+        names = models.rules if self._is_open else book.names(DEFAULT_RULE)
         judge = self._fleet.offer(self._fleet.target).judge if self._is_open else None
         most = self._fleet.max_draft_tokens
         ceiling = self._rules.limits.max_num_speculative_tokens

@@ -1,0 +1,142 @@
+"""`python -m bench.quality`: the tables and plots of docs/quality.md, from studies' reports.
+
+Each part of the document, between <!-- NAME --> and <!-- /NAME -->, shows the study of that name
+for every pair of models; the part `claims` gathers what papers report.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from bench.documents import write_between
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
+from flyspec.errors import ConfigError
+from flyspec.flags import Flag
+from flyspec.lab.studies.catalogue import STUDIES
+from flyspec.lab.studies.report import CLAIMS_HEADING
+from flyspec.tables import markdown
+
+StudyPages = Mapping[str, Mapping[str, Any]]
+"""Reports of `flyspec study` by the study's name."""
+_LEFT_OUT = {"tok/s", "90 %", "gap rejected", "rollbacks", "dist. B", "1 point needs"}
+"""Columns that the studies' own reports have, and the document does not."""
+
+
+def read_studies(folder: Path) -> StudyPages:
+    """Return the reports in a directory of `flyspec study`. Raises `ConfigError`."""
+    found = {}
+    for name in STUDIES:
+        file = folder / name / "page.json"
+        if file.is_file():
+            found[name] = json.loads(file.read_text())
+    if not found:
+        raise ConfigError(f"{folder}: has no reports of `flyspec study`")
+    return found
+
+
+def claims_part(pairs: Mapping[str, StudyPages]) -> str:
+    """Return every claim once, with its finding for each pair."""
+    claims: dict[tuple[str, str], dict[str, str]] = {}
+    for pair, pages in pairs.items():
+        for page in pages.values():
+            for claim, source, holds, figures in _claims(page):
+                claims.setdefault((claim, source), {})[pair] = f"**{holds}**: {figures}"
+    rows = [
+        [claim, source, *(found.get(pair, "-") for pair in pairs)]
+        for (claim, source), found in claims.items()
+    ]
+    return markdown(["claim", "source", *pairs], rows, left=2 + len(pairs))
+
+
+def _claims(page: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    for section in page["sections"]:
+        if section["heading"] == CLAIMS_HEADING:
+            for table in section["tables"]:
+                yield from table["rows"]
+
+
+def study_part(name: str, pairs: Mapping[str, StudyPages], images: str) -> str:
+    """Return a study's tables and plots for each pair that has it."""
+    parts = []
+    for pair, pages in pairs.items():
+        if name not in pages:
+            continue
+        page = pages[name]
+        facts = "; ".join(f"{key}: {value}" for key, value in page["facts"].items())
+        parts.append(f"**{pair}** ({facts})")
+        for section in page["sections"]:
+            if section["heading"] != CLAIMS_HEADING:
+                parts += [_table(table) for table in section["tables"] if table["rows"]]
+                parts += [
+                    f"![{plot['caption']}](images/{images}-{pair}-{plot['name']}.svg)"
+                    for plot in section["plots"]
+                ]
+    return "\n\n".join(parts)
+
+
+def _table(table: Mapping[str, Any]) -> str:
+    shown = [i for i, column in enumerate(table["columns"]) if column not in _LEFT_OUT]
+    rows = [[row[i] for i in shown] for row in table["rows"]]
+    columns = [table["columns"][i] for i in shown]
+    title = f"{table['title']}:\n\n" if table["title"] else ""
+    return title + markdown(columns, rows, sum(i < table["left"] for i in shown))
+
+
+def _copy_plots(name: str, folder: Path, page: Mapping[str, Any], stem: Path) -> None:
+    for section in page["sections"]:
+        for plot in section["plots"]:
+            shutil.copy(folder / name / f"{plot['name']}.svg", f"{stem}-{plot['name']}.svg")
+
+
+def read_pairs(texts: Sequence[str]) -> Mapping[str, Path]:
+    """Parse NAME=DIRECTORY texts. Raises `ConfigError`."""
+    pairs = {}
+    for text in texts:
+        name, equals, folder = text.partition("=")
+        if not equals or not re.fullmatch(r"[a-z0-9-]+", name):
+            raise ConfigError(f"{text}: must be NAME=DIRECTORY, such as bundled=studies")
+        pairs[name] = Path(folder)
+    return pairs
+
+
+@with_flags
+def quality(
+    pairs: Annotated[list[str], typer.Argument(
+        metavar="NAME=DIRECTORY...", help="A pair's name, and its directory of `flyspec study`.",
+    )],
+    document: Annotated[Path, Flag("Document to update.")] = Path("docs/quality.md"),
+) -> None:  # fmt: skip
+    """Write studies into a document: claims, tables and plots of each pair of models.
+
+    Rewrites what is between <!-- NAME --> and <!-- /NAME -->. Studies that were not made are left
+    as they are.
+    """
+    if not document.is_file():
+        raise ConfigError(f"--document {document}: no such file")
+    folders = read_pairs(pairs)
+    found = {name: read_studies(folder) for name, folder in folders.items()}
+    text, stem = document.read_text(), document.stem
+    made = {name for pages in found.values() for name in pages}
+    parts = {name: study_part(name, found, stem) for name in made if f"<!-- {name} -->" in text} | {
+        "claims": claims_part(found)
+    }
+    images = document.parent / "images"
+    images.mkdir(exist_ok=True)
+    for pair, pages in found.items():
+        for name, page in pages.items():
+            if name in parts:
+                _copy_plots(name, folders[pair], page, images / f"{stem}-{pair}")
+    document.write_text(write_between(text, parts))
+    print(f"wrote {document} and {images / stem}-*.svg")
+
+
+if __name__ == "__main__":
+    run(single(quality))
