@@ -65,7 +65,8 @@ def divergence_table(found: Divergences) -> FittedTable:
                 *(_share(wrong < t) for t in _BELOW),
             ]
         )
-    return make_table(columns, rows)
+    (kind,) = {of.kind for of in found.values()}
+    return make_table(columns, rows, f"{kind.name} divergence of drafted positions")
 
 
 def _share(of: np.ndarray) -> str:

@@ -116,10 +116,10 @@ def _threshold(
     )
 
 
-def threshold_table(rows: Sequence[ThresholdRow]) -> FittedTable:
+def threshold_table(rows: Sequence[ThresholdRow], title: str | None = None) -> FittedTable:
     columns = ["rule", "tokens per", "exact", "T*", "trials", "recovery", "95 %", "trials"]
     columns += ["score - exact", "95 %"]
-    return make_table(columns, [_threshold_cells(row) for row in rows], left=2)
+    return make_table(columns, [_threshold_cells(row) for row in rows], title, left=2)
 
 
 def _threshold_cells(row: ThresholdRow) -> list[str]:
@@ -188,7 +188,9 @@ def bound_table(found: Found) -> FittedTable:
         rows.append(
             [report.condition, f"{bound.tokens:.1f}", f"{bound.draft_share:.1%}", str(bound), lost]
         )
-    return make_table(["decoding", "N", "%M_D", "N·%M_D·T", "lost here"], rows)
+    return make_table(
+        ["decoding", "N", "%M_D", "N·%M_D·T", "lost here"], rows, "the bound on the loss"
+    )
 
 
 _THRESHOLDS_TEXT = (
@@ -220,11 +222,8 @@ def analyse(found: Found) -> list[PageSection]:
     rows = threshold_rows(found.answered)
     of_part = f", {found.part}" if found.part else ""
     text = _THRESHOLDS_TEXT.format(base=rows[0].base, trials=_TRIALS[found.part])
-    sections = [
-        PageSection(
-            f"Thresholds as fast as exact speculation{of_part}", [text], [threshold_table(rows)]
-        )
-    ]
+    heading = f"Thresholds as fast as exact speculation{of_part}"
+    sections = [PageSection(heading, [text], [threshold_table(rows, heading.lower())])]
     if found.part == SAMPLED:
         sections.append(PageSection("The paper's bound", [_BOUND], [bound_table(found)]))
     return sections

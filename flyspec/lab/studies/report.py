@@ -76,7 +76,7 @@ def _sections(study: Study, evaluation: Evaluation, found: Found) -> list[PageSe
         PageSection(
             f"Figures{of_part}",
             [_sentence(tables.RULES_NOTES)],
-            [tables.rules_table(task, reports), tables.flips_table(reports)],
+            [tables.rules_table(f"{task}{of_part}", reports), tables.flips_table(reports)],
             _plots(study, evaluation, found),
         )
     ]
