@@ -282,6 +282,16 @@ def test_divergences_against_a_random_allocation(differences, holds):
     assert verdict_of("random allocation", found_with(allocations=leads)) == holds
 
 
+def test_a_threshold_slower_than_plain_decoding_leaves_it_open():
+    above = AtEqualSpeed(1e-7, 0.02, 0.01, 0.03)
+    leads = [
+        AllocationLead("task", NAMES[0], "plain", "draft alone", above),
+        AllocationLead("task", NAMES[1], "plain", "draft alone", None),
+    ]
+    assert verdict_of("random allocation", found_with(allocations=leads[:1])) is True
+    assert verdict_of("random allocation", found_with(allocations=leads)) is None
+
+
 @pytest.mark.parametrize(
     ("speed", "loss", "holds"),
     [

@@ -241,12 +241,18 @@ def _beats_chance(found: Found) -> ClaimFinding:
 
 
 def _beats_allocation(found: Found) -> ClaimFinding:
-    """Whether each threshold is above the line from plain decoding to the draft model alone."""
+    """Whether each threshold is above the line from plain decoding to the draft model alone.
+
+    One that is slower than plain decoding has no line to be above, and leaves it open.
+    """
     names = {report.condition for _, report in found.of("fuzzy", divergence=Divergence.JS)}
     leads = [
         lead.at for lead in found.allocations if lead.large == PLAIN and lead.condition in names
     ]
-    return _above(leads, "tokens/s", 1e9, "no threshold is as fast as plain decoding")
+    holds, figures = _above(leads, "tokens/s", 1e9, "no threshold is as fast as plain decoding")
+    if slower := leads.count(None):
+        figures += f"; {slower} of {len(leads)} thresholds are slower than plain decoding"
+    return ClaimFinding(None if holds and slower else holds, figures)
 
 
 def _above(
