@@ -80,7 +80,7 @@ def to_svg(
     return _shrink(buffer.getvalue())
 
 
-def powers_of_two(ax: Axes, ticks: Sequence[int], label: str) -> None:
+def powers_of_two(ax: Axes, ticks: Sequence[float], label: str) -> None:
     """Make the x axis logarithmic, with these ticks."""
     ax.set_xscale("log", base=2)
     ax.set_xticks(list(ticks), [f"{t:,}" for t in ticks])

@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from flyspec.addresses import address_problem
 from flyspec.cli.added_drafters import Drafts, drafters_of, fingerprints, with_added_drafters
 from flyspec.cli.bench.common import Address, Local, models_of
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import BenchReport, RunResults, notes
+from flyspec.cli.rival import is_address, served_rival
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from flyspec.config import GENERATION_PORT
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
 from flyspec.lab import check_installed
@@ -21,10 +20,6 @@ from flyspec.lab.options import EvalOptions
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
     from flyspec.lab.evaluation import Evaluation
-    from flyspec.lab.run import ServedModel
-
-_DRAFT = "draft"
-"""As `--rival`: the draft model."""
 
 
 @with_flags
@@ -44,7 +39,7 @@ def evaluate(
 
     refuse_model_flags(models, local or address is None, address)
     rival = options.rival
-    if rival is not None and address is not None and not _is_address(rival):
+    if rival is not None and address is not None and not is_address(rival):
         raise ConfigError(
             f"--rival {rival}: a model is started beside a stack that this command starts; with "
             "--address, give the HOST:PORT of a stack that serves it"
@@ -71,7 +66,7 @@ def evaluate(
                 tasks,
                 served,
                 ServedModel(client, served.target),
-                await _rival(resources, rival, stack, connection),
+                await served_rival(resources, rival, stack, connection),
                 fingerprints(await drafters_of(stack)),
                 results.output,
                 results.resume,
@@ -81,36 +76,6 @@ def evaluate(
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))
-
-
-def _is_address(text: str) -> bool:
-    return not address_problem(text, "generation", GENERATION_PORT)
-
-
-async def _rival(
-    resources: AsyncExitStack, rival: str | None, stack: Stack | None, connection: Credentials
-) -> ServedModel | None:
-    """Return the stack that serves the rival; started here, unless it is an address."""
-    from flyspec.cli.starting import shown
-    from flyspec.client import AsyncClient
-    from flyspec.lab.run import ServedModel
-    from flyspec.progress import error_console
-
-    if rival is None:
-        return None
-    if _is_address(rival):
-        client = AsyncClient(rival, credentials=connection, max_retries=0)
-        client.hint = "give another --rival"
-    else:
-        assert stack is not None
-        model = stack.options.draft_model if rival == _DRAFT else rival
-        if not model:
-            raise ConfigError(f"--rival {_DRAFT}: there is no draft model; set --draft-model")
-        second = Stack(stack.options.on_free_ports(model=model, draft_model=""))
-        await resources.enter_async_context(shown(second, error_console()))
-        client = AsyncClient(second.address, max_retries=0)
-    await resources.enter_async_context(client)
-    return ServedModel(client, (await client.list_models()).target)
 
 
 def _report(
@@ -138,6 +103,9 @@ def _report(
         if equal := found.equal_costs[task]:
             shown.append(tables.equal_table(equal))
             explained[tables.EQUAL_NOTES] = None
+        if leads := found.allocations[task]:
+            shown.append(tables.allocation_table(leads))
+            explained[tables.ALLOCATION_NOTES] = None
         if of_forks := found.forks[task]:
             shown.append(tables.forks_table(task, of_forks))
             explained[tables.FORKS_NOTES] = None
@@ -148,6 +116,7 @@ def _report(
         "samples": vars(found.progressed),
         "conditions": found.reports,
         "equal_costs": [cost for of in found.equal_costs.values() for cost in of],
+        "allocations": [lead for of in found.allocations.values() for lead in of],
         "fork_reports": found.forks,
         "missing": found.missing,
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +22,7 @@ from flyspec.cli.program import say
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
+from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
 from flyspec.lab import check_installed
 from flyspec.lab.studies.options import StudyOptions
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from flyspec.client import AsyncClient
     from flyspec.lab.problems import TaskProblems
     from flyspec.lab.studies.batch import BatchStudy
+    from flyspec.lab.studies.divergences import Divergences
     from flyspec.lab.studies.page import Page
     from flyspec.lab.studies.study import Study
     from flyspec.values.admin import DrafterStatus
@@ -82,84 +86,128 @@ def study(
 
     async def use(client: AsyncClient, stack: Stack | None) -> None:
         assert stack is not None
-        work = _answer_all(chosen, tasks, client, stack, options, command)
+        asker = _Asker(client, stack, options, command)
+        work = asker.answer(chosen, tasks, divergences)
         await with_added_drafters(stack, tuple(drafts.items()), work)
 
-    options_of_stack = StackOptions(**vars(models), log_level="warning", max_sessions=slots)
-    run_async(with_server(options_of_stack, None, use))
+    settings = StackOptions(**vars(models), log_level="warning", max_sessions=slots).resolved()
+    # Before the stack starts, which needs the devices, too.
+    divergences = {
+        each.name: _divergences(tasks[each.name], settings, options)
+        for each in chosen
+        if not isinstance(each, BatchStudy) and each.divergences
+    }
+    run_async(with_server(settings, None, use))
 
 
-async def _answer_all(
-    studies: Sequence[Study | BatchStudy],
-    tasks: Mapping[str, Sequence[TaskProblems]],
-    client: AsyncClient,
-    stack: Stack,
-    o: StudyOptions,
-    command: str,
-) -> None:
-    """Run the studies that this stack can answer, on their tasks, and write their reports."""
-    from flyspec.cli.results import result_console
-    from flyspec.lab.studies.batch import BatchStudy
+def _divergences(
+    tasks: Sequence[TaskProblems], stack: StackOptions, o: StudyOptions
+) -> Divergences:
+    """Return how far draft and target are apart on each task; empty if there is no draft model."""
+    from flyspec.lab.local_model import LocalModel
+    from flyspec.lab.tuning.divergences import drafted_divergences
+    from flyspec.lab.tuning.record import Recorder
 
-    drafters = await drafters_of(stack)
-    for each in studies:
-        directory = o.output / each.name
-        if not isinstance(each, BatchStudy) and (missing := each.missing(drafters)):
-            say(f"{each.name}: skipped: {missing}")
-            continue
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        say(f"{each.name}: {each.question}")
-        of = tasks[each.name]
-        if isinstance(each, BatchStudy):
-            page = await _measured(each, of, client, drafters, o, command, directory)
-        else:
-            page = await _evaluated(each, of, client, drafters, o, command, directory)
-        file = page.write(directory)
-        console: Any = result_console()
-        for section in page.sections:
-            for table in section.tables:
-                console.print(table, markup=False, crop=False)
-        say(f"wrote {file}")
-        if interrupted():
-            return
+    if not stack.model or not stack.draft_model:
+        return {}
+    target, draft = (
+        LocalModel(name, stack.device, stack.dtype, stack.threads)
+        for name in (stack.model, stack.draft_model)
+    )
+    found = {}
+    for task in tasks:
+        most = o.max_tokens or task.task.max_tokens
+        recorder = Recorder(target, draft, task.task, o.num_speculative_tokens, most)
+        found[task.name] = drafted_divergences(recorder.record(task.problems, forks=False))
+    return found
 
 
-async def _evaluated(
-    study: Study,
-    tasks: Sequence[TaskProblems],
-    client: AsyncClient,
-    drafters: Sequence[DrafterStatus],
-    o: StudyOptions,
-    command: str,
-    directory: Path,
-) -> Page:
-    """Run a study's evaluation, and return its report."""
-    from flyspec.lab.evaluation import run_evaluation
-    from flyspec.lab.run import ServedModel
-    from flyspec.lab.studies.report import page_of
+@dataclass(frozen=True)
+class _Asker:
+    """Asks studies of a stack."""
 
-    run = study.run(o, drafters)
-    served = await client.list_models()
-    target = ServedModel(client, served.target)
-    found = await run_evaluation(
-        run, tasks, served, target, None, fingerprints(drafters), directory,
-        resume=True, mixed_versions=o.mixed_versions,
-    )  # fmt: skip
-    return page_of(study, found, tasks, served.target, command, o.problem_seed, drafters)
+    client: AsyncClient
+    stack: Stack
+    o: StudyOptions
+    command: str
 
+    async def answer(
+        self,
+        studies: Sequence[Study | BatchStudy],
+        tasks: Mapping[str, Sequence[TaskProblems]],
+        divergences: Mapping[str, Divergences],
+    ) -> None:
+        """Run the studies that this stack can answer, and write their reports.
 
-async def _measured(
-    study: BatchStudy,
-    tasks: Sequence[TaskProblems],
-    client: AsyncClient,
-    drafters: Sequence[DrafterStatus],
-    o: StudyOptions,
-    command: str,
-    directory: Path,
-) -> Page:
-    """Measure a study of batch sizes, and return its report."""
-    from flyspec.lab.studies.batch import measure, page_of_batches
+        `tasks` and `divergences` are by study.
+        """
+        from flyspec.cli.results import result_console
+        from flyspec.lab.studies.batch import BatchStudy
 
-    target = (await client.list_models()).target
-    samples = await measure(study, tasks, client, target, drafters, o, directory)
-    return page_of_batches(study, samples, tasks, target, drafters, o, command)
+        drafters = await drafters_of(self.stack)
+        for each in studies:
+            directory = self.o.output / each.name
+            if not isinstance(each, BatchStudy) and (missing := each.missing(drafters)):
+                say(f"{each.name}: skipped: {missing}")
+                continue
+            directory.mkdir(parents=True, exist_ok=True)
+            say(f"{each.name}: {each.question}")
+            of = tasks[each.name]
+            if isinstance(each, BatchStudy):
+                page = await self._measured(each, of, drafters, directory)
+            else:
+                apart = divergences.get(each.name, {})
+                page = await self._evaluated(each, of, drafters, apart, directory)
+            file = page.write(directory)
+            console: Any = result_console()
+            for section in page.sections:
+                for table in section.tables:
+                    console.print(table, markup=False, crop=False)
+            say(f"wrote {file}")
+            if interrupted():
+                return
+
+    async def _evaluated(
+        self,
+        study: Study,
+        tasks: Sequence[TaskProblems],
+        drafters: Sequence[DrafterStatus],
+        divergences: Divergences,
+        directory: Path,
+    ) -> Page:
+        """Evaluate each part of a study, in a directory of its own, and return the report."""
+        from flyspec.cli.rival import served_rival
+        from flyspec.lab.evaluation import run_evaluation
+        from flyspec.lab.run import ServedModel
+        from flyspec.lab.studies.report import page_of
+
+        served = await self.client.list_models()
+        target = ServedModel(self.client, served.target)
+        found = {}
+        for part, run in study.runs(self.o, drafters).items():
+            async with AsyncExitStack() as resources:
+                rival = await served_rival(resources, run.rival, self.stack, Credentials())
+                found[part] = await run_evaluation(
+                    run, tasks, served, target, rival, fingerprints(drafters), directory / part,
+                    resume=True, mixed_versions=self.o.mixed_versions,
+                )  # fmt: skip
+            if interrupted():
+                break
+        return page_of(
+            study, found, tasks, served.target, self.command, self.o.problem_seed, drafters,
+            divergences,
+        )  # fmt: skip
+
+    async def _measured(
+        self,
+        study: BatchStudy,
+        tasks: Sequence[TaskProblems],
+        drafters: Sequence[DrafterStatus],
+        directory: Path,
+    ) -> Page:
+        """Measure a study of batch sizes, and return its report."""
+        from flyspec.lab.studies.batch import measure, page_of_batches
+
+        target = (await self.client.list_models()).target
+        samples = await measure(study, tasks, self.client, target, drafters, self.o, directory)
+        return page_of_batches(study, samples, tasks, target, drafters, self.o, self.command)

@@ -7,7 +7,9 @@ the mean raw log-probability that the target gives a text's tokens is its qualit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,8 @@ COLUMNS = (
     "target_model_ns", "judge_ns",
 )  # fmt: skip
 """What a report needs of the samples."""
+ROUNDS, TIME = "num_rounds", "total_ns"
+"""What tokens are compared by: speed is tokens per round, or per nanosecond of a request."""
 _WINDOW = "fly_window_size"
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 
@@ -192,19 +196,42 @@ class Answered:
                 self.failed[unit.arm.name] += 1
         self.arms = [arm for arm in arms if good[arm.name]]
         self.missing = [arm.name for arm in arms if not good[arm.name]]
-        places = [
+        self.places = [
             place
             for place in (good[self.arms[0].name] if self.arms else ())
             if all(place in good[arm.name] for arm in self.arms)
         ]
-        self.rows = {arm.name: [good[arm.name][place] for place in places] for arm in self.arms}
-        ids = list(dict.fromkeys(prompt_id for prompt_id, _ in places))
+        """The problem and the repeat of each text."""
+        self.rows = {arm.name: [good[arm.name][p] for p in self.places] for arm in self.arms}
+        self._number()
+
+    def _number(self) -> None:
+        ids = list(dict.fromkeys(prompt_id for prompt_id, _ in self.places))
         numbers = {prompt_id: number for number, prompt_id in enumerate(ids)}
-        self._problem = np.array([numbers[prompt_id] for prompt_id, _ in places], int)
+        self._problem = np.array([numbers[prompt_id] for prompt_id, _ in self.places], int)
         self.first = np.unique(self._problem, return_index=True)[1]
         """Index of each problem's first text. Tests that take texts to be independent use these."""
         self.num_problems = len(ids)
-        self.bootstrap = PairedBootstrap(self.num_problems) if places else None
+        self.bootstrap = PairedBootstrap(self.num_problems) if self.places else None
+
+    def trials(self, count: int) -> list[Answered]:
+        """Return the texts of each repeat, or if there is one, of every `count`-th problem.
+
+        Trials without any text are left out.
+        """
+        repeats = sorted({repeat for _, repeat in self.places})
+        if len(repeats) > 1:
+            chosen = [[repeat == own for _, repeat in self.places] for own in repeats]
+        else:
+            chosen = [list(self._problem % count == trial) for trial in range(count)]
+        return [self._only(keep) for keep in chosen if any(keep)]
+
+    def _only(self, keep: Sequence[bool]) -> Answered:
+        found = copy(self)
+        found.places = list(compress(self.places, keep))
+        found.rows = {name: list(compress(rows, keep)) for name, rows in self.rows.items()}
+        found._number()
+        return found
 
     def column(self, arm: str, name: str) -> Array:
         """Return a column of an arm's samples; null is NaN."""
@@ -216,6 +243,17 @@ class Answered:
         return np.stack(
             [np.bincount(self._problem, c, minlength=self.num_problems) for c in columns], axis=1
         )
+
+    def curve(self, arms: Sequence[Arm], spent: str) -> Curve:
+        """Return arms as a curve over their tokens per round (`ROUNDS`) or per nanosecond (`TIME`).
+
+        Its quality is the score, the mean of a problem's texts.
+        """
+        gained, used, score = (
+            self.per_problem(*(self.column(arm.name, name) for arm in arms))
+            for name in ("num_tokens", spent, "score")
+        )
+        return Curve(gained, used, score * self.num_problems / max(1, len(self.places)))
 
     @property
     def has_answers(self) -> bool:
@@ -249,18 +287,16 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
     found = []
     for arm in answered.arms:
         for name, members in curves.items():
-            if arm.rival or arm in members or _is_exact(arm) or is_control(arm):
+            if arm.rival or arm in members or is_exact(arm) or is_control(arm):
                 continue
             at = {
                 by: at_equal_speed(
-                    answered.bootstrap, _curve(answered, [arm], by), _curve(answered, members, by)
+                    answered.bootstrap, answered.curve([arm], by), answered.curve(members, by)
                 )
-                for by in ("num_rounds", "total_ns")
+                for by in (ROUNDS, TIME)
             }
             if any(at.values()):
-                found.append(
-                    EqualCost(answered.task, arm.name, name, at["num_rounds"], at["total_ns"])
-                )
+                found.append(EqualCost(answered.task, arm.name, name, at[ROUNDS], at[TIME]))
     return found
 
 
@@ -300,11 +336,11 @@ def _own_kinds(rule: Rule, rules: Sequence[Rule]) -> list[str]:
 
 def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
     """Return the curves to compare with, beginning at `exact`; `random` first."""
-    exact = {(arm.k, arm.drafter): arm for arm in arms if _is_exact(arm) and arm.k != 0}
+    exact = {(arm.k, arm.drafter): arm for arm in arms if is_exact(arm) and arm.k != 0}
     found = {}
     for name, members in curves_of(arms).items():
         start = exact.get((members[0].k, members[0].drafter))
-        if _is_exact(members[0]) or (len(members) < 2 and not is_control(members[0])):
+        if is_exact(members[0]) or (len(members) < 2 and not is_control(members[0])):
             continue
         points = members if start is None else [start, *members]
         if len(points) > 1:
@@ -312,7 +348,7 @@ def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
     return dict(sorted(found.items(), key=lambda item: not is_control(item[1][-1])))
 
 
-def _is_exact(arm: Arm) -> bool:
+def is_exact(arm: Arm) -> bool:
     preset = RULE_PRESETS.get(arm.rule.name)
     return preset is not None and preset.token_exact and not arm.condition.phases
 
@@ -321,14 +357,6 @@ def is_control(arm: Arm) -> bool:
     """Whether it accepts at random, as what other rules have to be better than."""
     preset = RULE_PRESETS.get(arm.rule.name)
     return preset is not None and preset.criterion == "random" and not arm.condition.phases
-
-
-def _curve(answered: Answered, arms: Sequence[Arm], spent: str) -> Curve:
-    columns = [
-        answered.per_problem(*(answered.column(arm.name, name) for arm in arms))
-        for name in ("num_tokens", spent, "score")
-    ]
-    return Curve(*columns)
 
 
 def _condition(answered: Answered, name: str) -> ConditionReport:
@@ -431,7 +459,7 @@ def _right(answered: Answered, name: str) -> NDArray[np.bool_]:
 def _speed_base(answered: Answered, name: str) -> str | None:
     """Return the condition that a speed is relative to; None if it is that one itself."""
     (arm,) = (arm for arm in answered.arms if arm.name == name)
-    exact = [other for other in answered.arms if _is_exact(other) and other.k != 0]
+    exact = [other for other in answered.arms if is_exact(other) and other.k != 0]
     alike = [o.name for o in exact if (o.k, o.drafter) == (arm.k, arm.drafter)]
     plain = [PLAIN] if PLAIN in answered.rows else []
     base = next(iter([*alike, *(o.name for o in exact[:1]), *plain]), None)

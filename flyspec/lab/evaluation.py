@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flyspec.client import Models
 from flyspec.concurrency import check_reached, interrupted
 from flyspec.lab import compare, forks
+from flyspec.lab.allocation import AllocationLead, allocation_leads
 from flyspec.lab.arms import Arm, controls_of, make_arms, rival_arm
 from flyspec.lab.compare import Answered, ConditionReport, EqualCost
 from flyspec.lab.forks import ForkReport
@@ -26,8 +28,10 @@ class Evaluation:
 
     arms: Sequence[Arm]
     progressed: Progressed
+    answered: Mapping[str, Answered]
     conditions: Mapping[str, Sequence[ConditionReport]]
     equal_costs: Mapping[str, Sequence[EqualCost]]
+    allocations: Mapping[str, Sequence[AllocationLead]]
     forks: Mapping[str, Sequence[ForkReport]]
     missing: Mapping[str, Sequence[str]]
 
@@ -92,16 +96,25 @@ async def run_evaluation(
         found = []
         if o.forks and not interrupted():
             found = await forks.make_forks(o, wanted, run.samples, run.forks, target.client)
-    first = o.conditions[0].name
+    return compared(arms, progressed, answered, o.conditions[0].name, found)
+
+
+def compared(
+    arms: Sequence[Arm],
+    progressed: Progressed,
+    answered: Mapping[str, Answered],
+    first: str,
+    made_forks: Sequence[Mapping[str, Any]] = (),
+) -> Evaluation:
+    """Compare the texts of each task, with those of the condition named `first` as well."""
     return Evaluation(
         arms,
         progressed,
+        answered,
         {name: compare.report(of, first) for name, of in answered.items()},
         {name: compare.equal_costs(of) for name, of in answered.items()},
-        {
-            task.name: forks.report([row for row in found if row["task"] == task.name])
-            for task in tasks
-        },
+        {name: allocation_leads(of) for name, of in answered.items()},
+        {name: forks.report([f for f in made_forks if f["task"] == name]) for name in answered},
         {name: of.missing for name, of in answered.items() if of.missing},
     )
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flyspec.bench.conditions import PLAIN
 from flyspec.drawing import BLUE, GREY, ORANGE, powers_of_two, save
 from flyspec.lab.arms import Arm
-from flyspec.lab.compare import ConditionReport, curves_of, is_control
+from flyspec.lab.compare import ConditionReport, curves_of, is_control, is_exact
 from flyspec.lab.frontier import pareto_front
 from flyspec.lab.gaps import GAP_EDGES_NATS
 from flyspec.lab.statistics import Interval
@@ -114,6 +116,8 @@ def _panel(
         }
         _draw_curve(ax, name, drawn, style, across is _accepted)
         points += [(x.value, y.value) for x, y, _ in drawn]
+    if across is _speed:
+        _draw_allocations(ax, arms, of)
     front = pareto_front(points)
     ax.plot(
         [points[i][0] for i in front], [points[i][1] for i in front],
@@ -124,8 +128,28 @@ def _panel(
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     ax.set_xlabel(label)
     if points and max(x for x, _ in points) > _WIDE * min(x for x, _ in points):
-        powers_of_two(ax, (1, 2, 4, 8, 16, 32), label)
+        powers_of_two(ax, (0.25, 0.5, 1, 2, 4, 8, 16, 32), label)
         ax.set_xlim(*_around([x for x, _ in points]))
+
+
+def _draw_allocations(ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionReport]) -> None:
+    """Draw what a random allocation of problems to the rival or to a large model is taken to give.
+
+    The lines are straight in tokens per second, whatever the axis.
+    """
+    small = next((arm for arm in arms if arm.rival and arm.name in of), None)
+    larges = [arm for arm in arms if arm.name in of and not arm.rival and is_exact(arm)]
+    for large in larges if small else ():
+        ends = [(_speed(of[arm.name]), quality_of(of[arm.name])) for arm in (large, small) if arm]
+        known = [(x.value, y.value) for x, y in ends if x and y]
+        if len(known) < 2:
+            continue
+        (x0, y0), (x1, y1) = known
+        part = np.linspace(0.0, 1.0, 50)
+        ax.plot(
+            x0 + part * (x1 - x0), y0 + part * (y1 - y0), color=GREY, linewidth=1.0, zorder=0,
+            label="random allocation" if large is larges[0] else None,
+        )  # fmt: skip
 
 
 def _around(values: Sequence[float]) -> tuple[float, float]:

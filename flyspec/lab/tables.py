@@ -7,9 +7,10 @@ from operator import attrgetter
 from typing import Any
 
 from flyspec.bench.conditions import PLAIN
+from flyspec.lab.allocation import AllocationLead
 from flyspec.lab.compare import ConditionReport, EqualCost
 from flyspec.lab.forks import ForkReport
-from flyspec.tables import Column, FittedTable, record_table
+from flyspec.tables import Column, FittedTable, make_table, record_table
 
 
 def _part(path: str, form: str) -> Callable[[Any], str]:
@@ -111,6 +112,11 @@ EQUAL_NOTES = (
     "difference of the score from the other rule's, its thresholds (and exact) joined by lines, "
     "where both have the same tokens per round, or per second"
 )
+ALLOCATION_NOTES = (
+    "difference of the score from that of the straight line between the large model (decoding "
+    "plainly, or speculating exactly) and the rival alone at the same tokens per second, as if "
+    "each problem went to one of them at random; beyond the rival's speed, from the rival's score"
+)
 _FORKS: tuple[Column, ...] = (
     ("by", "{.by}"),
     ("tokens", "{.group}"),
@@ -157,6 +163,25 @@ def versus_table(reports: Sequence[ConditionReport]) -> FittedTable:
 
 def equal_table(costs: Sequence[EqualCost]) -> FittedTable:
     return record_table(_EQUAL, costs, "at equal cost", left=2)
+
+
+def allocation_table(leads: Sequence[AllocationLead]) -> FittedTable:
+    """Return each condition's lead over random allocations, a pair of columns for each line."""
+    lines = dict.fromkeys((lead.large, lead.small) for lead in leads)
+    of = {(lead.condition, lead.large): lead.at for lead in leads}
+    columns = ["decoding"]
+    for large, small in lines:
+        columns += [f"{large} to {small}", "95 %"]
+    rows = []
+    for condition in dict.fromkeys(lead.condition for lead in leads):
+        row = [condition]
+        for large, _ in lines:
+            at = of.get((condition, large))
+            row += ["-", "-"] if at is None else [
+                f"{at.difference:+.2%}", f"{at.low:+.2%} to {at.high:+.2%}"
+            ]  # fmt: skip
+        rows.append(row)
+    return make_table(columns, rows, "against a random allocation of problems")
 
 
 def forks_table(name: str, reports: Sequence[ForkReport]) -> FittedTable:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from flyspec.bundled import DRAFT, TARGET
 from tests.cli.processes import invoke
 
@@ -48,11 +50,12 @@ def test_a_draft_model_with_another_tokenizer_joins_the_bundled_pair(tmp_path) -
 def test_a_study_that_another_pair_cannot_answer_is_skipped(tmp_path) -> None:
     pair = ["--model", str(TARGET), "--threads", "1", "--draft-threads", "1"]
     done = invoke(
-        "study", "multi-level", "drafter-size", "--output", str(tmp_path), "--problems", "1", *pair,
-        "--draft", f"small={DRAFT}", "--draft", f"large={TARGET}",
+        "study", "multi-level", "drafter-size", "fuzzy", "--output", str(tmp_path),
+        "--problems", "1", *pair, "--draft", f"small={DRAFT}", "--draft", f"large={TARGET}",
     )  # fmt: skip
     assert done.code == 0, done.err
     assert "multi-level: skipped: it needs a draft model (--draft-model)" in done.err
+    assert "fuzzy: skipped: it needs a draft model (--draft-model)" in done.err
     assert not (tmp_path / "multi-level").exists()
     html = (tmp_path / "drafter-size" / "report.html").read_text()
     assert html.index("drafter = small") < html.index("drafter = large")
@@ -72,3 +75,15 @@ def test_a_study_asks_its_question_on_every_task(tmp_path) -> None:
     assert "word_problems (strict)" in html
     assert "open_ended (open)" in html
     assert html.count("<svg") == 3
+
+
+@pytest.mark.full
+def test_fuzzys_report_has_both_parts_the_rival_and_divergences(tmp_path) -> None:
+    done = invoke("study", "fuzzy", "--problems", "3", "--output", str(tmp_path), "--threads", "1")
+    assert done.code == 0, done.err
+    html = (tmp_path / "fuzzy" / "report.html").read_text()
+    assert html.count("<svg") == 5
+    for text in ("draft alone", "fuzzy-reference TV", "the paper&#39;s bound", "by data set"):
+        assert text in html
+    for part in ("greedy", "sampled"):
+        assert (tmp_path / "fuzzy" / part / "run.json").is_file()

@@ -44,6 +44,8 @@ def test_a_recording_is_replayed_and_the_choice_written(recording, tmp_path) -> 
     assert tried == {"exact", *(axis.name for axis in AXES)}
     chosen = document["chosen"]
     assert chosen["axis"] != "exact"
+    bounds = {c["axis"] for c in document["candidates"] if c["loss_bound"]}
+    assert bounds == {"fuzzy, TV"}
     assert document["confirmed"]["problems"] == 4
     assert all(c["index"] is None for c in document["certificates"].values())
     resolved = read_rules(preset).resolve(Rule("mine"), 15)

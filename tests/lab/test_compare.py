@@ -251,7 +251,7 @@ def test_phases_are_a_curve_by_themselves() -> None:
     phased = "exact until #### then fly"
     arms = made(f"exact,fly,{phased}", 1)[0]
     assert list(compare.curves_of(arms)) == ["exact", "fly", phased]
-    assert [compare._is_exact(arm) for arm in arms] == [True, True, False, False]
+    assert [compare.is_exact(arm) for arm in arms] == [True, True, False, False]
 
 
 def test_loops_are_counted_where_the_guard_is_off_as_well() -> None:

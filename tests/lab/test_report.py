@@ -10,7 +10,7 @@ import pytest
 from flyspec.lab import compare
 from flyspec.lab.arms import make_arms
 from flyspec.lab.compare import Answered
-from flyspec.lab.evaluation import Evaluation
+from flyspec.lab.evaluation import compared
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.run import Progressed, wanted_samples
 from flyspec.lab.studies.catalogue import STUDIES
@@ -60,15 +60,8 @@ def page(study: Study, tasks: list[TaskProblems], without: str | None = None) ->
             "log_likelihood": -3.0,
         })  # fmt: skip
     answered = {t.name: Answered(t.name, arms, wanted, rows) for t in tasks}
-    evaluation = Evaluation(
-        arms,
-        Progressed(),
-        {name: compare.report(of) for name, of in answered.items()},
-        {name: compare.equal_costs(of) for name, of in answered.items()},
-        {},
-        {},
-    )
-    return page_of(study, evaluation, tasks, TARGET, "flyspec study", 7)
+    evaluation = compared(arms, Progressed(), answered, run.conditions[0].name)
+    return page_of(study, {"": evaluation}, tasks, TARGET, "flyspec study", 7)
 
 
 def test_one_task_needs_no_name_in_headings() -> None:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from flyspec.lab.arms import make_arms
-from flyspec.lab.frontier import AtEqualSpeed
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.catalogue import STUDIES, studies_named
 from flyspec.lab.studies.options import StudyOptions
@@ -116,26 +115,6 @@ def test_thresholds_order_speed_and_accuracy() -> None:
     assert verdicts(study, found_of(study, lambda arm: describe(arm, -1))) == [False, False]
 
 
-@pytest.mark.parametrize(
-    ("differences", "holds"),
-    [
-        ([], None),
-        ([(0.02, 0.01, 0.03), (0.05, 0.04, 0.06)], True),
-        ([(0.02, 0.01, 0.03), (0.0, -0.01, 0.01)], None),
-        ([(0.02, 0.01, 0.03), (-0.02, -0.03, -0.01)], False),
-    ],
-)
-def test_divergences_against_chance(differences, holds) -> None:
-    study = STUDIES["divergence"]
-    names = [arm.name for arm in arms_of(study) if "js" in arm.name]
-    costs = [
-        SimpleNamespace(condition=name, of="random", acceptance=AtEqualSpeed(10.0, *difference))
-        for name, difference in zip(names, differences, strict=False)
-    ]
-    found = found_of(study, lambda arm: report(arm, interval(0.9)), costs)
-    assert verdicts(study, found) == [holds]
-
-
 def test_settings_of_a_study_reach_its_run() -> None:
     run = STUDIES["temperature"].run(StudyOptions(problems=7, num_speculative_tokens=9))
     assert (run.temperature, run.seeds, run.problems) == (1.0, 3, 7)
@@ -185,6 +164,8 @@ def test_drafters_are_chosen_by_tokenizer_and_by_size() -> None:
         ("tokenizer", DRAFTERS[:5], ""),
         ("tokenizer", DRAFTERS[:4], "it needs a draft model with the target's tokenizer"),
         ("tokenizer", DRAFTERS[4:5], "it needs a draft model with the target's tokenizer"),
+        ("fuzzy", DRAFTERS[:1], ""),
+        ("fuzzy", DRAFTERS[1:2], "it needs a draft model (--draft-model) for the drafter model"),
         ("drafter-size", DRAFTERS[:4], ""),
         ("drafter-size", [*DRAFTERS[:3], *DRAFTERS[4:5]], "it needs draft models of several sizes"),
         ("drafter-size", [DRAFTERS[0], drafter("twin", "model", 2_000_000)], "it needs draft mod"),
@@ -228,6 +209,13 @@ def test_greedy_texts_have_one_seed_unless_more_are_asked_for() -> None:
     assert study.run(StudyOptions(temperature=0.0, seeds=2)).seeds == 2
     assert study.run(StudyOptions(temperature=0.5)).seeds == 3
     assert STUDIES["window"].run(StudyOptions(temperature=0.5)).seeds == 1
+
+
+def test_what_parts_of_a_study_differ_in_stays() -> None:
+    greedy, sampled = STUDIES["fuzzy"].runs(StudyOptions(temperature=0.7, seeds=5)).values()
+    assert (greedy.temperature, greedy.seeds) == (0.0, 1)
+    assert (sampled.temperature, sampled.seeds) == (1.0, 3)
+    assert list(STUDIES["window"].runs(StudyOptions())) == [""]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import jensenshannon
 
 from flyspec import bundled
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.lab.certify import Promise
 from flyspec.lab.local_model import LocalModel
 from flyspec.lab.tasks import TASKS
+from flyspec.lab.tuning.divergences import drafted_divergences
 from flyspec.lab.tuning.preset import rules_file
 from flyspec.lab.tuning.record import Recorder
 from flyspec.lab.tuning.recording import TuningRecord
@@ -23,7 +25,7 @@ from flyspec.lab.tuning.search import (
     fastest,
     recovery_low,
 )
-from flyspec.rules import Rule
+from flyspec.rules import Divergence, Rule
 from flyspec.rules.resolve import resolve_rule
 from orchestrator.generation.rule_files import read_rules
 from verify_service.rules import judge
@@ -201,3 +203,49 @@ def test_rebuilt_rows_keep_the_normalizer(recording):
             totals.float(), torch.from_numpy(round_.log_totals), atol=1e-3, rtol=0
         )
     assert replay.entropy_error < 0.05
+
+
+def test_divergences_are_those_of_both_models(models, recording, texts):
+    """Over the tokens that the draft lists and one bucket for the rest, by scipy's distance."""
+    target, draft = models
+    prompts, outputs = texts
+    found = drafted_divergences(recording)
+    expected, matches = [], []
+    for round_ in recording.rounds:
+        before = prompts[round_.text] + outputs[round_.text][: round_.start]
+        sequence, count = before + round_.draft_token_ids, len(round_.draft_token_ids)
+        (p,) = (rows.double().softmax(-1) for rows in target.logits([sequence], [count + 1]))
+        (q,) = (rows.double().softmax(-1) for rows in draft.logits([sequence[:-1]], [count]))
+        for i, token in enumerate(round_.draft_token_ids):
+            listed = q[i].topk(round_.draft_ids.shape[1]).indices
+            pair = [torch.cat([row[listed], 1 - row[listed].sum(0, True)]) for row in (p[i], q[i])]
+            expected.append(float(jensenshannon(*pair)) ** 2)
+            matches.append(int(p[i].argmax()) == token)
+    np.testing.assert_allclose(found.values, expected, atol=2e-3)
+    assert list(found.matches) == matches
+    assert (found.values >= 0).all()
+    assert found.kind is Divergence.JS
+
+
+def test_without_forks_rounds_are_the_same(models, task, recording):
+    problems = task.problems()
+    found = Recorder(*models, task, K, MAX_TOKENS).record(problems, forks=False)
+    assert [r.draft_token_ids for r in found.rounds] == [
+        r.draft_token_ids for r in recording.rounds
+    ]
+    assert all(np.isnan(text.score) for text in found.texts)
+    assert all(np.isnan(round_.fork_scores).all() for round_ in found.rounds)
+
+
+def test_the_bound_is_total_variations_alone(recording):
+    found = candidates(RuleReplay(recording), axes_of(["fuzzy"]), 0.8)
+    for candidate in found:
+        bound = candidate.loss_bound
+        if candidate.axis != "fuzzy, TV":
+            assert bound is None
+            continue
+        assert bound is not None
+        rounds = candidate.replayed.num_rounds.sum()
+        length = sum(text.num_tokens for text in recording.texts) / COUNT
+        kept = length * (1 - rounds / candidate.replayed.num_tokens.sum())
+        assert bound.value == pytest.approx(kept * candidate.value)

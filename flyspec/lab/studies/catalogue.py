@@ -15,12 +15,11 @@ from flyspec.lab.studies.drafting import (
     MULTI_LEVEL_DRAFTING,
     TOKENIZERS,
 )
+from flyspec.lab.studies.fuzzy import FUZZY
 from flyspec.lab.studies.open_ended import OPEN_ENDED, STRICT_OPEN
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
-from flyspec.rules import Divergence
 
 FLY = "FLy, arXiv 2511.22972"
-FUZZY = "Fuzzy Speculative Decoding, arXiv 2502.20704"
 
 
 def _recovery(report: ConditionReport) -> str:
@@ -78,25 +77,6 @@ def _theta_orders(preset: str) -> PaperClaim[Found]:
     return PaperClaim(f"θ orders speed and accuracy ({preset})", FLY, check)
 
 
-def _beats_chance(found: Found) -> ClaimFinding:
-    """Whether each threshold keeps more answers than `random` at the same tokens per round."""
-    names = {report.condition for _, report in found.of("fuzzy", divergence=Divergence.JS)}
-    differences = [
-        (cost.condition, cost.acceptance)
-        for cost in found.equal_costs
-        if cost.condition in names and cost.of.startswith("random") and cost.acceptance
-    ]
-    if not differences:
-        return ClaimFinding(None, "no threshold accepts as much as random does")
-    better = [difference.low > 0 for _, difference in differences]
-    worse = [difference.high < 0 for _, difference in differences]
-    shown = "; ".join(
-        f"{d.difference:+.1%} ({d.low:+.1%} to {d.high:+.1%}) at {d.speed:.2f} tokens a round"
-        for _, d in differences
-    )
-    return ClaimFinding(True if all(better) else False if any(worse) else None, shown)
-
-
 _WINDOWS = Study(
     name="window",
     title="FLy's window",
@@ -130,18 +110,6 @@ _LENGTHS = Study(
         _grows_with_k("also without loose tokens", "exact"),
     ),
 )
-_FUZZY = Study(
-    name="divergence",
-    title="Fuzzy speculative decoding's divergences",
-    question="Which divergence keeps most answers at which speed, and is it better than chance?",
-    rules=(
-        "exact,fuzzy:divergence=js,fuzzy:divergence=kl,fuzzy:divergence=tv,"
-        "random:random_acceptance=0.1,random:random_acceptance=0.3,random:random_acceptance=0.6"
-    ),
-    grid=("divergence_threshold=0.02,0.05,0.1,0.2,0.3",),
-    axis="divergence_threshold",
-    claims=(PaperClaim("JS keeps more answers than chance at equal speed", FUZZY, _beats_chance),),
-)
 _MARGIN = Study(
     name="margin",
     title="The margin rule's threshold",
@@ -171,7 +139,7 @@ STUDIES: Mapping[str, Study | BatchStudy] = MappingProxyType(
     {
         study.name: study
         for study in (
-            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, _FUZZY, _MARGIN, DRAFTER_KINDS,
+            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, FUZZY, _MARGIN, DRAFTER_KINDS,
             MULTI_LEVEL_DRAFTING, TOKENIZERS, DRAFTER_SIZES, BATCHES, _TEMPERATURE,
             OPEN_ENDED, STRICT_OPEN,
         )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flyspec import bundled
 from flyspec.lab import tables
 from flyspec.lab.statistics import Interval, is_larger
 from flyspec.lab.studies.page import PageSection
-from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
+from flyspec.lab.studies.study import MODEL, ClaimFinding, Found, PaperClaim, Study
 from flyspec.values.admin import DrafterStatus
 
-MODEL, LOOKUP, MULTI_LEVEL = "model", "prompt_lookup", "multi_level"
-"""Kinds of drafters, and the names under which a stack has its own."""
+LOOKUP, MULTI_LEVEL = "prompt_lookup", "multi_level"
+"""Further kinds of drafters, and the names under which a stack has its own."""
 SUMMARIES = "as summarised at en.papernotes.org; the paper itself was not at hand"
 _GATE_MS = 0.57
 """The longest time of the gate, per round, that the paper reports."""
@@ -42,8 +43,8 @@ def _gate_is_quick(found: Found) -> ClaimFinding:
     return ClaimFinding(max(known) <= _GATE_MS if known else None, shown or "unknown")
 
 
-def _where_time_goes(found: Found) -> PageSection:
-    return PageSection(
+def _where_time_goes(found: Found) -> list[PageSection]:
+    section = PageSection(
         "Where the time of a round goes",
         [
             "One request at a time, so that nothing waits for another one; all conditions of a "
@@ -51,19 +52,16 @@ def _where_time_goes(found: Found) -> PageSection:
         ],
         [tables.times_table(found.reports)],
     )
+    return [section]
 
 
-def _as_papers_table(found: Found) -> PageSection:
-    section = _where_time_goes(found)
-    return PageSection(
-        section.heading,
-        [
-            *section.paragraphs,
-            "FLy's Table 1 has these times for its pairs of models; of it, only the gate's 0.45 to "
-            f"0.57 ms are known here ({SUMMARIES}).",
-        ],
-        section.tables,
+def _as_papers_table(found: Found) -> list[PageSection]:
+    (section,) = _where_time_goes(found)
+    known = (
+        "FLy's Table 1 has these times for its pairs of models; of it, only the gate's 0.45 to "
+        f"0.57 ms are known here ({SUMMARIES})."
     )
+    return [replace(section, paragraphs=[*section.paragraphs, known])]
 
 
 def _by_tokenizer(drafters: Sequence[DrafterStatus]) -> list[str]:
@@ -100,7 +98,7 @@ MULTI_LEVEL_DRAFTING = Study(
     grid=(f"drafter={MODEL},{MULTI_LEVEL}",),
     axis="drafter",
     settings={"concurrency": 1},
-    section=_as_papers_table,
+    sections=_as_papers_table,
     claims=(
         PaperClaim(
             "prompt lookup before the draft model makes FLy faster: 2.86 instead of 2.69 times "
@@ -122,7 +120,7 @@ TOKENIZERS = Study(
     rules="exact,fly,margin",
     axis="drafter",
     settings={"concurrency": 1},
-    section=_where_time_goes,
+    sections=_where_time_goes,
     drafters=_by_tokenizer,
     needs="it needs a draft model with the target's tokenizer (--draft-model) and one with another "
     "(--draft NAME=MODEL)",
@@ -135,7 +133,7 @@ DRAFTER_SIZES = Study(
     rules="exact,fly,margin",
     axis="drafter",
     settings={"concurrency": 1},
-    section=_where_time_goes,
+    sections=_where_time_goes,
     drafters=_by_size,
     needs="it needs draft models of several sizes with the target's tokenizer (--draft-model, "
     "--draft NAME=MODEL)",

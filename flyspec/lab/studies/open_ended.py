@@ -127,7 +127,7 @@ def _percent_of(report: ConditionReport, name: str) -> str:
     return "-" if ratio is None else _percent(ratio)
 
 
-def _open_ended_section(found: Found) -> PageSection:
+def _texts_and_gaps(found: Found) -> list[PageSection]:
     drafted = [report for arm, report in found.pairs if arm.k != 0]
     histograms = PagePlot(
         f"open-ended-{found.slug}-gaps",
@@ -135,15 +135,11 @@ def _open_ended_section(found: Found) -> PageSection:
         lambda figure: draw_gaps(figure, drafted),
         size_of_gaps(drafted),
     )
-    return PageSection(
-        "Texts and gaps",
-        _NOTES,
-        [
-            record_table(_SPEEDS, drafted, f"{found.task}: speed and what it costs"),
-            record_table(_TEXTS, found.reports, f"{found.task}: texts"),
-        ],
-        [histograms] if drafted else [],
-    )
+    shown = [
+        record_table(_SPEEDS, drafted, f"{found.title}: speed and what it costs"),
+        record_table(_TEXTS, found.reports, f"{found.title}: texts"),
+    ]
+    return [PageSection("Texts and gaps", _NOTES, shown, [histograms] if drafted else [])]
 
 
 def gains_table(tasks: Sequence[Found]) -> FittedTable:
@@ -227,7 +223,7 @@ OPEN_ENDED = Study(
     settings={"temperature": 0.7, "seeds": 3, "log_likelihood": True},
     tasks=(("word_problems", None), ("python_code", None)),
     max_problems=450,
-    section=_open_ended_section,
+    sections=_texts_and_gaps,
 )  # fmt: skip
 
 _CLAIMED: Sequence[tuple[str, dict[str, Any]]] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from flyspec.lab.plots import (
 )
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.statistics import Interval
+from flyspec.lab.studies.divergences import divergence_section
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, T, value_of
 from flyspec.tables import FittedTable, make_table
@@ -30,43 +31,47 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from flyspec.lab.tuning.divergences import DraftedDivergences
+
+_WIDE = 20.0
+"""Values of an axis that differ by more than this factor are shown on a logarithmic one."""
 CLAIMS_HEADING = "What papers report"
 VERDICTS = {True: "yes", False: "no", None: "open"}
 
 
 def page_of(
     study: Study,
-    evaluation: Evaluation,
+    parts: Mapping[str, Evaluation],
     tasks: Sequence[TaskProblems],
     target: ModelInfo,
     command: str,
     problem_seed: int,
     drafters: Sequence[DrafterStatus] = (),
+    divergences: Mapping[str, DraftedDivergences] | None = None,
 ) -> Page:
-    """Return the report of a study: what it says of all its tasks, then sections for each.
+    """Return the report of a study: what it says of all it found, then sections for each.
 
-    `drafters` are the stack's.
+    That is for each task, and each of its `parts` that was evaluated. `drafters` are the stack's;
+    `divergences` of draft and target are by task.
     """
     found = [
-        Found(
-            task.name, evaluation.arms, evaluation.conditions[task.name],
-            evaluation.equal_costs[task.name], task.is_open,
-        )
+        _found(task, evaluation, part, [task.name] * (len(tasks) > 1) + [part] * bool(part))
+        for part, evaluation in parts.items()
         for task in tasks
-    ]  # fmt: skip
-    answered = [of for of in found if of.reports]
+    ]
+    with_texts = [of for of in found if of.reports]
     sections = []
-    if answered and (study.claims or study.tasks_claims):
-        table = claims_table(study, answered, named=len(found) > 1)
-        sections.append(PageSection(CLAIMS_HEADING, [_CLAIMS], [table]))
-    if answered and study.overview is not None:
-        sections.append(study.overview(answered))
+    if with_texts and (study.claims or study.tasks_claims):
+        sections.append(PageSection(CLAIMS_HEADING, [_CLAIMS], [claims_table(study, with_texts)]))
+    if with_texts and study.overview is not None:
+        sections.append(study.overview(with_texts))
     for of in found:
-        of_task = _sections(study, evaluation, of)
-        if len(found) > 1:
-            of_task = [replace(s, heading=f"{of.task}: {_lower(s.heading)}") for s in of_task]
-        sections += of_task
-    used = {arm.drafter for arm in evaluation.arms}
+        for section in _sections(study, of):
+            heading = f"{of.label}: {_lower(section.heading)}" if of.label else section.heading
+            sections.append(replace(section, heading=heading))
+    if divergences:
+        sections.append(divergence_section(divergences))
+    used = {arm.drafter for evaluation in parts.values() for arm in evaluation.arms}
     facts = {
         "problems": _problems(found, problem_seed),
         **facts_of(target, [drafter for drafter in drafters if drafter.name in used]),
@@ -75,16 +80,15 @@ def page_of(
 
 
 def _problems(found: Sequence[Found], seed: int) -> str:
-    counted = [
-        f"{of.reports[0].problems if of.reports else 0} of {of.task}"
-        + (f", {of.reports[0].samples} texts" if _repeated(of) else "")
-        for of in found
-    ]
+    counted = [(f"{of.part}: " if of.part else "") + _counted(of) for of in found]
     return f"{'; '.join(counted)}; seed {seed}" if len(found) > 1 else f"{counted[0]}, seed {seed}"
 
 
-def _repeated(of: Found) -> bool:
-    return any(report.samples > report.problems for report in of.reports)
+def _counted(of: Found) -> str:
+    if not of.reports:
+        return f"0 of {of.task}"
+    problems, samples = of.reports[0].problems, of.reports[0].samples
+    return f"{problems} of {of.task}" + (f", {samples} texts" if samples > problems else "")
 
 
 def _said_once(sections: Iterable[PageSection]) -> list[PageSection]:
@@ -106,20 +110,36 @@ def _lower(heading: str) -> str:
     return heading[:1].lower() + heading[1:]
 
 
-def _sections(study: Study, evaluation: Evaluation, found: Found) -> list[PageSection]:
-    """Return what is said of a task."""
+def _found(task: TaskProblems, evaluation: Evaluation, part: str, labels: Sequence[str]) -> Found:
+    return Found(
+        task.name,
+        evaluation.arms,
+        evaluation.conditions[task.name],
+        evaluation.equal_costs[task.name],
+        evaluation.allocations[task.name],
+        evaluation.answered[task.name],
+        task.is_open,
+        part,
+        ", ".join(labels),
+    )
+
+
+def _sections(study: Study, found: Found) -> list[PageSection]:
+    """Return what is said of a task, by a part of the study."""
     reports = found.reports
     if not reports:
         return [PageSection("Figures", ["No problem has an answer under every condition yet."])]
-    sections = []
-    if study.section is not None:
-        sections.append(study.section(found))
-    shown = [tables.rules_table(found.task, reports)]
+    sections = [] if study.sections is None else [*study.sections(found)]
+    shown = [tables.rules_table(found.title, reports)]
     if any(report.flips for report in reports):
         shown.append(tables.flips_table(reports))
     notes = [_sentence(tables.RULES_NOTES)]
-    sections.append(PageSection("Figures", notes, shown, _plots(study, evaluation, found)))
-    if costs := found.equal_costs:
+    sections.append(PageSection("Figures", notes, shown, _plots(study, found)))
+    if leads := found.allocations:
+        notes = [_sentence(tables.ALLOCATION_NOTES)]
+        table = tables.allocation_table(leads)
+        sections.append(PageSection("Against a random allocation", notes, [table]))
+    if costs := [cost for cost in found.equal_costs if cost.of.startswith(study.against)]:
         notes = [_sentence(tables.EQUAL_NOTES)]
         sections.append(PageSection("At equal cost", notes, [tables.equal_table(costs)]))
     return sections
@@ -153,16 +173,13 @@ _CLAIMS = (
 )
 
 
-def claims_table(study: Study, tasks: Sequence[Found], named: bool = False) -> FittedTable:
-    """Return the study's claims with what was found: on its tasks together, then on each.
-
-    With `named`, a claim says which task it is about.
-    """
-    rows = [_claim_row(claim, tasks) for claim in study.tasks_claims]
-    for found in tasks:
+def claims_table(study: Study, found: Sequence[Found]) -> FittedTable:
+    """Return the study's claims with what was found: on its tasks together, then on each."""
+    rows = [_claim_row(claim, found) for claim in study.tasks_claims]
+    for of in found:
         for claim in study.claims:
-            text, *rest = _claim_row(claim, found)
-            rows.append([f"{found.task}: {text}" if named else text, *rest])
+            text, *rest = _claim_row(claim, of)
+            rows.append([f"{of.label}: {text}" if of.label else text, *rest])
     return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
 
 
@@ -175,13 +192,13 @@ def _claim_row(claim: PaperClaim[T], found: T) -> list[str]:
     return [claim.text, claim.source, VERDICTS[finding.holds], finding.figures]
 
 
-def _plots(study: Study, evaluation: Evaluation, found: Found) -> list[PagePlot]:
+def _plots(study: Study, found: Found) -> list[PagePlot]:
     name = f"{study.name}-{found.slug}"
     plots = [
         PagePlot(
             f"{name}-quality",
             "What each condition keeps against tokens per round and speed, with 95 % intervals.",
-            lambda figure: draw_quality(figure, evaluation.arms, {found.task: found.reports}),
+            lambda figure: draw_quality(figure, found.arms, {found.title: found.reports}),
             (12.5, 4.4),
         )
     ]
@@ -235,6 +252,7 @@ def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
     axes = figure.subplots(1, len(panels))
     words = any(isinstance(value, str) for points in lines.values() for value, _ in points)
     places = list(dict.fromkeys(v for points in lines.values() for v, _ in points))
+    numbers = [] if words else [float(str(value)) for value in places]
     for (name, points), color, marker in zip(
         lines.items(), cycle(COLORS), cycle(MARKERS), strict=False
     ):
@@ -246,6 +264,9 @@ def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
         ax.set_ylabel(label)
         if words:
             ax.set_xticks(range(len(places)), [str(place) for place in places])
+        elif 0 < _WIDE * min(numbers) < max(numbers):
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if any(report.recovery for report in reports):
         axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     axes[-1].legend()

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from flyspec.bench.conditions import parse_conditions
+from flyspec.bench.conditions import Condition, parse_conditions
+from flyspec.lab.allocation import AllocationLead
 from flyspec.lab.arms import Arm, parse_grid
-from flyspec.lab.compare import ConditionReport, EqualCost
+from flyspec.lab.compare import Answered, ConditionReport, EqualCost
 from flyspec.lab.options import EvalOptions, ProblemOptions, TaskPaths
 from flyspec.lab.problems import TaskProblems, read_problems
 from flyspec.lab.studies.options import StudyOptions
@@ -18,6 +19,8 @@ from flyspec.lab.studies.page import PageSection
 from flyspec.values.admin import DrafterStatus
 
 T = TypeVar("T")
+MODEL = "model"
+"""The kind of a drafter that is a draft model, and the name of a stack's own."""
 
 
 class ClaimFinding(NamedTuple):
@@ -30,7 +33,9 @@ class ClaimFinding(NamedTuple):
 class Found:
     """A study's conditions on a task with their reports, to be asked for by what they are.
 
-    `is_open`: whether the task's answers may be worded in many ways.
+    `part` is the part of the study that they are of, `answered` their texts. `is_open`: whether the
+    task's answers may be worded in many ways. `label` is what tells it from what else the study has
+    found; empty if that is all.
     """
 
     def __init__(
@@ -39,17 +44,27 @@ class Found:
         arms: Sequence[Arm],
         reports: Sequence[ConditionReport],
         equal_costs: Sequence[EqualCost] = (),
+        allocations: Sequence[AllocationLead] = (),
+        answered: Answered | None = None,
         is_open: bool = False,
+        part: str = "",
+        label: str = "",
     ) -> None:
-        self.task, self.equal_costs, self.is_open = task, equal_costs, is_open
-        self.reports = reports
+        self.task, self.arms, self.reports = task, arms, reports
+        self.equal_costs, self.allocations, self.answered = equal_costs, allocations, answered
+        self.is_open, self.part, self.label = is_open, part, label
         by_name = {report.condition: report for report in reports}
         self.pairs = [(arm, by_name[arm.name]) for arm in arms if arm.name in by_name]
 
     @property
+    def title(self) -> str:
+        """The task, and the study's part if it has several."""
+        return f"{self.task}, {self.part}" if self.part else self.task
+
+    @property
     def slug(self) -> str:
-        """The task's name as part of a file's name."""
-        return re.sub(r"[^a-z0-9]+", "-", self.task.lower())
+        """The title as part of a file's name."""
+        return re.sub(r"[^a-z0-9]+", "-", self.title.lower())
 
     def of(self, rule: str, **parameters: Any) -> list[tuple[Arm, ConditionReport]]:
         """Return the conditions by this preset with these parameters; `k` is K."""
@@ -91,50 +106,72 @@ class Study:
     """One question about rules.
 
     `rules` and `grid` are as on the command line of `flyspec eval`. `axis` is the parameter that
-    plots have across, a field of `Rule`, `k` or `drafter`. `settings` are further options.
-    `tasks` are asked where the user names none, and of those that are generated no more than
-    `max_problems`; with `divided`, what may be worded in many ways is a task of its own.
-    `section` adds what only this study shows of a task; `overview` of all of them. `drafters`
-    chooses the drafters to compare from those of the stack, none if it `needs` others; `drafts` are
-    models that the bundled pair gets for it.
+    plots have across, a field of `Rule`, `k` or `drafter`. `settings` are further options; a study
+    of several `parts`, by name, has a run for each, with options of its own. `tasks` are asked
+    where the user names none, and of those that are generated no more than `max_problems`; with
+    `divided`, what may be worded in many ways is a task of its own.
+
+    `drafters` chooses the drafters to compare from those of the stack, none if it `needs` others;
+    `drafts` are models that the bundled pair gets for it.
+
+    `sections` adds what only this study shows of a part and task; `overview` of all of them. With
+    `divergences`, the report shows how far draft and target are apart where tokens are drafted.
+    `against` is the rule whose curve conditions are compared with at equal cost, "" for all.
     """
 
     name: str
     title: str
     question: str
-    rules: str
+    rules: str | Sequence[Condition]
     axis: str
     grid: Sequence[str] = ()
     claims: Sequence[PaperClaim[Found]] = ()
     tasks_claims: Sequence[PaperClaim[Sequence[Found]]] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     tasks: TaskPaths = ()
     max_problems: int | None = None
     divided: bool = False
-    section: Callable[[Found], PageSection] | None = None
-    overview: Callable[[Sequence[Found]], PageSection] | None = None
     drafters: Callable[[Sequence[DrafterStatus]], Sequence[str]] | None = None
     needs: str = ""
     drafts: Mapping[str, Path] = field(default_factory=dict)
+    sections: Callable[[Found], Sequence[PageSection]] | None = None
+    overview: Callable[[Sequence[Found]], PageSection] | None = None
+    divergences: bool = False
+    against: str = ""
 
     def missing(self, drafters: Sequence[DrafterStatus]) -> str:
         """Say why a stack with these drafters cannot answer it; empty if it can."""
         if self.drafters is not None and not self.drafters(drafters):
             return self.needs
         named = dict(parse_grid(self.grid)).get("drafter", ())
+        if self.divergences:
+            named = (MODEL, *named)
         unknown = [name for name in named if name not in [d.name for d in drafters]]
         if unknown:
             return f"it needs a draft model (--draft-model) for the drafter {unknown[0]}"
         return ""
 
-    def run(self, o: StudyOptions, drafters: Sequence[DrafterStatus] = ()) -> EvalOptions:
-        """Return the run of `flyspec eval` that answers it on a stack with these drafters.
+    def runs(
+        self, o: StudyOptions, drafters: Sequence[DrafterStatus] = ()
+    ) -> dict[str, EvalOptions]:
+        """Return the runs of `flyspec eval` that answer it on a stack with these drafters, by part.
 
-        Greedy texts have one seed.
+        A study without parts has one, named "".
+        """
+        return {part: self.run(o, drafters, part) for part in self.parts}
+
+    def run(
+        self, o: StudyOptions, drafters: Sequence[DrafterStatus] = (), part: str | None = None
+    ) -> EvalOptions:
+        """Return the run of a part, or of the first. Greedy texts have one seed.
+
+        Options that a part sets are what it is about, so the user's do not replace them.
         """
         o = self._with_own_tasks(o)
         given: dict[str, Any] = {f.name: getattr(o, f.name) for f in fields(ProblemOptions)}
         given |= {
+            "rules": self.rules,
             "num_speculative_tokens": o.num_speculative_tokens,
             "concurrency": o.concurrency,
             **self.settings,
@@ -145,13 +182,16 @@ class Study:
                 given["seeds"] = 1
         if o.seeds is not None:
             given["seeds"] = o.seeds
+        given |= self.parts[next(iter(self.parts)) if part is None else part]
+        if isinstance(given["rules"], str):
+            given["rules"] = parse_conditions(given["rules"])
         grid = list(self.grid)
         if self.drafters is not None:
             grid.append(f"drafter={','.join(self.drafters(drafters))}")
-        return EvalOptions(rules=parse_conditions(self.rules), grid=parse_grid(grid), **given)
+        return EvalOptions(grid=parse_grid(grid), **given)
 
     def problems(self, o: StudyOptions) -> list[TaskProblems]:
-        """Return the tasks of its run with their problems. Raises `ConfigError`."""
+        """Return the tasks of its runs with their problems. Raises `ConfigError`."""
         tasks = read_problems(self._with_own_tasks(o))
         return [part for task in tasks for part in task.divided()] if self.divided else tasks
 

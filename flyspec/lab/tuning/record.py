@@ -38,7 +38,7 @@ class _Text:
     problem: Problem
     prompt: list[int]
     token_ids: list[int]
-    score: float = 0.0
+    score: float = np.nan
     at: int = 1  # the target decodes the first token while the drafter reads the prompt
 
 
@@ -74,12 +74,19 @@ class Recorder:
         self._spec = distribution_spec(resolve_rule(Rule("fuzzy")), SamplingParams())
         self._guard = Guard(target.bundle.control_token_ids, target.eos, ())
 
-    def record(self, problems: Sequence[Problem]) -> TuningRecord:
-        """Record the problems. Raises `ConfigError` if one's texts cannot be scored."""
+    def record(self, problems: Sequence[Problem], forks: bool = True) -> TuningRecord:
+        """Record the problems. Raises `ConfigError` if one's texts cannot be scored.
+
+        Without `forks` no mismatch is put in and no text is scored (NaN), which is enough for what
+        both models say of the drafts.
+        """
         with torch.inference_mode():
             texts = self._texts(problems)
+            for text in texts if forks else ():
+                text.score = self._score(text.problem, text.token_ids)
             rounds = self._rounds(texts)
-            self._fork(texts, rounds)
+            if forks:
+                self._fork(texts, rounds)
         target, bundle = self._target.info, self._target.bundle
         return TuningRecord(
             TuningRecordInfo(
@@ -105,10 +112,7 @@ class Recorder:
         prompts = [self._target.encode(problem.prompt) for problem in problems]
         with progress("decoding the target's texts", len(prompts)) as advance:
             outputs = self._target.continued(prompts, [self._max_tokens] * len(prompts), advance)
-        texts = list(map(_Text, problems, prompts, outputs))
-        for text in texts:
-            text.score = self._score(text.problem, text.token_ids)
-        return texts
+        return list(map(_Text, problems, prompts, outputs))
 
     def _rounds(self, texts: Sequence[_Text]) -> list[_Round]:
         """Decode exactly, all texts side by side: each draws a round's drafts at a time."""

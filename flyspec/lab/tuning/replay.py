@@ -41,7 +41,8 @@ class Replayed:
 
     `num_rounds` and `num_tokens` are of the recorded rounds, as this rule would have ended them;
     `num_loose` its loose tokens. `changes` is the expected change of the text's score, `flips`
-    whether any accepted mismatch takes a right answer away.
+    whether any accepted mismatch takes a right answer away. `tokens_per_text` is the mean length of
+    the target's own texts.
     """
 
     rule: Rule
@@ -51,6 +52,7 @@ class Replayed:
     scores: Floats
     changes: Floats
     flips: NDArray[np.bool_]
+    tokens_per_text: float = 0.0
 
     @property
     def tokens_per_round(self) -> float:
@@ -109,7 +111,8 @@ class RuleReplay:
         weights = np.minimum(1.0, own_tokens / np.maximum(1, tokens))
         scores = np.array([text.score for text in recording.texts])
         changes = np.clip(changes * weights, -scores, 1.0 - scores)
-        found = Replayed(resolved, rounds, tokens, loose, scores, changes, flips)
+        length = float(np.mean([text.num_tokens for text in recording.texts]))
+        found = Replayed(resolved, rounds, tokens, loose, scores, changes, flips, length)
         self._judged[resolved] = found
         return found
 

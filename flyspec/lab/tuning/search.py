@@ -11,6 +11,7 @@ from scipy.stats import gamma
 
 from flyspec.errors import ConfigError
 from flyspec.lab.certify import Certificate, Promise, certify
+from flyspec.lab.loss_bound import LossBound, loss_bound
 from flyspec.lab.tuning.replay import Replayed, RuleReplay
 from flyspec.progress import progress
 from flyspec.rules import Divergence, Rule
@@ -86,6 +87,17 @@ class RuleCandidate:
     @property
     def tokens_per_round(self) -> float:
         return self.replayed.tokens_per_round
+
+    @property
+    def loss_bound(self) -> LossBound | None:
+        """The bound on what texts sampled by the rule lose, if it has one (`lab.loss_bound`).
+
+        Lengths and the share of drafts are those of the recording, which is greedy.
+        """
+        replayed = self.replayed
+        tokens = max(1, int(replayed.num_tokens.sum()))
+        drafted = tokens - int(replayed.num_rounds.sum())
+        return loss_bound(replayed.rule, replayed.tokens_per_text, drafted / tokens)
 
     @property
     def num_flips(self) -> int:

@@ -1,0 +1,331 @@
+"""Fuzzy speculative decoding's study, by its paper's protocol (arXiv 2502.20704).
+
+T of each divergence where the rule is as fast as exact speculation, in three trials, with greedy
+and with sampled texts (what is rejected is replaced by the target's most likely token, or by a
+sample of the target); against chance, and against sending problems to draft or target at random.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from flyspec.bench.conditions import EXACT, PLAIN, Condition
+from flyspec.lab.arms import Arm
+from flyspec.lab.compare import ROUNDS, TIME, Answered, ConditionReport
+from flyspec.lab.frontier import AtEqualSpeed, EqualSpeedThreshold, equal_speed_threshold
+from flyspec.lab.loss_bound import LossBound, loss_bound
+from flyspec.lab.statistics import POINT, Interval
+from flyspec.lab.studies.page import PageSection
+from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
+from flyspec.rules import Divergence, Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.tables import FittedTable, make_table
+
+SOURCE = "Fuzzy Speculative Decoding, arXiv 2502.20704"
+GREEDY, SAMPLED = "greedy", "sampled"
+TRIALS = 3
+
+# Thresholds around where the bundled pair is as fast as exact speculation, and up to where hardly
+# any draft is rejected. The released code's form judges matches too, so that strict thresholds are
+# slower than exact speculation; `fuzzy` never is.
+_GRIDS: Mapping[str, Mapping[Divergence, Sequence[float]]] = {
+    "fuzzy": {
+        Divergence.JS: (0.02, 0.05, 0.1, 0.2),
+        Divergence.KL: (0.05, 0.15, 0.4, 0.8),
+        Divergence.TV: (0.05, 0.1, 0.2, 0.4),
+    },
+    "fuzzy-reference": {
+        Divergence.JS: (0.01, 0.03, 0.1, 0.4),
+        Divergence.KL: (0.03, 0.1, 0.5, 1.5),
+        Divergence.TV: (0.04, 0.1, 0.3, 0.5),
+    },
+}
+_FUZZY = tuple(
+    Condition(
+        f"{name} {divergence.name}, T = {value:g}",
+        Rule(name, divergence=divergence, divergence_threshold=value),
+    )
+    for name, grids in _GRIDS.items()
+    for divergence, values in grids.items()
+    for value in values
+)
+_CONTROLS = tuple(
+    Condition(f"random, r = {share:g}", Rule("random", random_acceptance=share))
+    for share in (0.1, 0.3, 0.6)
+)
+_RULES = (EXACT, *_FUZZY, *_CONTROLS)
+
+
+class ThresholdRow(NamedTuple):
+    """A rule with a divergence, at the speed of `base` counted in tokens per `by`.
+
+    `found` is over all texts, `trials` of each trial; None where the rule is slower.
+    """
+
+    name: str
+    by: str
+    base: str
+    found: EqualSpeedThreshold | None
+    trials: Sequence[EqualSpeedThreshold | None]
+
+
+def exact_speculation(arms: Sequence[Arm]) -> Arm:
+    """Return what speed is compared with: speculation that keeps the target's distribution.
+
+    Sampled texts have speculative sampling, which is what the paper compares with.
+    """
+    lossless = [arm for arm in arms if arm.k != 0 and RULE_PRESETS[arm.rule.name].lossless]
+    return lossless[0]
+
+
+def threshold_rows(answered: Answered) -> list[ThresholdRow]:
+    """Return T* of each rule and divergence, by tokens per round and per second."""
+    base = exact_speculation(answered.arms)
+    parts = [answered, *answered.trials(TRIALS)]
+    rows = []
+    for name, arms in _families(answered.arms):
+        thresholds = [arm.rule.divergence_threshold or 0.0 for arm in arms]
+        for by in (ROUNDS, TIME):
+            whole, *trials = (_threshold(part, base, arms, thresholds, by) for part in parts)
+            rows.append(ThresholdRow(name, by, base.name, whole, trials))
+    return rows
+
+
+def _families(arms: Sequence[Arm]) -> Iterator[tuple[str, list[Arm]]]:
+    """Yield the arms that differ in T alone, strictest first, by rule and divergence."""
+    found: dict[str, list[Arm]] = {}
+    for arm in arms:
+        if arm.rule.divergence_threshold is not None and arm.rule.divergence is not None:
+            found.setdefault(f"{arm.rule.name} {arm.rule.divergence.name}", []).append(arm)
+    for name, of in found.items():
+        if len(of) > 1:
+            yield name, sorted(of, key=lambda arm: arm.rule.divergence_threshold or 0.0)
+
+
+def _threshold(
+    part: Answered, base: Arm, arms: Sequence[Arm], thresholds: Sequence[float], by: str
+) -> EqualSpeedThreshold | None:
+    assert part.bootstrap is not None
+    plain = next(arm for arm in part.arms if arm.name == PLAIN)
+    (quality,) = part.curve([plain], by).quality.T
+    return equal_speed_threshold(
+        part.bootstrap, part.curve([base], by), part.curve(arms, by), thresholds, quality
+    )
+
+
+def threshold_table(rows: Sequence[ThresholdRow], title: str | None = None) -> FittedTable:
+    columns = ["rule", "tokens per", "exact", "T*", "trials", "recovery", "95 %", "trials"]
+    columns += ["score - exact", "95 %"]
+    return make_table(columns, [_threshold_cells(row) for row in rows], title, left=2)
+
+
+def _threshold_cells(row: ThresholdRow) -> list[str]:
+    if row.found is None:
+        return [row.name, _UNITS[row.by][0], *["-"] * 2, ", ".join(map(_t, row.trials)), *["-"] * 5]
+    recovery, difference = row.found.recovery, row.found.difference
+    name, scale = _UNITS[row.by]
+    return [
+        row.name,
+        name,
+        f"{row.found.speed * scale:.4g}",
+        _t(row.found),
+        ", ".join(map(_t, row.trials)),
+        *_cells(recovery, "{:.1%}"),
+        _spread([t.recovery for t in row.trials if t is not None]),
+        *_cells(difference, "{:+.1%}"),
+    ]
+
+
+_UNITS = {ROUNDS: ("round", 1.0), TIME: ("second", 1e9)}
+
+
+def _t(found: EqualSpeedThreshold | None) -> str:
+    if found is None:
+        return "-"
+    return f"{'≤ ' if found.all_faster else ''}{found.threshold:.2g}"
+
+
+def _cells(value: Interval | None, form: str) -> list[str]:
+    if value is None:
+        return ["-", "-"]
+    shown = [form.format(part) for part in (value.value, value.low, value.high)]
+    return [shown[0], f"{shown[1]} to {shown[2]}"]
+
+
+def _spread(values: Sequence[Interval | None]) -> str:
+    """Show the mean and the standard deviation of trials."""
+    known = [value.value for value in values if value is not None]
+    if len(known) < 2:
+        return "-"
+    return f"{np.mean(known):.1%} ± {np.std(known, ddof=1):.1%}"
+
+
+def sampled_bounds(found: Found) -> list[tuple[ConditionReport, LossBound]]:
+    """Return the conditions for which N·%M_D·T bounds the loss if they are sampled."""
+    assert found.answered is not None
+    bounds = []
+    for arm, report in found.pairs:
+        drafted = found.answered.column(arm.name, "num_accepted_draft_tokens").sum()
+        bound = loss_bound(
+            arm.rule, report.tokens / report.samples, float(drafted) / max(1, report.tokens)
+        )
+        if bound is not None:
+            bounds.append((report, bound))
+    return bounds
+
+
+def bound_table(found: Found) -> FittedTable:
+    """Return the bounds beside what was lost."""
+    plain = next(report for _, report in found.pairs if report.condition == PLAIN)
+    rows = []
+    for report, bound in sampled_bounds(found):
+        lost = "-"
+        if plain.accuracy is not None and report.accuracy is not None:
+            lost = f"{plain.accuracy.value - report.accuracy.value:.1%}"
+        rows.append(
+            [report.condition, f"{bound.tokens:.1f}", f"{bound.draft_share:.1%}", str(bound), lost]
+        )
+    return make_table(
+        ["decoding", "N", "%M_D", "N·%M_D·T", "lost here"], rows, "the bound on the loss"
+    )
+
+
+_THRESHOLDS_TEXT = (
+    "T* is the threshold at which a rule has as many tokens per round, or per second, as exact "
+    "speculation (`{base}`); between two thresholds that were tried, everything is on the line "
+    "between them. `≤`: all thresholds are faster, and the figures are those of the slowest; `-`: "
+    "all are slower. `fuzzy` accepts what matches, so that it is never slower per "
+    "round than `exact`; `fuzzy-reference`, the released code's form, judges matches as well. "
+    "Recovery is relative to plain decoding, the score's difference to exact speculation; each "
+    "resample of the problems finds its own T*. Trials: {trials}; of their recoveries mean and "
+    "standard deviation."
+)
+_TRIALS = {
+    GREEDY: "every third problem, since in greedy decoding nothing else is random",
+    SAMPLED: "three sampling seeds of the same problems",
+}
+_BOUND = (
+    "Where tokens are sampled from the distributions that are compared, and by total variation, "
+    "the paper bounds what the mean of any score from 0 to 1 can lose: N·%M_D·T, for texts of N "
+    "tokens of which the share %M_D was drafted and accepted. It does not hold for JS and KL, "
+    "whose T is no total variation, nor for greedy decoding. At 1 and above it says nothing."
+)
+
+
+def _thresholds_and_bound(found: Found) -> list[PageSection]:
+    """Return the sections on thresholds at equal speed, and on the bound where it holds."""
+    texts = found.answered
+    if texts is None or not texts.has_answers or texts.missing:
+        return []
+    rows = threshold_rows(texts)
+    text = _THRESHOLDS_TEXT.format(base=rows[0].base, trials=_TRIALS[found.part])
+    title = f"{found.title}: thresholds as fast as exact speculation"
+    heading = "Thresholds as fast as exact speculation"
+    sections = [PageSection(heading, [text], [threshold_table(rows, title)])]
+    if found.part == SAMPLED:
+        sections.append(PageSection("The paper's bound", [_BOUND], [bound_table(found)]))
+    return sections
+
+
+def _beats_chance(found: Found) -> ClaimFinding:
+    """Whether each threshold keeps more answers than `random` at the same tokens per round."""
+    names = {report.condition for _, report in found.of("fuzzy", divergence=Divergence.JS)}
+    leads = [
+        cost.acceptance
+        for cost in found.equal_costs
+        if cost.condition in names and cost.of.startswith("random")
+    ]
+    return _above(leads, "tokens a round", 1.0, "no threshold accepts as much as random does")
+
+
+def _beats_allocation(found: Found) -> ClaimFinding:
+    """Whether each threshold is above the line from plain decoding to the draft model alone.
+
+    One that is slower than plain decoding has no line to be above, and leaves it open.
+    """
+    names = {report.condition for _, report in found.of("fuzzy", divergence=Divergence.JS)}
+    leads = [
+        lead.at for lead in found.allocations if lead.large == PLAIN and lead.condition in names
+    ]
+    holds, figures = _above(leads, "tokens/s", 1e9, "no threshold is as fast as plain decoding")
+    if slower := leads.count(None):
+        figures += f"; {slower} of {len(leads)} thresholds are slower than plain decoding"
+    return ClaimFinding(None if holds and slower else holds, figures)
+
+
+def _above(
+    leads: Sequence[AtEqualSpeed | None], unit: str, scale: float, otherwise: str
+) -> ClaimFinding:
+    known = [lead for lead in leads if lead is not None]
+    if not known:
+        return ClaimFinding(None, otherwise)
+    shown = "; ".join(
+        f"{d.difference:+.1%} ({d.low:+.1%} to {d.high:+.1%}) at {d.speed * scale:.4g} {unit}"
+        for d in known
+    )
+    better, worse = all(d.low > 0 for d in known), any(d.high < 0 for d in known)
+    return ClaimFinding(True if better else False if worse else None, shown)
+
+
+def _as_good_and_faster(found: Found) -> ClaimFinding:
+    """Whether a threshold loses less than a point against exact speculation, and is faster.
+
+    Decided against it where each that is faster loses for certain.
+    """
+    base = next(
+        r for arm, r in found.pairs if arm == exact_speculation([a for a, _ in found.pairs])
+    )
+    limit = 1.0 if base.speed_ratio is None else base.speed_ratio.high
+    faster = [
+        report
+        for _, report in found.of("fuzzy", divergence=Divergence.JS)
+        if report.speed_ratio is not None and report.speed_ratio.low > limit
+        and report.versus is not None and report.versus.score_difference is not None
+    ]  # fmt: skip
+    if not faster:
+        return ClaimFinding(None, f"no threshold is faster than {base.condition} for certain")
+    losses = [r.versus.score_difference for r in faster if r.versus and r.versus.score_difference]
+    shown = "; ".join(
+        f"{report.condition}: {loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}) at "
+        f"{report.speed / base.speed:.2f} times the speed"
+        for report, loss in zip(faster, losses, strict=True)
+    )
+    if any(loss.low > -POINT for loss in losses):
+        return ClaimFinding(True, shown)
+    return ClaimFinding(False if all(loss.high < 0 for loss in losses) else None, shown)
+
+
+FUZZY = Study(
+    name="fuzzy",
+    title="Fuzzy speculative decoding",
+    question=(
+        "At the speed of exact speculation, what does each divergence keep, and is it better than "
+        "chance, and than sending problems to the draft model at random?"
+    ),
+    rules=_RULES,
+    axis="divergence_threshold",
+    settings={"rival": "draft"},
+    parts={
+        GREEDY: {"temperature": 0.0, "seeds": 1},
+        SAMPLED: {
+            "rules": (Condition("rejection", Rule("rejection")), *_RULES),
+            "temperature": 1.0,
+            "seeds": TRIALS,
+        },
+    },
+    claims=(
+        PaperClaim("as good as exact speculation, and faster", SOURCE, _as_good_and_faster),
+        PaperClaim("JS keeps more answers than chance at equal speed", SOURCE, _beats_chance),
+        PaperClaim(
+            "JS keeps more answers than a random allocation of problems to draft and target",
+            SOURCE,
+            _beats_allocation,
+        ),
+    ),
+    sections=_thresholds_and_bound,
+    divergences=True,
+    against="random",
+)

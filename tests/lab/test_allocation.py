@@ -1,0 +1,121 @@
+"""Leads over a random allocation of problems, by a bootstrap written out and by known answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flyspec.bench.conditions import parse_conditions
+from flyspec.lab import compare, tables
+from flyspec.lab.allocation import AllocationLead, allocation_leads
+from flyspec.lab.arms import make_arms, rival_arm
+from flyspec.lab.compare import Answered
+from flyspec.lab.options import EvalOptions
+from flyspec.lab.problems import TaskProblems
+from flyspec.lab.run import wanted_samples
+from flyspec.lab.tasks import Problem
+from flyspec.lab.tasks.word_problems import WordProblems
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.admin import ModelInfo
+from tests.lab.test_compare import DEFAULTS, TARGET, TOKENS
+
+DRAFT = ModelInfo("draft", "", 100, 100, weights_fingerprint="d")
+COUNT = 40
+SECOND = 1_000_000_000
+
+
+def answered(scores, times, seeds=1):
+    """Return texts with these scores and times, by condition: a function of the problem each."""
+    arms = [
+        *make_arms(parse_conditions("exact,fuzzy"), (), 15, "model", [*RULE_PRESETS]),
+        rival_arm("draft"),
+    ]
+    task = TaskProblems(
+        "task", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(COUNT)]
+    )
+    wanted = wanted_samples(EvalOptions(seeds=seeds), [task], arms, TARGET, DRAFT)
+    rows = []
+    for key, unit in wanted.items():
+        names = dict(zip(compare.COLUMNS, key, strict=False))
+        own = {
+            "score": float(scores[unit.arm.name](unit.index)),
+            "total_ns": int(times[unit.arm.name](unit.index) * SECOND),
+        }
+        rows.append({**dict.fromkeys(compare.COLUMNS, 0), **DEFAULTS, **names, **own})
+    return Answered("task", arms, wanted, rows)
+
+
+SCORES = {
+    "plain": lambda i: i % 10 > 0,
+    "exact": lambda i: i % 10 > 0,
+    "fuzzy": lambda i: i % 5 > 0,
+    "draft alone": lambda i: i % 2,
+}
+TIMES = {
+    "plain": lambda i: 4.0 + i % 3,
+    "exact": lambda i: 3.0,
+    "fuzzy": lambda i: 1.5 + i % 2,
+    "draft alone": lambda i: 1.0,
+}
+
+
+def lead_of(found, large) -> AllocationLead:
+    return next(lead for lead in found if lead.condition == "fuzzy" and lead.large == large)
+
+
+def line(times, large, drawn):
+    """Return fuzzy's score less that of the line to the draft, of the problems that were drawn."""
+
+    def speed(name):
+        return TOKENS * len(drawn) / sum(times[name](i) for i in drawn)
+
+    def score(name):
+        return sum(SCORES[name](i) for i in drawn) / len(drawn)
+
+    share = (speed("fuzzy") - speed(large)) / (speed("draft alone") - speed(large))
+    share = min(1.0, max(0.0, share))
+    return score("fuzzy") - ((1 - share) * score(large) + share * score("draft alone"))
+
+
+@pytest.mark.parametrize("large", ["plain", "exact"])
+def test_an_interval_is_that_of_resampled_problems(large):
+    lead = lead_of(allocation_leads(answered(SCORES, TIMES)), large)
+    assert lead.at is not None
+    assert lead.at.difference == pytest.approx(line(TIMES, large, range(COUNT)))
+    rng = np.random.default_rng(5)
+    found = [line(TIMES, large, rng.integers(COUNT, size=COUNT)) for _ in range(1500)]
+    low, high = np.quantile(found, [0.025, 0.975])
+    assert lead.at.low == pytest.approx(low, abs=0.02)
+    assert lead.at.high == pytest.approx(high, abs=0.02)
+
+
+def test_a_problem_with_several_texts_counts_once():
+    once = lead_of(allocation_leads(answered(SCORES, TIMES)), "plain")
+    thrice = lead_of(allocation_leads(answered(SCORES, TIMES, seeds=3)), "plain")
+    assert once.at is not None
+    assert thrice.at is not None
+    assert thrice.at.difference == pytest.approx(once.at.difference)
+    assert (thrice.at.low, thrice.at.high) == pytest.approx((once.at.low, once.at.high))
+
+
+def test_beyond_the_small_model_its_own_score_counts():
+    times = {**TIMES, "fuzzy": lambda i: 0.5}
+    lead = lead_of(allocation_leads(answered(SCORES, times)), "plain")
+    assert lead.at is not None
+    assert lead.at.difference == pytest.approx(0.8 - 0.5)
+
+
+def test_slower_than_the_large_model_there_is_no_line():
+    times = {**TIMES, "fuzzy": lambda i: 9.0}
+    found = allocation_leads(answered(SCORES, times))
+    assert lead_of(found, "plain").at is None
+    assert {lead.condition for lead in found} == {"fuzzy"}
+    table = tables.allocation_table(found)
+    assert table.rows == [["fuzzy", "-", "-", "-", "-"]]
+    assert table.columns[1::2] == ["plain to draft alone", "exact to draft alone"]
+
+
+def test_without_a_rival_there_is_no_line():
+    of = answered(SCORES, TIMES)
+    of.arms = [arm for arm in of.arms if not arm.rival]
+    assert allocation_leads(of) == []

@@ -1,0 +1,317 @@
+"""The study of fuzzy speculative decoding, on texts whose speeds and scores are made up."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from flyspec.lab import compare
+from flyspec.lab.allocation import AllocationLead
+from flyspec.lab.arms import make_arms, rival_arm
+from flyspec.lab.compare import ROUNDS, TIME, Answered
+from flyspec.lab.evaluation import compared
+from flyspec.lab.frontier import AtEqualSpeed
+from flyspec.lab.problems import TaskProblems
+from flyspec.lab.run import Progressed, wanted_samples
+from flyspec.lab.statistics import Interval
+from flyspec.lab.studies.catalogue import STUDIES
+from flyspec.lab.studies.fuzzy import (
+    GREEDY,
+    SAMPLED,
+    TRIALS,
+    exact_speculation,
+    sampled_bounds,
+    threshold_rows,
+    threshold_table,
+)
+from flyspec.lab.studies.options import StudyOptions
+from flyspec.lab.studies.report import page_of
+from flyspec.lab.studies.study import Found
+from flyspec.lab.tasks import Problem
+from flyspec.lab.tasks.word_problems import WordProblems
+from flyspec.lab.tuning.divergences import DraftedDivergences
+from flyspec.rules import Divergence
+from flyspec.rules.presets import RULE_PRESETS
+from tests.lab.test_allocation import DRAFT
+from tests.lab.test_compare import DEFAULTS, TARGET
+
+STUDY = STUDIES["fuzzy"]
+COUNT, TOKENS = 12, 60
+PARTS = (GREEDY, SAMPLED)
+WORDS = TaskProblems(
+    "word_problems", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(COUNT)]
+)
+
+
+@cache
+def thresholds_like(rule, divergence):
+    """Return all thresholds of a rule with a divergence, strictest first."""
+    return sorted(
+        condition.rule.divergence_threshold
+        for condition in STUDY.rules
+        if (condition.rule.name, condition.rule.divergence) == (rule, divergence)
+    )
+
+
+def share_of(arm):
+    """How loose an arm is: its place among the thresholds of its rule and divergence, from 0."""
+    same = thresholds_like(arm.rule.name, arm.rule.divergence)
+    return same.index(arm.rule.divergence_threshold) / (len(same) - 1)
+
+
+def arms_of(run):
+    made = make_arms(run.conditions, run.grid, run.num_speculative_tokens, "model", [*RULE_PRESETS])
+    return [*made, rival_arm("draft")]
+
+
+def sample(arm, index, repeat):
+    """Rounds: exact 6, random 6 to 4, fuzzy 5 to 3, reference 8 to 4. Wrong: the looser, the more.
+
+    The draft alone is fast, and right half of the time.
+    """
+    wobble = (index * 7 + repeat * 3) % 5 / 10
+    loose = 0.0 if arm.rule.divergence_threshold is None else share_of(arm)
+    wrong = (index + repeat) % 4 == 0 and loose > 0.5 - wobble
+    if arm.rival:
+        rounds, ns, wrong = TOKENS, 1e8, index % 2 == 0
+    elif arm.k == 0:
+        rounds, ns = TOKENS, 1e9
+    elif arm.rule.divergence_threshold is None:
+        rounds, ns = 6 - 4 * (arm.rule.random_acceptance or 0.0) + wobble, 5e8
+    else:
+        first, last = (8.0, 4.0) if "reference" in arm.rule.name else (5.0, 3.0)
+        rounds = first + loose * (last - first) + wobble
+        ns = rounds * 8e7
+    return {
+        "num_rounds": rounds, "total_ns": ns, "score": float(not wrong), "num_tokens": TOKENS,
+        "num_accepted_draft_tokens": 0 if arm.k == 0 else TOKENS - rounds,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=PARTS)
+def part(request):
+    """A part's name, with its evaluation of made-up texts."""
+    return request.param, evaluation(request.param)
+
+
+@cache
+def evaluation(part):
+    run = STUDY.runs(StudyOptions(problems=COUNT))[part]
+    arms = arms_of(run)
+    wanted = wanted_samples(run, [WORDS], arms, TARGET, DRAFT)
+    rows = []
+    for key, unit in wanted.items():
+        names = dict(zip(compare.COLUMNS, key, strict=False))
+        own = sample(unit.arm, unit.index, unit.repeat)
+        rows.append({**dict.fromkeys(compare.COLUMNS, 0), **DEFAULTS, **names, **own})
+    answered = Answered(WORDS.name, arms, wanted, rows)
+    return compared(arms, Progressed(), {WORDS.name: answered}, run.conditions[0].name)
+
+
+def found_of(name, evaluation):
+    task = "word_problems"
+    return Found(
+        task, evaluation.arms, evaluation.conditions[task], evaluation.equal_costs[task],
+        evaluation.allocations[task], evaluation.answered[task], part=name,
+    )  # fmt: skip
+
+
+def test_its_parts_differ_in_what_replaces_a_rejected_draft():
+    runs = STUDY.runs(StudyOptions(problems=5, num_speculative_tokens=9))
+    greedy, sampled = (runs[name] for name in PARTS)
+    assert (greedy.temperature, greedy.seeds) == (0.0, 1)
+    assert (sampled.temperature, sampled.seeds) == (1.0, TRIALS)
+    for run in (greedy, sampled):
+        assert (run.problems, run.rival, run.num_speculative_tokens) == (5, "draft", 9)
+        for name in ("fuzzy", "fuzzy-reference"):
+            kinds = {c.rule.divergence for c in run.conditions if c.rule.name == name}
+            assert kinds == set(Divergence)
+    assert exact_speculation(arms_of(greedy)).rule.name == "exact"
+    assert exact_speculation(arms_of(sampled)).rule.name == "rejection"
+
+
+def by_hand(name, by, arms, keep, repeats):
+    """Return T* and recovery over some problems and repeats, by going through the thresholds."""
+
+    def sums(arm):
+        texts = [sample(arm, i, r) for i in keep for r in repeats]
+        spent = sum(text[by] for text in texts)
+        return len(texts) * TOKENS / spent, sum(t["score"] for t in texts)
+
+    base = exact_speculation(arms)
+    speed, _ = sums(base)
+    _, plain = sums(next(arm for arm in arms if arm.name == "plain"))
+    own = [
+        a for a in arms if a.rule.divergence and name == f"{a.rule.name} {a.rule.divergence.name}"
+    ]
+    points = sorted((*sums(arm), arm.rule.divergence_threshold) for arm in own)
+    if speed > points[-1][0]:
+        return None
+    if speed <= points[0][0]:
+        return points[0][2], points[0][1] / plain
+    above = next(i for i, point in enumerate(points) if point[0] >= speed)
+    (s0, q0, t0), (s1, q1, t1) = points[above - 1], points[above]
+    part = (speed - s0) / (s1 - s0)
+    return t0 + part * (t1 - t0), (q0 + part * (q1 - q0)) / plain
+
+
+def test_thresholds_are_those_at_equal_speed(part):
+    name, of = part
+    rows = threshold_rows(of.answered["word_problems"])
+    assert [(row.name, row.by) for row in rows] == [
+        (f"{rule} {kind.name}", by)
+        for rule in ("fuzzy", "fuzzy-reference")
+        for kind in Divergence
+        for by in (ROUNDS, TIME)
+    ]
+    repeats = range(1 if name == GREEDY else TRIALS)
+    for row in rows:
+        trials = (
+            [(range(t, COUNT, TRIALS), repeats) for t in range(TRIALS)]
+            if name == GREEDY
+            else [(range(COUNT), [r]) for r in repeats]
+        )
+        assert len(row.trials) == TRIALS
+        for found, (keep, some) in zip(
+            [row.found, *row.trials], [(range(COUNT), repeats), *trials], strict=True
+        ):
+            expected = by_hand(row.name, row.by, of.arms, keep, some)
+            if expected is None:
+                assert found is None
+                continue
+            assert found is not None
+            assert found.recovery is not None
+            assert (found.threshold, found.recovery.value) == pytest.approx(expected)
+    per_round = {row.name: row.found for row in rows if row.by == ROUNDS}
+    assert per_round["fuzzy JS"].all_faster
+    assert not per_round["fuzzy-reference JS"].all_faster
+
+
+def test_the_table_has_means_and_spreads(part):
+    _, of = part
+    rows = threshold_rows(of.answered["word_problems"])
+    cells = threshold_table(rows).rows
+    for row, shown in zip(rows, cells, strict=True):
+        recoveries = [t.recovery.value for t in row.trials if t is not None]
+        spread = f"{statistics.mean(recoveries):.1%} ± {statistics.stdev(recoveries):.1%}"
+        assert shown[7] == spread
+        assert shown[3].startswith("≤") == row.found.all_faster
+
+
+def test_the_bound_has_what_was_measured(part):
+    name, of = part
+    bounds = sampled_bounds(found_of(name, of))
+    arms = {arm.name: arm for arm in of.arms}
+    assert len(bounds) == 8
+    for report, bound in bounds:
+        arm = arms[report.condition]
+        texts = [sample(arm, i, r) for i in range(COUNT) for r in range(report.samples // COUNT)]
+        kept = sum(t["num_accepted_draft_tokens"] for t in texts) / len(texts)
+        assert bound.value == pytest.approx(kept * arm.rule.divergence_threshold)
+
+
+def test_a_report_has_both_parts():
+    values = np.array([0.0, 0.01, 0.2, 0.6])
+    drafted = DraftedDivergences(Divergence.JS, values, values < 0.1)
+    page = page_of(
+        STUDY, {name: evaluation(name) for name in PARTS}, [WORDS], TARGET, "flyspec study fuzzy",
+        7, divergences={"word_problems": drafted, "gsm8k": drafted},
+    )  # fmt: skip
+    headings = [section.heading for section in page.sections]
+    for name in PARTS:
+        for heading in ("figures", "thresholds as fast as exact speculation",
+                        "against a random allocation", "at equal cost"):  # fmt: skip
+            assert f"{name}: {heading}" in headings
+    assert headings.count("sampled: the paper's bound") == 1
+    assert page.facts["problems"] == (
+        "greedy: 12 of word_problems; sampled: 12 of word_problems, 36 texts; seed 7"
+    )
+    (last,) = [section for section in page.sections if "by data set" in section.heading]
+    assert [row[:3] for row in last.tables[0].rows] == [
+        ["word_problems", "4", "50.0%"], ["gsm8k", "4", "50.0%"],
+    ]  # fmt: skip
+    html = page.to_html()
+    assert html.count("<svg") == 5
+    assert "random allocation" in html
+    assert "sampled: as good as exact speculation, and faster" in html
+
+
+def verdict_of(claim, found):
+    (one,) = [c for c in STUDY.claims if claim in c.text]
+    return one.check(found).holds
+
+
+def found_with(costs=(), allocations=(), reports=None):
+    arms = arms_of(STUDY.run(StudyOptions()))
+    reports = reports or [SimpleNamespace(condition=arm.name) for arm in arms]
+    return Found("task", arms, reports, costs, allocations)
+
+
+NAMES = [arm.name for arm in arms_of(STUDY.run(StudyOptions())) if arm.name.startswith("fuzzy JS")]
+LEADS = [
+    ([], None),
+    ([(0.02, 0.01, 0.03), (0.05, 0.04, 0.06)], True),
+    ([(0.02, 0.01, 0.03), (0.0, -0.01, 0.01)], None),
+    ([(0.02, 0.01, 0.03), (-0.02, -0.03, -0.01)], False),
+]
+
+
+@pytest.mark.parametrize(("differences", "holds"), LEADS)
+def test_divergences_against_chance(differences, holds):
+    costs = [
+        SimpleNamespace(condition=name, of="random", acceptance=AtEqualSpeed(10.0, *difference))
+        for name, difference in zip(NAMES, differences, strict=False)
+    ]
+    assert verdict_of("than chance", found_with(costs)) == holds
+
+
+@pytest.mark.parametrize(("differences", "holds"), LEADS)
+def test_divergences_against_a_random_allocation(differences, holds):
+    leads = [
+        AllocationLead("task", name, "plain", "draft alone", AtEqualSpeed(1e-7, *difference))
+        for name, difference in zip(NAMES, differences, strict=False)
+    ]
+    # The line from exact speculation does not count, nor does another divergence.
+    worse = AtEqualSpeed(1e-7, -0.5, -0.6, -0.4)
+    leads.append(AllocationLead("task", NAMES[0], "exact", "draft alone", worse))
+    leads.append(AllocationLead("task", "fuzzy KL, T = 0.8", "plain", "draft alone", worse))
+    assert verdict_of("random allocation", found_with(allocations=leads)) == holds
+
+
+def test_a_threshold_slower_than_plain_decoding_leaves_it_open():
+    above = AtEqualSpeed(1e-7, 0.02, 0.01, 0.03)
+    leads = [
+        AllocationLead("task", NAMES[0], "plain", "draft alone", above),
+        AllocationLead("task", NAMES[1], "plain", "draft alone", None),
+    ]
+    assert verdict_of("random allocation", found_with(allocations=leads[:1])) is True
+    assert verdict_of("random allocation", found_with(allocations=leads)) is None
+
+
+@pytest.mark.parametrize(
+    ("speed", "loss", "holds"),
+    [
+        (1.2, (0.0, -0.005, 0.005), True),
+        (1.2, (-0.05, -0.06, -0.04), False),
+        (1.2, (-0.01, -0.03, 0.01), None),
+        (1.0, (0.0, -0.005, 0.005), None),
+    ],
+)
+def test_as_good_and_faster(speed, loss, holds):
+    def report(arm):
+        own = Interval(speed, speed - 0.05, speed + 0.05, 0.0)
+        score = Interval(loss[0], loss[1], loss[2], 0.0)
+        return SimpleNamespace(
+            condition=arm.name,
+            speed=speed,
+            speed_ratio=None if arm.name == "exact" else own,
+            versus=SimpleNamespace(score_difference=score),
+        )
+
+    arms = arms_of(STUDY.run(StudyOptions()))
+    found = found_with(reports=[report(arm) for arm in arms])
+    assert verdict_of("as good as", found) == holds
