@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from flyspec.bench.conditions import PLAIN
 from flyspec.drawing import GREY, powers_of_two, save
 from flyspec.lab.arms import Arm
-from flyspec.lab.compare import ConditionReport, curves_of, is_control
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.curves import curves_of, is_control
 from flyspec.lab.frontier import pareto_front
 from flyspec.lab.statistics import Interval
 

@@ -7,7 +7,8 @@ from operator import attrgetter
 from typing import Any
 
 from flyspec.bench.conditions import PLAIN
-from flyspec.lab.compare import ConditionReport, EqualCost
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.curves import EqualCost
 from flyspec.lab.forks import ForkReport
 from flyspec.tables import Column, FittedTable, record_table
 

@@ -33,7 +33,7 @@ from flyspec.bench.engine import stall_report, steps_report, throughput
 from flyspec.bench.engine import tables as engine_tables
 from flyspec.cli import drafters
 from flyspec.cli.results import result_console
-from flyspec.lab import compare, forks, frontier, statistics
+from flyspec.lab import compare, curves, forks, frontier, statistics
 from flyspec.lab import tables as lab_tables
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import (
@@ -129,7 +129,7 @@ def evaluation() -> list[FittedTable]:
     }  # fmt: skip
     reports = many(compare.ConditionReport, "condition", RULES, **known)
     at = frontier.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
-    equal = many(compare.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
+    equal = many(curves.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
     of_forks = many(forks.ForkReport, "group", ["word", "digit"], by="class", other_rest=0.56,
                     harmful_rate=0.123, low=0.0123, high=0.234)  # fmt: skip
     return [

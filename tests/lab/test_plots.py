@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from flyspec.lab import compare
+from flyspec.lab.answered import Answered
 from flyspec.lab.arms import rival_arm
-from flyspec.lab.compare import Answered
 from flyspec.lab.plots import _common_start, plot_quality
 from tests.lab.test_compare import made
 

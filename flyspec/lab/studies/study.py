@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from flyspec.bench.conditions import parse_conditions
 from flyspec.lab.arms import Arm, parse_grid
-from flyspec.lab.compare import ConditionReport, EqualCost
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.curves import EqualCost
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.studies.options import StudyOptions
 
