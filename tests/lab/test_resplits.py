@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, hypergeom
 
 from flyspec import bundled
+from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.lab.certify import Promise
 from flyspec.lab.local_model import LocalModel
@@ -144,9 +145,10 @@ def test_a_record_that_is_too_small_certifies_nothing_and_breaks_nothing():
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_promises_are_kept_on_a_recording_of_the_bundled_pair():
-    models = [LocalModel(str(path)) for path in (bundled.TARGET, bundled.DRAFT)]
+    target = LocalModel(VerifySettings(model=str(bundled.TARGET)))
+    draft = LocalModel(DraftSettings(model=str(bundled.DRAFT)))
     task = TASKS["word_problems"](limit=200, seed=23)
-    recording = Recorder(*models, task, 15, 256).record(task.problems())
+    recording = Recorder(target, draft, task, 15, 256).record(task.problems())
     flips = flips_of(candidates(RuleReplay(recording), AXES, 0.8), AXES)
     num_right = len(next(iter(flips.values())))
     tried = 0

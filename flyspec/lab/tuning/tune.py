@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flyspec.bench.conditions import Condition
+from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.lab.certify import Certificate, Promise
 from flyspec.lab.local_model import LocalModel
@@ -79,7 +80,9 @@ def obtain(
     if o.recording.exists():
         return TuningRecord.load(o.recording)
     (problems,) = _one_task(o)
-    target, draft = (LocalModel(name, device, dtype, threads) for name in models)
+    same: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
+    target = LocalModel(VerifySettings(model=models[0], **same))
+    draft = LocalModel(DraftSettings(model=models[1], **same))
     max_tokens = o.max_tokens or problems.task.max_tokens
     recorder = Recorder(target, draft, problems.task, o.num_speculative_tokens, max_tokens)
     recording = recorder.record(problems.problems)
