@@ -109,14 +109,14 @@ def _resplit_lines(found: Resplits) -> list[str]:
     ]
     if not any(rule.above for rule in found.rules.values()):
         lines.append(
-            f"which shows nothing: no threshold loses more than {found.promise.max_rate:.2%} of "
+            f"this shows nothing: no threshold loses more than {found.promise.max_rate:.2%} of "
             "the recorded right answers; check a lower --certify-rate"
         )
-    elif not found.redraws.certified:
+    elif not found.halves.certified:
         each = found.promise.shared(len(found.rules))
         lines.append(
-            f"which shows nothing: a certificate needs at least {each.min_prompts} right answers "
-            "without a flip; record more problems, or name fewer --rules"
+            f"the halves show nothing: a certificate needs at least {each.min_prompts} right "
+            "answers without a flip; record more problems, or name fewer --rules"
         )
     return lines
 
