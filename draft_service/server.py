@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import TypeAlias
 
 from draft_service.drafters.base import Drafter
@@ -66,10 +65,7 @@ def _load(
         with large_imports():
             from draft_service.drafters.model import ModelDrafter
             from draft_service.drafters.multi_level import MultiLevelDrafter
-            from flyspec.engine.cache_size import check_fits
-            from flyspec.engine.configuration import own_context_length, read_config
-            from flyspec.engine.loading import load_model
-            from flyspec.engine.native.choice import choose_model
+            from draft_service.loading import load
             from flyspec.engine.threads import set_threads
     except ImportError as error:
         raise ConfigError(
@@ -82,22 +78,7 @@ def _load(
         model.warm_up()
 
     set_threads(settings.threads)
-    length, limit = settings.max_model_len, own_context_length(read_config(settings.model)[1])
-    if length > limit:
-        # A drafter merely proposes nothing beyond its own limit.
-        log.warning("--max-model-len %d exceeds the draft model's own limit; using %d",
-                    length, limit)  # fmt: skip
-        length = limit
-    check = partial(check_fits, settings)
-    loaded = load_model(
-        settings.model,
-        settings.device,
-        settings.dtype,
-        length,
-        check=check,
-        served_model_name=settings.served_model_name,
-    )
-    model = choose_model(loaded, settings)
+    loaded, model = load(settings)
     eos = loaded.tokenizer.eos_token_ids
     drafters: list[Drafter] = [ModelDrafter(model, eos), MultiLevelDrafter(model, eos)]
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)

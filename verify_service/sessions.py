@@ -92,7 +92,8 @@ def check_open(open_: VerifyOpen, info: ModelInfo, judge: JudgeInfo | None = Non
 class TargetSession:
     """One client's sequence. Keys and values of its first `cached` tokens are in `slot`.
 
-    The slot is acquired in the first round. Segments of rounds name the `rules` by their index.
+    The slot is acquired in the first round. Segments of rounds name the `rules`, which become
+    resolved ones, by their index.
     """
 
     sequence: TokenSequence
@@ -111,8 +112,8 @@ class TargetSession:
     """Which draft distributions the rules need."""
 
     def __post_init__(self) -> None:
-        rules = [resolve_rule(rule) for rule in self.rules]
-        self.distribution = common_distribution_spec(rules, self.sampling)
+        self.rules = [*map(resolve_rule, self.rules)]
+        self.distribution = common_distribution_spec(self.rules, self.sampling)
 
     @property
     def draws_plainly(self) -> bool:

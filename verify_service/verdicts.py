@@ -110,6 +110,7 @@ class RoundJudge:
                 history=History(session.sequence.tokens, session.prompt_length, self.eos),
                 hidden_rows=rows.hidden[0] if rows.hidden else None,
                 autojudge=self.autojudge,
+                resolved=True,
             )
         if session.logprobs is None:
             return hearing

@@ -104,15 +104,21 @@ def _divergences(
     tasks: Sequence[TaskProblems], stack: StackOptions, o: StudyOptions
 ) -> Divergences:
     """Return how far draft and target are apart on each task; empty if there is no draft model."""
+    from flyspec.config import DraftSettings, VerifySettings
     from flyspec.lab.local_model import LocalModel
     from flyspec.lab.tuning.divergences import drafted_divergences
     from flyspec.lab.tuning.record import Recorder
 
     if not stack.model or not stack.draft_model:
         return {}
-    target, draft = (
-        LocalModel(name, stack.device, stack.dtype, stack.threads)
-        for name in (stack.model, stack.draft_model)
+    device, threads = stack.draft_device or stack.device, stack.threads
+    target = LocalModel(
+        VerifySettings(model=stack.model, device=stack.device, dtype=stack.dtype, threads=threads)
+    )
+    draft = LocalModel(
+        DraftSettings(
+            model=stack.draft_model, device=device, dtype=stack.draft_dtype, threads=threads
+        )
     )
     found = {}
     for task in tasks:

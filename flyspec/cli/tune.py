@@ -14,6 +14,8 @@ from flyspec.lab import check_installed
 from flyspec.lab.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from flyspec.client import AsyncClient
     from flyspec.lab.compare import ConditionReport
     from flyspec.lab.tuning.tune import Tuned
@@ -36,6 +38,8 @@ def tune(models: ModelFlags, options: TuneOptions, results: Results) -> None:
         raise ConfigError("--target-recovery and --confidence must be between 0 and 1")
     if options.certify_rate is not None and not 0 < options.certify_rate < 1:
         raise ConfigError("--certify-rate must be between 0 and 1")
+    if options.resplits and options.certify_rate is None:
+        raise ConfigError("--resplits: give the promise that is checked by --certify-rate")
     if models.model and not models.draft_model:
         raise ConfigError("--draft-model: name the draft model that thresholds are tuned for")
     results.of(lambda: _tuned(models, options))
@@ -53,7 +57,10 @@ def _tuned(models: ModelFlags, o: TuneOptions) -> BenchReport:
         text = rules_file(o.name, found.chosen.replayed.rule, found.evidence(o))
         o.preset_file.write_text(text)
     confirmed = _confirmed(models, o, found) if o.confirm else None
-    shown = [report.axes_table(o, found), notes("\n".join(report.summary(o, found, confirmed)))]
+    shown: list[RenderableType] = [report.axes_table(o, found)]
+    if found.resplits is not None:
+        shown.append(report.resplits_table(found.resplits))
+    shown.append(notes("\n".join(report.summary(o, found, confirmed))))
     return BenchReport(report.document(o, found, confirmed), shown)
 
 

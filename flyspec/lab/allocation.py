@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyspec.bench.conditions import PLAIN
+from flyspec.lab.answered import TIME, Answered
 from flyspec.lab.arms import Arm
-from flyspec.lab.compare import TIME, Answered, is_exact
+from flyspec.lab.curves import is_exact
 from flyspec.lab.frontier import AtEqualSpeed, at_equal_speed
 
 

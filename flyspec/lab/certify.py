@@ -10,7 +10,7 @@ drawn like these. Rates need not rise with the threshold; if they do, nothing is
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,13 @@ class Promise:
     def min_prompts(self) -> int:
         """Prompts without any flip that would suffice; with fewer, nothing can be certified."""
         return math.ceil(math.log(self.risk) / math.log1p(-self.max_rate))
+
+    def shared(self, count: int) -> Promise:
+        """Return the promise of each of `count` certificates, so that all hold together.
+
+        The risk is divided equally among them (Bonferroni).
+        """
+        return replace(self, confidence=1.0 - self.risk / count)
 
 
 @dataclass(frozen=True)
@@ -90,36 +97,3 @@ def certify(flips: Flips, promise: Promise) -> Certificate:
         num_flips=int(flips[:, shown].sum()),
         p_value=float(p[shown]),
     )
-
-
-@dataclass(frozen=True)
-class Resplits:
-    """How often certificates from parts of a record broke their promise.
-
-    `broken`: splits whose certified threshold has a rate above the limit over the whole record;
-    `held_out_above`: those whose rate over the rest of the record is above it, chance included.
-    """
-
-    splits: int
-    certified: int
-    broken: int
-    held_out_above: int
-
-    @property
-    def broken_share(self) -> float:
-        return self.broken / self.splits
-
-
-def resplit(flips: Flips, promise: Promise, size: int, splits: int, seed: int) -> Resplits:
-    """Certify from `size` of the prompts, drawn anew for each split; compare with all of them."""
-    rng = np.random.default_rng(seed)
-    rates = flips.mean(axis=0)
-    certified = broken = held_out_above = 0
-    for _ in range(splits):
-        order = rng.permutation(len(flips))
-        index = certify(flips[order[:size]], promise).index
-        if index is not None:
-            certified += 1
-            broken += bool(rates[index] > promise.max_rate)
-            held_out_above += bool(flips[order[size:], index].mean() > promise.max_rate)
-    return Resplits(splits, certified, broken, held_out_above)

@@ -7,50 +7,20 @@ the mean raw log-probability that the target gives a text's tokens is its qualit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass, replace
-from itertools import compress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flyspec.bench.conditions import PLAIN
-from flyspec.bench.summaries import grouped
-from flyspec.lab.arms import Arm
+from flyspec.lab.answered import ROUNDS, TIME, Answered, Row
+from flyspec.lab.curves import is_exact
 from flyspec.lab.describe import ends_in_loop
-from flyspec.lab.frontier import AtEqualSpeed, Curve, at_equal_speed
 from flyspec.lab.gaps import GapCounts
-from flyspec.lab.run import Wanted
-from flyspec.lab.samples import KEY, latest
-from flyspec.lab.statistics import (
-    Array,
-    Flips,
-    Interval,
-    PairedBootstrap,
-    mcnemar_p,
-    ratio,
-    upper_bound,
-)
-from flyspec.rules import PARAMETERS, Rule
-from flyspec.rules.presets import RULE_PRESETS
+from flyspec.lab.statistics import Array, Flips, Interval, mcnemar_p, ratio, upper_bound
 
-COLUMNS = (
-    *KEY, "error", "token_ids", "finish_reason", "loop_token_index",
-    "loop_guard_token_index", "distinct_1", "distinct_2", "distinct_3", "broken_ending", "score",
-    "log_likelihood", "num_tokens", "loose_gaps_nats", "rejected_gaps_nats", "num_rounds",
-    "num_spec_steps", "num_accepted_draft_tokens",
-    "num_loose_tokens", "loose_cost_nats", "num_rejected_tokens", "rejected_cost_nats",
-    "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns", "draft_model_ns",
-    "target_model_ns", "judge_ns",
-)  # fmt: skip
-"""What a report needs of the samples."""
-ROUNDS, TIME = "num_rounds", "total_ns"
-"""What tokens are compared by: speed is tokens per round, or per nanosecond of a request."""
-_WINDOW = "fly_window_size"
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -162,107 +132,6 @@ class ConditionReport:
     versus: Versus | None = None
 
 
-@dataclass(frozen=True)
-class EqualCost:
-    """A condition against the curve of another rule, where both have the same tokens per round
-    (`acceptance`) and the same tokens per second (`speed`). None where the curve does not reach."""
-
-    task: str
-    condition: str
-    of: str
-    acceptance: AtEqualSpeed | None
-    speed: AtEqualSpeed | None
-
-
-class Answered:
-    """The samples of a task's problems that every arm has answered, by the arm's name.
-
-    The rows of all arms are in the same order. Arms without any sample are left out, and named in
-    `missing`.
-    """
-
-    def __init__(self, task: str, arms: Sequence[Arm], wanted: Wanted, rows: Sequence[Row]) -> None:
-        self.task = task
-        self.failed = {arm.name: 0 for arm in arms}
-        good: dict[str, dict[tuple[str, int], Row]] = {arm.name: {} for arm in arms}
-        there = latest(rows)
-        for key, unit in wanted.items():
-            row = there.get(key)
-            if row is None or unit.task.name != task:
-                continue
-            if row["error"] is None:
-                good[unit.arm.name][unit.problem.prompt_id, unit.repeat] = row
-            else:
-                self.failed[unit.arm.name] += 1
-        self.arms = [arm for arm in arms if good[arm.name]]
-        self.missing = [arm.name for arm in arms if not good[arm.name]]
-        self.places = [
-            place
-            for place in (good[self.arms[0].name] if self.arms else ())
-            if all(place in good[arm.name] for arm in self.arms)
-        ]
-        """The problem and the repeat of each text."""
-        self.rows = {arm.name: [good[arm.name][p] for p in self.places] for arm in self.arms}
-        self._number()
-
-    def _number(self) -> None:
-        ids = list(dict.fromkeys(prompt_id for prompt_id, _ in self.places))
-        numbers = {prompt_id: number for number, prompt_id in enumerate(ids)}
-        self._problem = np.array([numbers[prompt_id] for prompt_id, _ in self.places], int)
-        self.first = np.unique(self._problem, return_index=True)[1]
-        """Index of each problem's first text. Tests that take texts to be independent use these."""
-        self.num_problems = len(ids)
-        self.bootstrap = PairedBootstrap(self.num_problems) if self.places else None
-
-    def trials(self, count: int) -> list[Answered]:
-        """Return the texts of each repeat, or if there is one, of every `count`-th problem.
-
-        Trials without any text are left out.
-        """
-        repeats = sorted({repeat for _, repeat in self.places})
-        if len(repeats) > 1:
-            chosen = [[repeat == own for _, repeat in self.places] for own in repeats]
-        else:
-            chosen = [list(self._problem % count == trial) for trial in range(count)]
-        return [self._only(keep) for keep in chosen if any(keep)]
-
-    def _only(self, keep: Sequence[bool]) -> Answered:
-        found = copy(self)
-        found.places = list(compress(self.places, keep))
-        found.rows = {name: list(compress(rows, keep)) for name, rows in self.rows.items()}
-        found._number()
-        return found
-
-    def column(self, arm: str, name: str) -> Array:
-        """Return a column of an arm's samples; null is NaN."""
-        values = [row[name] for row in self.rows[arm]]
-        return np.array([np.nan if v is None else float(v) for v in values])
-
-    def per_problem(self, *columns: Array) -> Array:
-        """Return sums over the repeats of each problem, [problems, columns]."""
-        return np.stack(
-            [np.bincount(self._problem, c, minlength=self.num_problems) for c in columns], axis=1
-        )
-
-    def curve(self, arms: Sequence[Arm], spent: str) -> Curve:
-        """Return arms as a curve over their tokens per round (`ROUNDS`) or per nanosecond (`TIME`).
-
-        Its quality is the score, the mean of a problem's texts.
-        """
-        gained, used, score = (
-            self.per_problem(*(self.column(arm.name, name) for arm in arms))
-            for name in ("num_tokens", spent, "score")
-        )
-        return Curve(gained, used, score * self.num_problems / max(1, len(self.places)))
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether every text has a score."""
-        return bool(self.arms) and all(
-            row["score"] is not None for rows in self.rows.values() for row in rows
-        )
-
-
 def report(answered: Answered, first: str = PLAIN) -> list[ConditionReport]:
     """Summarize each arm of a task, and compare it with the one named `first`."""
     names = [arm.name for arm in answered.arms]
@@ -273,90 +142,6 @@ def report(answered: Answered, first: str = PLAIN) -> list[ConditionReport]:
         r if r.condition == first else replace(r, versus=_versus(answered, r.condition, first))
         for r in reports
     ]
-
-
-def equal_costs(answered: Answered) -> list[EqualCost]:
-    """Compare each lossy condition with the curves of other rules, `random` first.
-
-    A curve has two or more conditions of a rule (`curves_of`), or is `random`; and `exact` if that
-    was compared, which every rule becomes where it accepts nothing.
-    """
-    if not answered.has_answers or answered.bootstrap is None:
-        return []
-    curves = _curves(answered.arms)
-    found = []
-    for arm in answered.arms:
-        for name, members in curves.items():
-            if arm.rival or arm in members or is_exact(arm) or is_control(arm):
-                continue
-            at = {
-                by: at_equal_speed(
-                    answered.bootstrap, answered.curve([arm], by), answered.curve(members, by)
-                )
-                for by in (ROUNDS, TIME)
-            }
-            if any(at.values()):
-                found.append(EqualCost(answered.task, arm.name, name, at[ROUNDS], at[TIME]))
-    return found
-
-
-def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
-    """Return the arms that differ in their thresholds only, by what they have in common.
-
-    That is the rule with its kinds of measures and its window, K and drafter; the name says what
-    others differ in. Conditions with phases are by themselves; plain decoding and rivals are left
-    out.
-    """
-    drafting = [arm for arm in arms if arm.k != 0 and not arm.rival]
-    of_rule = grouped((arm.rule for arm in drafting), lambda rule: rule.name)
-    several = len({(arm.k, arm.drafter) for arm in drafting}) > 1
-
-    def name(arm: Arm) -> str:
-        if arm.condition.phases:
-            return arm.name
-        parts = [arm.rule.name, *_own_kinds(arm.rule, of_rule[arm.rule.name])]
-        if several:
-            parts += [f"K = {'auto' if arm.k is None else arm.k}", arm.drafter]
-        return ", ".join(parts)
-
-    return grouped(drafting, name)
-
-
-def _own_kinds(rule: Rule, rules: Sequence[Rule]) -> list[str]:
-    """Return the rule's kinds of measures and window, where the others' are not all the same."""
-    kinds = [name for name, p in PARAMETERS.items() if p.members or name == _WINDOW]
-    differ = [name for name in kinds if len({getattr(other, name) for other in rules}) > 1]
-    values = {name: getattr(rule, name) for name in differ}
-    return [
-        f"W = {value}" if name == _WINDOW else PARAMETERS[name].show(value)
-        for name, value in values.items()
-        if value is not None
-    ]
-
-
-def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
-    """Return the curves to compare with, beginning at `exact`; `random` first."""
-    exact = {(arm.k, arm.drafter): arm for arm in arms if is_exact(arm) and arm.k != 0}
-    found = {}
-    for name, members in curves_of(arms).items():
-        start = exact.get((members[0].k, members[0].drafter))
-        if is_exact(members[0]) or (len(members) < 2 and not is_control(members[0])):
-            continue
-        points = members if start is None else [start, *members]
-        if len(points) > 1:
-            found[name] = points
-    return dict(sorted(found.items(), key=lambda item: not is_control(item[1][-1])))
-
-
-def is_exact(arm: Arm) -> bool:
-    preset = RULE_PRESETS.get(arm.rule.name)
-    return preset is not None and preset.token_exact and not arm.condition.phases
-
-
-def is_control(arm: Arm) -> bool:
-    """Whether it accepts at random, as what other rules have to be better than."""
-    preset = RULE_PRESETS.get(arm.rule.name)
-    return preset is not None and preset.criterion == "random" and not arm.condition.phases
 
 
 def _condition(answered: Answered, name: str) -> ConditionReport:
@@ -383,7 +168,7 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         **_quality(answered, name),
         mean_accepted_tokens=tokens / rounds,
         mean_accepted_tokens_interval=accepted,
-        mean_accepted_tokens_ratio=_ratio_to(answered, name, base, "num_rounds"),
+        mean_accepted_tokens_ratio=_ratio_to(answered, name, base, ROUNDS),
         mean_acceptance_length=1 + total("num_accepted_draft_tokens") / max(1.0, steps),
         loose_tokens=loose,
         loose_share=loose / max(1, tokens),
@@ -410,8 +195,8 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         round_bytes_per_round=total("round_bytes") / rounds,
         speed=tokens / max(1e-9, total("total_ns") / 1e9),
         speed_base=base,
-        speed_ratio=_ratio_to(answered, name, base, "total_ns"),
-        speedup=_ratio_to(answered, name, None if plain is None else PLAIN, "total_ns"),
+        speed_ratio=_ratio_to(answered, name, base, TIME),
+        speedup=_ratio_to(answered, name, None if plain is None else PLAIN, TIME),
         times=_round_times(answered, name, rounds),
         same_as_plain=sum(
             row["token_ids"] == p["token_ids"] for row, p in zip(rows, plain or (), strict=False)

@@ -11,8 +11,10 @@ from flyspec.client import Models
 from flyspec.concurrency import check_reached, interrupted
 from flyspec.lab import compare, forks
 from flyspec.lab.allocation import AllocationLead, allocation_leads
+from flyspec.lab.answered import COLUMNS, Answered
 from flyspec.lab.arms import Arm, controls_of, make_arms, rival_arm
-from flyspec.lab.compare import Answered, ConditionReport, EqualCost
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.curves import EqualCost, equal_costs
 from flyspec.lab.forks import ForkReport
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems
@@ -91,7 +93,7 @@ async def run_evaluation(
         error_console().print(_announced(o, tasks, arms, target), markup=False)
         progressed = await make_samples(o, wanted, target, rival, run.samples)
         check_reached(progressed.found + progressed.made)
-        rows = run.samples.read(compare.COLUMNS).to_pylist()
+        rows = run.samples.read(COLUMNS).to_pylist()
         answered = {task.name: Answered(task.name, arms, wanted, rows) for task in tasks}
         found = []
         if o.forks and not interrupted():
@@ -112,7 +114,7 @@ def compared(
         progressed,
         answered,
         {name: compare.report(of, first) for name, of in answered.items()},
-        {name: compare.equal_costs(of) for name, of in answered.items()},
+        {name: equal_costs(of) for name, of in answered.items()},
         {name: allocation_leads(of) for name, of in answered.items()},
         {name: forks.report([f for f in made_forks if f["task"] == name]) for name in answered},
         {name: of.missing for name, of in answered.items() if of.missing},

@@ -23,7 +23,7 @@ from flyspec.errors import FlyspecError
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.row_files import RowFiles
 from flyspec.lab.run import Unit, Wanted, sampling_of, scored
-from flyspec.lab.samples import KEY, key_of, latest, schema_of
+from flyspec.lab.samples import KEY, SampleKey, key_of, latest, schema_of
 from flyspec.lab.statistics import exact_interval
 from flyspec.progress import progress
 from flyspec.rules import Rule
@@ -38,21 +38,14 @@ _QUARTERS = 4
 
 
 @dataclass(frozen=True)
-class Fork:
-    """A fork. Its first fields say which sample's token at which output position.
+class Fork(SampleKey):
+    """A fork of the sample that its key says, at an output position.
 
     `token` and `target_token` are the texts that the loose token and the target's complete.
     `score` is of the text with the loose token, `target_score` of that with the target's.
     `same_rest`: the same tokens follow both.
     """
 
-    task: str
-    prompt_id: str
-    rule: str
-    num_speculative_tokens: int | None
-    drafter: str
-    seed: int
-    weights_fingerprint: str
     position: int
     condition: str
     gap_nats: float

@@ -1,4 +1,8 @@
-"""A model in this process, for many sequences at once: greedy texts, drafts, rows of logits."""
+"""A model in this process, loaded as its service loads it, for many sequences at once.
+
+The lab reads models without a stack in order to record, to mine and to audit. All three must have
+the kernels, data type and chat template of the services whose texts they explain.
+"""
 
 from __future__ import annotations
 
@@ -7,47 +11,46 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from flyspec.config import VerifySettings
-from flyspec.engine.loading import load_model
-from flyspec.engine.model import Draw, Step
-from flyspec.engine.native.choice import choose_model
+import draft_service.loading
+import verify_service.ranks
+from flyspec.config import DraftSettings, VerifySettings
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.model import Draw, Model, Step
+from flyspec.engine.native.model import NativeModel
+from flyspec.engine.out_of_memory import naming_memory
+from flyspec.engine.runner import ModelRunner
 from flyspec.engine.threads import set_threads
 from flyspec.tokenizer import Tokenizer
+from flyspec.values.admin import ModelInfo
 from flyspec.values.requests import Prompt
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.prompt import encode_prompt
 
-BATCH = 32
-"""Sequences in a step."""
 _GREEDY = SamplingParams()
 TokenIds = Sequence[int]
 
 
 class LocalModel:
-    """A causal language model, loaded as the verify service loads it.
+    """The warm model of a draft or verify service with these settings, and its tokenizer.
 
-    `threads` 0 means one per core. Raises `ConfigError` with what to change.
+    Or not `native`: with transformers' modules, even where the native step could be used. Sets the
+    threads of this thread. Raises `ConfigError` with what to change.
     """
 
-    def __init__(
-        self, name: str, device: str = "auto", dtype: str = "auto", threads: int = 0
-    ) -> None:
-        settings = VerifySettings.model_validate(
-            {
-                "model": name,
-                "device": device,
-                "dtype": dtype,
-                "threads": threads,
-                "max_sessions": BATCH,
-            }
-        )
-        set_threads(threads)
-        loaded = load_model(name, device, dtype)
-        self.info, self.bundle = loaded.info, loaded.tokenizer
-        self.tokenizer = Tokenizer(loaded.tokenizer)
-        self.eos = frozenset(loaded.tokenizer.eos_token_ids)
-        self._model = choose_model(loaded, settings)
-        self._model.warm_up()
+    def __init__(self, settings: DraftSettings | VerifySettings, native: bool = True) -> None:
+        set_threads(settings.threads)
+        loaded, self.model = _load(settings, native)
+        with naming_memory(loaded.info.name, "warming up"):
+            self.model.warm_up()
+        self.bundle = loaded.tokenizer
+        self.tokenizer = Tokenizer(self.bundle)
+        self.eos = frozenset(self.bundle.eos_token_ids)
+        self._batch = self.model.cache.num_slots
+
+    @property
+    def info(self) -> ModelInfo:
+        """Its description, `numerics` included."""
+        return self.model.info
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Return a prompt's tokens, as the orchestrator does."""
@@ -65,10 +68,10 @@ class LocalModel:
         are done.
         """
         found: list[list[int]] = []
-        for at in range(0, len(sequences), BATCH):
-            part = sequences[at : at + BATCH]
+        for at in range(0, len(sequences), self._batch):
+            part = sequences[at : at + self._batch]
             rooms = [self.info.context_length - len(ids) for ids in part]
-            most = list(map(min, rooms, max_tokens[at : at + BATCH]))
+            most = list(map(min, rooms, max_tokens[at : at + self._batch]))
             with self._slots(part) as slots:
                 found += self._draw(part, slots, most)
             advance(len(part))
@@ -86,7 +89,7 @@ class LocalModel:
         starts = [start for _, start in slots]
         feeds = [list(ids[start:]) for ids, start in zip(sequences, starts, strict=True)]
         while left:
-            answers = self._model.draw(
+            answers = self.model.draw(
                 [
                     Draw(
                         Step(slots[i][0], starts[i], feeds[i]),
@@ -109,15 +112,15 @@ class LocalModel:
 
         They are valid until the next ones are asked for.
         """
-        for at in range(0, len(sequences), BATCH):
-            part = sequences[at : at + BATCH]
-            counts = num_rows[at : at + BATCH]
+        for at in range(0, len(sequences), self._batch):
+            part = sequences[at : at + self._batch]
+            counts = num_rows[at : at + self._batch]
             with self._slots(part, counts) as slots:
                 steps = [
                     Step(slot, start, list(ids[start:]), count)
                     for ids, (slot, start), count in zip(part, slots, counts, strict=True)
                 ]
-                for rows in self._model.forward(steps):
+                for rows in self.model.forward(steps):
                     yield rows.logits
 
     @contextmanager
@@ -125,7 +128,7 @@ class LocalModel:
         self, sequences: Sequence[TokenIds], num_rows: Sequence[int] | None = None
     ) -> Iterator[list[tuple[int, int]]]:
         """Take a slot for each, with the number of tokens to start after, and give them back."""
-        cache, taken = self._model.cache, []
+        cache, taken = self.model.cache, []
         try:
             for index, ids in enumerate(sequences):
                 lease = cache.acquire(ids)
@@ -135,3 +138,15 @@ class LocalModel:
         finally:
             for slot, _ in taken:
                 cache.release(slot)
+
+
+def _load(settings: DraftSettings | VerifySettings, native: bool) -> tuple[LoadedModel, Model]:
+    batch_invariant: bool | None = False
+    if isinstance(settings, VerifySettings):
+        loaded, model = verify_service.ranks.load(settings, None)
+        batch_invariant = settings.batch_invariant
+    else:
+        loaded, model = draft_service.loading.load(settings)
+    if not native and isinstance(model, NativeModel):
+        model = ModelRunner.planned(loaded, settings, batch_invariant=batch_invariant)
+    return loaded, model

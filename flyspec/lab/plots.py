@@ -13,7 +13,8 @@ import numpy as np
 from flyspec.bench.conditions import PLAIN
 from flyspec.drawing import BLUE, GREY, ORANGE, powers_of_two, save
 from flyspec.lab.arms import Arm
-from flyspec.lab.compare import ConditionReport, curves_of, is_control, is_exact
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.curves import curves_of, is_control, is_exact
 from flyspec.lab.frontier import pareto_front
 from flyspec.lab.gaps import GAP_EDGES_NATS
 from flyspec.lab.statistics import Interval

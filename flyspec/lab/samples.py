@@ -17,11 +17,25 @@ from flyspec.values.generation import GenerationTimings, RoundRecord, Speculatio
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
 
-KEY = (
-    "task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed", "weights_fingerprint",
-)  # fmt: skip
-"""Columns that say which sample a row is. Of rows with an equal key the last one counts."""
 
+@dataclass(frozen=True)
+class SampleKey:
+    """Which sample a row is. Of rows with an equal key the last one counts.
+
+    `rule` is JSON with all parameters; `num_speculative_tokens` the requested K, null if it adapts.
+    """
+
+    task: str
+    prompt_id: str
+    rule: str
+    num_speculative_tokens: int | None
+    drafter: str
+    seed: int
+    weights_fingerprint: str
+
+
+KEY = tuple(f.name for f in fields(SampleKey))
+"""The columns of a key."""
 
 _UNDESCRIBED = TextDescription(None, None, None, None, None)
 _UNKNOWN = Decision(Outcome.LOOSE)
@@ -57,23 +71,15 @@ class LooseTokens:
 
 
 @dataclass(frozen=True)
-class TaskSample:
+class TaskSample(SampleKey):
     """One row. Its columns are these fields, and those of the dataclasses among them.
 
-    `rule` is JSON with all parameters; `num_speculative_tokens` the requested K, null if it adapts.
     `repeat` counts the seeds of a problem; `version` is flyspec's with its commit. `error` is why
     there is no text, null if there is one; the columns after it then have no meaning. `score` is
     null where no answer is known. `log_likelihood`: raw log p(text | prompt) under the target,
     nats, if it was asked for. `rejected_gaps_nats` are those of rejected mismatches.
     """
 
-    task: str
-    prompt_id: str
-    rule: str
-    num_speculative_tokens: int | None
-    drafter: str
-    seed: int
-    weights_fingerprint: str
     condition: str
     repeat: int
     category: str

@@ -8,7 +8,8 @@ from typing import Any
 
 from flyspec.bench.conditions import PLAIN
 from flyspec.lab.allocation import AllocationLead
-from flyspec.lab.compare import ConditionReport, EqualCost
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.curves import EqualCost
 from flyspec.lab.forks import ForkReport
 from flyspec.tables import Column, FittedTable, make_table, record_table
 

@@ -33,8 +33,11 @@ from flyspec.bench.engine import stall_report, steps_report, throughput
 from flyspec.bench.engine import tables as engine_tables
 from flyspec.cli import drafters
 from flyspec.cli.results import result_console
-from flyspec.lab import compare, forks, frontier, statistics
+from flyspec.lab import compare, curves, forks, frontier, resplits, statistics
 from flyspec.lab import tables as lab_tables
+from flyspec.lab.certify import Promise
+from flyspec.lab.tuning import report as tuning_report
+from flyspec.lab.tuning.search import AXES
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import (
     DrafterState,
@@ -129,7 +132,7 @@ def evaluation() -> list[FittedTable]:
     }  # fmt: skip
     reports = many(compare.ConditionReport, "condition", RULES, **known)
     at = frontier.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
-    equal = many(compare.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
+    equal = many(curves.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
     of_forks = many(forks.ForkReport, "group", ["word", "digit"], by="class", other_rest=0.56,
                     harmful_rate=0.123, low=0.0123, high=0.234)  # fmt: skip
     return [
@@ -140,6 +143,17 @@ def evaluation() -> list[FittedTable]:
         lab_tables.equal_table(equal),
         lab_tables.forks_table("gsm8k/test.jsonl", of_forks),
     ]
+
+
+def resplits_() -> list[FittedTable]:
+    of = filled(resplits.BrokenPromises, certified=200, broken=13, share=0.065)
+    names = [axis.name for axis in AXES]
+    rules = {name: filled(resplits.RuleResplits, halves=of, redraws=of, above=3,
+                          held_out_rate=0.0123) for name in names}  # fmt: skip
+    promise = Promise(0.02, 0.9)
+    return [tuning_report.resplits_table(
+        filled(resplits.Resplits, promise=promise, halves=of, redraws=of, rules=rules)
+    )]  # fmt: skip
 
 
 def judge() -> list[FittedTable]:
@@ -203,7 +217,7 @@ def others() -> list[FittedTable]:
 
 
 MAKERS: list[Callable[[], list[FittedTable]]] = [
-    drafters_table, evaluation, speed, judge, engine, devices, round_, others,
+    drafters_table, evaluation, resplits_, speed, judge, engine, devices, round_, others,
 ]  # fmt: skip
 GOLDEN = Path(__file__).with_name("tables-80.txt")
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from flyspec.bench.conditions import parse_conditions
-from flyspec.lab import compare, tables
+from flyspec.lab import tables
 from flyspec.lab.allocation import AllocationLead, allocation_leads
+from flyspec.lab.answered import COLUMNS, Answered
 from flyspec.lab.arms import make_arms, rival_arm
-from flyspec.lab.compare import Answered
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.run import wanted_samples
@@ -36,12 +36,12 @@ def answered(scores, times, seeds=1):
     wanted = wanted_samples(EvalOptions(seeds=seeds), [task], arms, TARGET, DRAFT)
     rows = []
     for key, unit in wanted.items():
-        names = dict(zip(compare.COLUMNS, key, strict=False))
+        names = dict(zip(COLUMNS, key, strict=False))
         own = {
             "score": float(scores[unit.arm.name](unit.index)),
             "total_ns": int(times[unit.arm.name](unit.index) * SECOND),
         }
-        rows.append({**dict.fromkeys(compare.COLUMNS, 0), **DEFAULTS, **names, **own})
+        rows.append({**dict.fromkeys(COLUMNS, 0), **DEFAULTS, **names, **own})
     return Answered("task", arms, wanted, rows)
 
 

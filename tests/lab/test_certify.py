@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyspec.lab.certify import Promise, certify, resplit
+from flyspec.lab.certify import Promise, certify
 
 
 def slow(columns, num_prompts, max_rate, risk):
@@ -70,11 +70,6 @@ def test_the_promise_holds_for_draws_from_a_known_law():
     )
 
 
-def test_resplits_keep_the_promise():
-    promise, rng = Promise(0.03, 0.9), np.random.default_rng(2)
-    scores = rng.random(2000)
-    thresholds = np.linspace(0.005, 0.08, 16)
-    found = resplit(scores[:, None] < thresholds, promise, 500, 200, seed=3)
-    error = math.sqrt(promise.risk * (1 - promise.risk) / found.splits)
-    assert found.broken_share <= promise.risk + 2 * error
-    assert found.certified > 100
+def test_certificates_that_share_a_risk_hold_together():
+    assert Promise(0.02, 0.9).shared(8).risk == pytest.approx(0.0125)
+    assert Promise(0.02, 0.9).shared(8).min_prompts == 217

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flyspec.lab import compare
 from flyspec.lab.allocation import AllocationLead
+from flyspec.lab.answered import COLUMNS, ROUNDS, TIME, Answered
 from flyspec.lab.arms import make_arms, rival_arm
-from flyspec.lab.compare import ROUNDS, TIME, Answered
 from flyspec.lab.evaluation import compared
 from flyspec.lab.frontier import AtEqualSpeed
 from flyspec.lab.problems import TaskProblems
@@ -105,9 +104,9 @@ def evaluation(part):
     wanted = wanted_samples(run, [WORDS], arms, TARGET, DRAFT)
     rows = []
     for key, unit in wanted.items():
-        names = dict(zip(compare.COLUMNS, key, strict=False))
+        names = dict(zip(COLUMNS, key, strict=False))
         own = sample(unit.arm, unit.index, unit.repeat)
-        rows.append({**dict.fromkeys(compare.COLUMNS, 0), **DEFAULTS, **names, **own})
+        rows.append({**dict.fromkeys(COLUMNS, 0), **DEFAULTS, **names, **own})
     answered = Answered(WORDS.name, arms, wanted, rows)
     return compared(arms, Progressed(), {WORDS.name: answered}, run.conditions[0].name)
 

@@ -8,8 +8,8 @@ import pytest
 
 from flyspec.drawing import to_svg
 from flyspec.lab import compare
+from flyspec.lab.answered import Answered
 from flyspec.lab.arms import rival_arm
-from flyspec.lab.compare import Answered
 from flyspec.lab.plots import (
     _common_start,
     _gap_place,

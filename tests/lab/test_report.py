@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from flyspec.lab import compare
+from flyspec.lab.answered import COLUMNS, Answered
 from flyspec.lab.arms import make_arms
-from flyspec.lab.compare import Answered
 from flyspec.lab.evaluation import compared
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.run import Progressed, wanted_samples
+from flyspec.lab.samples import KEY
 from flyspec.lab.studies.catalogue import STUDIES
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.page import Page
@@ -52,8 +52,8 @@ def page(study: Study, tasks: list[TaskProblems], without: str | None = None) ->
             continue
         rule = unit.arm.rule.name
         rows.append({
-            **dict.fromkeys(compare.COLUMNS, 0), **DEFAULTS,
-            **dict(zip(compare.KEY, key, strict=True)),
+            **dict.fromkeys(COLUMNS, 0), **DEFAULTS,
+            **dict(zip(KEY, key, strict=True)),
             **({} if rule in ("exact", "plain") else LOOSE),
             "num_rounds": rounds_of(unit.task, rule, number),
             "score": None if unit.task is OPEN else 1.0,

@@ -8,6 +8,7 @@ import torch
 from scipy.spatial.distance import jensenshannon
 
 from flyspec import bundled
+from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.lab.certify import Promise
 from flyspec.lab.local_model import LocalModel
@@ -35,7 +36,9 @@ K, COUNT, MAX_TOKENS = 7, 5, 96
 
 @pytest.fixture(scope="module")
 def models():
-    return [LocalModel(str(path), threads=1) for path in (bundled.TARGET, bundled.DRAFT)]
+    target = VerifySettings(model=str(bundled.TARGET), threads=1)
+    draft = DraftSettings(model=str(bundled.DRAFT), threads=1)
+    return [LocalModel(settings) for settings in (target, draft)]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyspec.engine.distributions import encode
+from flyspec.engine.distributions import decode, encode
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import Rows
 from flyspec.errors import InvalidArgumentError
@@ -24,7 +24,7 @@ from flyspec.values.rounds import Budget, OpenWindow, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.autojudges import random_judge
 from tests.examples import examples
-from verify_service.rules import readings
+from verify_service.rules import judge, readings
 from verify_service.sessions import TargetSession
 from verify_service.slot_queue import SessionPlace
 from verify_service.verdicts import RoundContext, RoundJudge
@@ -186,3 +186,30 @@ def test_a_round_with_bad_distributions_fails_alone() -> None:
     assert isinstance(refused, InvalidArgumentError)
     assert str(refused).startswith("distributions[0].log_probs: NaN")
     assert isinstance(verdict, Verdict)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [Rule("fly"), Rule("margin"), *(rule for rule in RULES if rule.name != "autojudge")],
+    ids=lambda rule: rule.name,
+)
+def test_a_session_judges_by_its_rule_with_defaults(rule: Rule) -> None:
+    sampling = SamplingParams(1.0 if rule.name == "rejection" else 0.0)
+    session = TargetSession(TokenSequence([1, 2]), 2, [rule], sampling, 7, INFO, PLACE)
+    spec = session.distribution
+    for number in range(20):
+        generator = torch.Generator().manual_seed(number)
+        rows = 2 * torch.randn(9, VOCABULARY, generator=generator)
+        drafts = rows[:-1].argmax(dim=-1).tolist()
+        drafts[number % 8] = number % VOCABULARY
+        sent = encode(rows[:-1] + 0.5, spec) if spec else []
+        (found,) = JUDGE.judge_all(
+            [(RoundContext(session, VerifyRound(1, 2, [], drafts), sent), Rows(rows))]
+        )
+        exactly = spec is not None and spec.draw_from_it
+        assert found == judge(
+            rule, drafts, rows, sampling=sampling, seed=7, start_position=2,
+            eos_token_ids=[15], control_token_ids=[14, 15],
+            draft_distributions=decode(sent, drafts, VOCABULARY, renormalise=exactly)
+            if spec else None,
+        )  # fmt: skip

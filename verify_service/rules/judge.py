@@ -56,6 +56,7 @@ def hear(
     rule_segments: Sequence[RuleSegment] = (),
     hidden_rows: Tensor | None = None,
     autojudge: AutoJudge | None = None,
+    resolved: bool = False,
 ) -> Hearing:
     """Decide which of K drafted tokens are accepted, given the target's raw logits [K + 1, V].
 
@@ -78,7 +79,8 @@ def hear(
     position. A window that opens and fails in this round is an ordinary rejection.
 
     A window size that `rule` leaves to its preset follows from the default K, not from this
-    round's: 6 for `fly`.
+    round's: 6 for `fly`. `resolved`: the rules are what `resolve_rule` returned, once for many
+    rounds.
 
     More than `num_speculative_tokens` drafts (0: no limit) are judged as consecutive rounds of that
     many: in place of the bonus token between two of them only the target's own token is accepted,
@@ -105,8 +107,9 @@ def hear(
     """
     check_drafts(draft_token_ids, target_logits)
     drafts = _until_eos(draft_token_ids, eos_token_ids)
-    rule = Rule(rule) if isinstance(rule, str) else rule
-    rules = [resolve_rule(each) for each in (rule, *other_rules)]
+    rules = [Rule(rule) if isinstance(rule, str) else rule, *other_rules]
+    if not resolved:
+        rules = [*map(resolve_rule, rules)]
     check_segments(rule_segments, len(rules), start_position)
     check_open_window(rules, open_window, start_position)
     stretches = stretches_of(rules, rule_segments, sampling, start_position, len(drafts), autojudge)

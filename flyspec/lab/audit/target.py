@@ -18,21 +18,19 @@ from flyspec.config import VerifySettings
 from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge, read_judge
 from flyspec.engine.distributions import decode
 from flyspec.engine.logits import token_logprobs
-from flyspec.engine.model import History, Model, Step
-from flyspec.engine.native.model import NativeModel
-from flyspec.engine.runner import ModelRunner
+from flyspec.engine.model import History, Step
 from flyspec.errors import InvalidArgumentError
 from flyspec.lab.audit.retelling import RetoldRound
+from flyspec.lab.local_model import LocalModel
 from flyspec.prefix import num_same
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tokenizer import Tokenizer
 from flyspec.validation import common_distribution_spec
-from flyspec.values.admin import ModelInfo, TokenizerBundle
+from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import Recording
 from flyspec.values.rounds import Verdict
 from verify_service.autojudge import fitted
-from verify_service.ranks import load, set_threads
 from verify_service.rules import decide_all, hear
 from verify_service.rules.inquiry import Hearing
 
@@ -54,36 +52,30 @@ class ReadRound(NamedTuple):
 
 @dataclass
 class AuditedTarget:
-    """A warm model of one sequence at a time, and its tokenizer."""
+    """A model that reads one sequence at a time, and the judge that it was recorded with."""
 
-    model: Model
-    bundle: TokenizerBundle
+    local: LocalModel
     prefill_chunk: int = 512
     autojudge: AutoJudge | None = None
 
-    def __post_init__(self) -> None:
-        self.tokenizer = Tokenizer(self.bundle)
-        self._eos = frozenset(self.bundle.eos_token_ids)
-
     @classmethod
     def load(cls, settings: VerifySettings, native: bool = True) -> Self:
-        """Load and warm up the model as the verify service does, so that it has the same bits.
+        """Load it as the verify service does, so that it has the same bits (`LocalModel`).
 
-        Or not `native`: with transformers' modules, even where the native step could be used.
         Raises `ConfigError`.
         """
-        set_threads(settings, None)
-        loaded, model = load(settings, None)
-        if not native and isinstance(model, NativeModel):
-            model = ModelRunner.planned(loaded, settings, batch_invariant=settings.batch_invariant)
-        model.warm_up()
+        local = LocalModel(settings, native)
         file = settings.autojudge_file
-        judge = fitted(read_judge(Path(file).expanduser()), model, file) if file else None
-        return cls(model, loaded.tokenizer, settings.prefill_chunk, judge)
+        judge = fitted(read_judge(Path(file).expanduser()), local.model, file) if file else None
+        return cls(local, settings.prefill_chunk, judge)
 
     @property
     def info(self) -> ModelInfo:
-        return self.model.info
+        return self.local.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.local.tokenizer
 
     def read(self, rounds: Sequence[RetoldRound]) -> Iterator[list[ReadRound]]:
         """Yield the rounds with their logits, as many at a time as one forward covers.
@@ -91,7 +83,7 @@ class AuditedTarget:
         Raises `InvalidArgumentError` for tokens that the target cannot read.
         """
         self._check_tokens(rounds)
-        slot = self.model.cache.acquire().slot
+        slot = self.local.model.cache.acquire().slot
         try:
             first = 0
             while first < len(rounds):
@@ -99,7 +91,7 @@ class AuditedTarget:
                 first += len(group)
                 yield self._forward(slot, group)
         finally:
-            self.model.cache.release(slot)
+            self.local.model.cache.release(slot)
 
     def judge(self, recording: Recording, read: Sequence[ReadRound]) -> list[Verdict | Exception]:
         """Judge rounds as they were judged, from the recorded state; plain tokens by `exact`.
@@ -149,8 +141,8 @@ class AuditedTarget:
             sampling=started.sampling,
             seed=started.seed,
             start_position=len(round_.prefix),
-            eos_token_ids=self._eos,
-            control_token_ids=self.bundle.control_token_ids,
+            eos_token_ids=self.local.eos,
+            control_token_ids=self.local.bundle.control_token_ids,
             budget=record.budget,
             exact_until_position=record.exact_until_position,
             open_window=record.open_window,
@@ -160,7 +152,7 @@ class AuditedTarget:
             rule_segments=record.rule_segments if record.draft_token_ids else (),
             hidden_rows=hidden,
             autojudge=self.autojudge,
-            history=History(round_.prefix, len(started.prompt_token_ids), self._eos),
+            history=History(round_.prefix, len(started.prompt_token_ids), self.local.eos),
         )
 
     def _check_tokens(self, rounds: Sequence[RetoldRound]) -> None:
@@ -186,13 +178,13 @@ class AuditedTarget:
         tokens = [*last.prefix, *last.read_token_ids]
         counts = [len(round_.read_token_ids) + 1 for round_ in group]
         first_row = len(group[0].prefix) - 1
-        start = min(num_same(self.model.cache.held(slot), tokens), first_row)
+        start = min(num_same(self.local.model.cache.held(slot), tokens), first_row)
         while first_row - start > self.prefill_chunk:
             piece = tokens[start : start + self.prefill_chunk]
-            self.model.forward([Step(slot, start, piece, 0)])
+            self.local.model.forward([Step(slot, start, piece, 0)])
             start += len(piece)
         layers = (HIDDEN_LAYER,) if self.autojudge else ()
-        (rows,) = self.model.forward([Step(slot, start, tokens[start:], sum(counts), layers)])
+        (rows,) = self.local.model.forward([Step(slot, start, tokens[start:], sum(counts), layers)])
         hidden = rows.hidden[0].split(counts) if layers else [None] * len(group)
         return [*map(ReadRound, group, rows.logits.split(counts), hidden)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +14,14 @@ from flyspec.bundled import DRAFT, TARGET
 from flyspec.concurrency import whatever_reached
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.autojudge import AutoJudge, JudgeFacts, write_judge
-from flyspec.engine.loading import LoadedModel, load_model
-from flyspec.engine.model import Model
-from flyspec.engine.native.choice import choose_model
-from flyspec.engine.threads import set_threads
 from flyspec.errors import ConfigError
 from flyspec.lab.autojudge.mining import Mined, Miner
 from flyspec.lab.autojudge.options import JudgeTrainOptions
 from flyspec.lab.autojudge.training import fit
+from flyspec.lab.local_model import LocalModel
 from flyspec.lab.tasks import TASKS, Problem, Task
 from flyspec.progress import progress, working
-from flyspec.tokenizer import Tokenizer
 from flyspec.version import __version__
-from orchestrator.generation.prompt import encode_prompt
 
 
 @dataclass(frozen=True)
@@ -67,20 +62,23 @@ def train(o: JudgeTrainOptions) -> Trained:
     _check(o)
     task = TASKS[o.task](o.path, limit=o.problems, seed=o.seed)
     disable_progress_bar()
-    set_threads(o.threads, 1)
+    same: dict[str, Any] = {
+        "device": o.device, "threads": o.threads, "max_sessions": o.concurrency
+    }  # fmt: skip
     with working("loading the models"):
-        loaded, target = _load(o, VerifySettings(model=o.model or str(TARGET), dtype=o.dtype))
-        _, draft = _load(o, DraftSettings(model=o.draft_model or str(DRAFT), dtype=o.draft_dtype))
+        target = LocalModel(VerifySettings(model=o.model or str(TARGET), dtype=o.dtype, **same))
+        draft_name = o.draft_model or str(DRAFT)
+        draft = LocalModel(DraftSettings(model=draft_name, dtype=o.draft_dtype, **same))
     if draft.info.tokenizer_fingerprint != target.info.tokenizer_fingerprint:
         raise ConfigError(
             f"--draft-model {draft.info.name}: its tokenizer differs from that of "
             f"{target.info.name}; a judge is trained on token ids that both models share"
         )
-    tokenizer = Tokenizer(loaded.tokenizer)
-    problems = [(p, encode_prompt(p.prompt, tokenizer, target.info)) for p in task.problems()]
+    problems = [(p, target.encode(p.prompt)) for p in task.problems()]
     _check_answers(task, [problem for problem, _ in problems])
-    eos, control = loaded.tokenizer.eos_token_ids, loaded.tokenizer.control_token_ids
-    miner = Miner(target, draft, task, tokenizer.decode, frozenset(eos), frozenset(control))
+    control = frozenset(target.bundle.control_token_ids)
+    decode = target.tokenizer.decode
+    miner = Miner(target.model, draft.model, task, decode, target.eos, control)
     most = task.max_tokens if o.max_tokens is None else o.max_tokens
     began = time.perf_counter()
 
@@ -132,16 +130,3 @@ def _check_answers(task: Task, problems: list[Problem]) -> None:
             f"--task {task.name}: its texts have no answers, so nothing says what is important; "
             "use a task with answers"
         )
-
-
-def _load(
-    o: JudgeTrainOptions, settings: VerifySettings | DraftSettings
-) -> tuple[LoadedModel, Model]:
-    """Return a model, warm, as a service would run it."""
-    settings = settings.model_copy(
-        update={"device": o.device, "threads": o.threads, "max_sessions": o.concurrency}
-    )
-    loaded = load_model(settings.model, settings.device, settings.dtype, settings.max_model_len)
-    model = choose_model(loaded, settings)
-    model.warm_up()
-    return replace(loaded, model=None), model

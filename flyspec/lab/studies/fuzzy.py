@@ -13,8 +13,9 @@ from typing import NamedTuple
 import numpy as np
 
 from flyspec.bench.conditions import EXACT, PLAIN, Condition
+from flyspec.lab.answered import ROUNDS, TIME, Answered
 from flyspec.lab.arms import Arm
-from flyspec.lab.compare import ROUNDS, TIME, Answered, ConditionReport
+from flyspec.lab.compare import ConditionReport
 from flyspec.lab.frontier import AtEqualSpeed, EqualSpeedThreshold, equal_speed_threshold
 from flyspec.lab.loss_bound import LossBound, loss_bound
 from flyspec.lab.statistics import POINT, Interval

@@ -10,8 +10,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from flyspec.bench.conditions import Condition, parse_conditions
 from flyspec.lab.allocation import AllocationLead
+from flyspec.lab.answered import Answered
 from flyspec.lab.arms import Arm, parse_grid
-from flyspec.lab.compare import Answered, ConditionReport, EqualCost
+from flyspec.lab.compare import ConditionReport
+from flyspec.lab.curves import EqualCost
 from flyspec.lab.options import EvalOptions, ProblemOptions, TaskPaths
 from flyspec.lab.problems import TaskProblems, read_problems
 from flyspec.lab.studies.options import StudyOptions

@@ -40,6 +40,10 @@ class TuneOptions(ProblemOptions):
     certify_confidence: Annotated[float, _promise(
         "Confidence of the certificates, together.", min=0,
     )] = 0.9
+    resplits: Annotated[int, _promise(
+        "Also certify from this many random halves of the recording, and from as many redraws of "
+        "it, and count the promises broken.", min=0,
+    )] = 0
     num_speculative_tokens: Annotated[int, Flag("K: drafted tokens per round.", min=1)] = 15
     confirm: Annotated[bool, Flag(
         "Generate all recorded texts again by the rule found, to measure how far replay is off.",

@@ -6,6 +6,7 @@ from typing import Any
 
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.loss_bound import bounds_loss
+from flyspec.lab.resplits import Resplits
 from flyspec.lab.tuning.options import TuneOptions
 from flyspec.lab.tuning.search import RuleCandidate
 from flyspec.lab.tuning.tune import Tuned
@@ -80,6 +81,8 @@ def summary(o: TuneOptions, found: Tuned, confirmed: ConditionReport | None) -> 
     for axis, (_, certificate) in found.certificates.items():
         if certificate.problem:
             lines.append(f"not certified: {axis}: {certificate.problem}")
+    if found.resplits is not None:
+        lines += _resplit_lines(found.resplits)
     if confirmed is not None and confirmed.flips is not None and confirmed.recovery is not None:
         flips = confirmed.flips
         lines.append(
@@ -90,6 +93,48 @@ def summary(o: TuneOptions, found: Tuned, confirmed: ConditionReport | None) -> 
         )
     if o.preset_file is not None:
         lines.append(f"wrote {o.preset_file}: serve it with --rules-file, and --rule {o.name}")
+    return lines
+
+
+def resplits_table(found: Resplits) -> FittedTable:
+    """Return how each rule's certificates did in halves and redraws of the recording."""
+    columns = ["rule", "above", "halves", "broken", "other half lost", "redraws", "broken"]
+    rows = []
+    for name, rule in found.rules.items():
+        halves, redraws = (
+            [str(of.certified), f"{of.broken} ({of.share:.1%})"]
+            for of in (rule.halves, rule.redraws)
+        )
+        rate = "" if rule.held_out_rate is None else f"{rule.held_out_rate:.2%}"
+        rows.append([name, str(rule.above), *halves, rate, *redraws])
+    draws, risk = found.halves.draws, found.promise.shared(len(found.rules)).risk
+    title = f"certified and broken, of {draws} each; a rule may break {risk:.2%}"
+    return make_table(columns, rows, title, left=1)
+
+
+def _resplit_lines(found: Resplits) -> list[str]:
+    """Say how often any rule's certificate broke its promise."""
+    sizes = {
+        "halves": (found.halves, found.half_size),
+        "redraws": (found.redraws, found.num_prompts),
+    }
+    lines = [
+        f"{of.draws} {name} of {size} right answers: promise broken in {of.broken} "
+        f"({of.share:.1%}, 95 % interval {of.low:.1%} to {of.high:.1%}; at most {of.risk:.1%} "
+        f"promised); nothing certified in {of.draws - of.certified}"
+        for name, (of, size) in sizes.items()
+    ]
+    if not any(rule.above for rule in found.rules.values()):
+        lines.append(
+            f"this shows nothing: no threshold loses more than {found.promise.max_rate:.2%} of "
+            "the recorded right answers; check a lower --certify-rate"
+        )
+    elif not found.halves.certified:
+        each = found.promise.shared(len(found.rules))
+        lines.append(
+            f"the halves show nothing: a certificate needs at least {each.min_prompts} right "
+            "answers without a flip; record more problems, or name fewer --rules"
+        )
     return lines
 
 
@@ -115,5 +160,6 @@ def document(o: TuneOptions, found: Tuned, confirmed: ConditionReport | None) ->
         "certificates": {
             axis: certificate for axis, (_, certificate) in found.certificates.items()
         },
+        "broken_promises": found.resplits,
         "confirmed": confirmed,
     }

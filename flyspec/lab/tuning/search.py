@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import gamma
 
 from flyspec.errors import ConfigError
-from flyspec.lab.certify import Certificate, Promise, certify
+from flyspec.lab.certify import Certificate, Flips, Promise, certify
 from flyspec.lab.loss_bound import LossBound, loss_bound
 from flyspec.lab.tuning.replay import Replayed, RuleReplay
 from flyspec.progress import progress
@@ -140,21 +140,27 @@ def fastest(found: Sequence[RuleCandidate], target_recovery: float) -> RuleCandi
     return max(good, key=lambda c: c.tokens_per_round)
 
 
+def flips_of(found: Sequence[RuleCandidate], axes: Sequence[Axis]) -> dict[str, Flips]:
+    """Return by axis which right answers of the target each of its thresholds takes away."""
+    right = found[0].replayed.scores >= 1.0
+    return {
+        axis.name: np.stack([c.replayed.flips[right] for c in found if c.axis == axis.name], axis=1)
+        for axis in axes
+    }
+
+
 def certified(
     found: Sequence[RuleCandidate], axes: Sequence[Axis], promise: Promise
 ) -> list[tuple[RuleCandidate | None, Certificate]]:
     """Return the loosest certified threshold of each axis, with its certificate.
 
-    The risk of breaking the promise is shared equally among the axes (Bonferroni), so that all
-    certificates hold together.
+    All certificates hold together (`Promise.shared`).
     """
-    share = replace(promise, confidence=1.0 - promise.risk / len(axes))
+    share = promise.shared(len(axes))
     results: list[tuple[RuleCandidate | None, Certificate]] = []
-    for axis in axes:
-        own = [c for c in found if c.axis == axis.name]
-        right = own[0].replayed.scores >= 1.0
-        flips = np.stack([c.replayed.flips[right] for c in own], axis=1)
+    for name, flips in flips_of(found, axes).items():
         certificate = certify(flips, share)
+        own = [c for c in found if c.axis == name]
         chosen = None if certificate.index is None else own[certificate.index]
         results.append((chosen, certificate))
     return results

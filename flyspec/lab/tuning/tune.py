@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from flyspec.bench.conditions import Condition
+from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.lab.certify import Certificate, Promise
 from flyspec.lab.local_model import LocalModel
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems, read_problems
+from flyspec.lab.resplits import Resplits, resplit
 from flyspec.lab.tuning.options import TuneOptions
 from flyspec.lab.tuning.record import Recorder
 from flyspec.lab.tuning.recording import TuningRecord
@@ -25,6 +27,7 @@ from flyspec.lab.tuning.search import (
     candidates,
     certified,
     fastest,
+    flips_of,
 )
 from flyspec.version import __version__
 
@@ -38,6 +41,7 @@ class Tuned:
     candidates: Sequence[RuleCandidate]
     chosen: RuleCandidate
     certificates: Mapping[str, tuple[RuleCandidate | None, Certificate]]
+    resplits: Resplits | None = None
 
     def best_of(self, axis: Axis, target_recovery: float) -> RuleCandidate | None:
         """Return the axis's loosest threshold whose bound reaches the target, if any does."""
@@ -76,7 +80,9 @@ def obtain(
     if o.recording.exists():
         return TuningRecord.load(o.recording)
     (problems,) = _one_task(o)
-    target, draft = (LocalModel(name, device, dtype, threads) for name in models)
+    same: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
+    target = LocalModel(VerifySettings(model=models[0], **same))
+    draft = LocalModel(DraftSettings(model=models[1], **same))
     max_tokens = o.max_tokens or problems.task.max_tokens
     recorder = Recorder(target, draft, problems.task, o.num_speculative_tokens, max_tokens)
     recording = recorder.record(problems.problems)
@@ -103,12 +109,14 @@ def search(o: TuneOptions, recording: TuningRecord) -> Tuned:
         found = candidates(RuleReplay(recording), axes, o.confidence)
     finally:
         torch.set_num_threads(threads)
-    proofs = {}
+    proofs, resplits = {}, None
     if o.certify_rate is not None:
         promise = Promise(o.certify_rate, o.certify_confidence)
         results = certified(found, axes, promise)
         proofs = {axis.name: result for axis, result in zip(axes, results, strict=True)}
-    return Tuned(recording, axes, found, fastest(found, o.target_recovery), proofs)
+        if o.resplits:
+            resplits = resplit(flips_of(found, axes), promise, o.resplits)
+    return Tuned(recording, axes, found, fastest(found, o.target_recovery), proofs, resplits)
 
 
 def confirming(o: TuneOptions, tuned: Tuned) -> EvalOptions:
