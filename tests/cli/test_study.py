@@ -72,8 +72,8 @@ def test_a_study_asks_its_question_on_every_task(tmp_path) -> None:
     assert done.code == 0, done.err
     html = (tmp_path / "studies" / "strict-open" / "report.html").read_text()
     assert "2 of word_problems; 2 of open_ended; seed 7" in html
-    assert "word_problems (strict)" in html
-    assert "open_ended (open)" in html
+    assert ">strict</td>" in html
+    assert "open_ended: figures" in html
     assert html.count("<svg") == 3
 
 
