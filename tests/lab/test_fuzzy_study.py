@@ -22,14 +22,12 @@ from flyspec.lab.studies.fuzzy import (
     GREEDY,
     SAMPLED,
     TRIALS,
-    exact_speculation,
     sampled_bounds,
-    threshold_rows,
-    threshold_table,
 )
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.report import page_of
 from flyspec.lab.studies.study import Found
+from flyspec.lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
 from flyspec.lab.tasks import Problem
 from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.lab.tuning.divergences import DraftedDivergences
@@ -160,7 +158,7 @@ def by_hand(name, by, arms, keep, repeats):
 
 def test_thresholds_are_those_at_equal_speed(part):
     name, of = part
-    rows = threshold_rows(of.answered["word_problems"])
+    rows = threshold_rows(of.answered["word_problems"], TRIALS)
     assert [(row.name, row.by) for row in rows] == [
         (f"{rule} {kind.name}", by)
         for rule in ("fuzzy", "fuzzy-reference")
@@ -192,7 +190,7 @@ def test_thresholds_are_those_at_equal_speed(part):
 
 def test_the_table_has_means_and_spreads(part):
     _, of = part
-    rows = threshold_rows(of.answered["word_problems"])
+    rows = threshold_rows(of.answered["word_problems"], TRIALS)
     cells = threshold_table(rows).rows
     for row, shown in zip(rows, cells, strict=True):
         recoveries = [t.recovery.value for t in row.trials if t is not None]
@@ -233,6 +231,9 @@ def test_a_report_has_both_parts():
     assert [row[:3] for row in last.tables[0].rows] == [
         ["word_problems", "4", "50.0%"], ["gsm8k", "4", "50.0%"],
     ]  # fmt: skip
+    titles = [table.title for section in page.sections for table in section.tables]
+    assert len(set(titles)) == len(titles)
+    assert "greedy: at equal cost" in titles
     html = page.to_html()
     assert html.count("<svg") == 5
     assert "random allocation" in html

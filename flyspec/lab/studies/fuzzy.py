@@ -7,22 +7,17 @@ sample of the target); against chance, and against sending problems to draft or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from flyspec.bench.conditions import EXACT, PLAIN, Condition
-from flyspec.lab.answered import ROUNDS, TIME, Answered
-from flyspec.lab.arms import Arm
 from flyspec.lab.compare import ConditionReport
-from flyspec.lab.frontier import AtEqualSpeed, EqualSpeedThreshold, equal_speed_threshold
+from flyspec.lab.frontier import AtEqualSpeed
 from flyspec.lab.loss_bound import LossBound, loss_bound
-from flyspec.lab.statistics import POINT, Interval
+from flyspec.lab.statistics import POINT
 from flyspec.lab.studies.page import PageSection
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
+from flyspec.lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
 from flyspec.rules import Divergence, Rule
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tables import FittedTable, make_table
 
 SOURCE = "Fuzzy Speculative Decoding, arXiv 2502.20704"
@@ -58,110 +53,6 @@ _CONTROLS = tuple(
     for share in (0.1, 0.3, 0.6)
 )
 _RULES = (EXACT, *_FUZZY, *_CONTROLS)
-
-
-class ThresholdRow(NamedTuple):
-    """A rule with a divergence, at the speed of `base` counted in tokens per `by`.
-
-    `found` is over all texts, `trials` of each trial; None where the rule is slower.
-    """
-
-    name: str
-    by: str
-    base: str
-    found: EqualSpeedThreshold | None
-    trials: Sequence[EqualSpeedThreshold | None]
-
-
-def exact_speculation(arms: Sequence[Arm]) -> Arm:
-    """Return what speed is compared with: speculation that keeps the target's distribution.
-
-    Sampled texts have speculative sampling, which is what the paper compares with.
-    """
-    lossless = [arm for arm in arms if arm.k != 0 and RULE_PRESETS[arm.rule.name].lossless]
-    return lossless[0]
-
-
-def threshold_rows(answered: Answered) -> list[ThresholdRow]:
-    """Return T* of each rule and divergence, by tokens per round and per second."""
-    base = exact_speculation(answered.arms)
-    parts = [answered, *answered.trials(TRIALS)]
-    rows = []
-    for name, arms in _families(answered.arms):
-        thresholds = [arm.rule.divergence_threshold or 0.0 for arm in arms]
-        for by in (ROUNDS, TIME):
-            whole, *trials = (_threshold(part, base, arms, thresholds, by) for part in parts)
-            rows.append(ThresholdRow(name, by, base.name, whole, trials))
-    return rows
-
-
-def _families(arms: Sequence[Arm]) -> Iterator[tuple[str, list[Arm]]]:
-    """Yield the arms that differ in T alone, strictest first, by rule and divergence."""
-    found: dict[str, list[Arm]] = {}
-    for arm in arms:
-        if arm.rule.divergence_threshold is not None and arm.rule.divergence is not None:
-            found.setdefault(f"{arm.rule.name} {arm.rule.divergence.name}", []).append(arm)
-    for name, of in found.items():
-        if len(of) > 1:
-            yield name, sorted(of, key=lambda arm: arm.rule.divergence_threshold or 0.0)
-
-
-def _threshold(
-    part: Answered, base: Arm, arms: Sequence[Arm], thresholds: Sequence[float], by: str
-) -> EqualSpeedThreshold | None:
-    assert part.bootstrap is not None
-    plain = next(arm for arm in part.arms if arm.name == PLAIN)
-    (quality,) = part.curve([plain], by).quality.T
-    return equal_speed_threshold(
-        part.bootstrap, part.curve([base], by), part.curve(arms, by), thresholds, quality
-    )
-
-
-def threshold_table(rows: Sequence[ThresholdRow], title: str | None = None) -> FittedTable:
-    columns = ["rule", "tokens per", "exact", "T*", "trials", "recovery", "95 %", "trials"]
-    columns += ["score - exact", "95 %"]
-    return make_table(columns, [_threshold_cells(row) for row in rows], title, left=2)
-
-
-def _threshold_cells(row: ThresholdRow) -> list[str]:
-    if row.found is None:
-        return [row.name, _UNITS[row.by][0], *["-"] * 2, ", ".join(map(_t, row.trials)), *["-"] * 5]
-    recovery, difference = row.found.recovery, row.found.difference
-    name, scale = _UNITS[row.by]
-    return [
-        row.name,
-        name,
-        f"{row.found.speed * scale:.4g}",
-        _t(row.found),
-        ", ".join(map(_t, row.trials)),
-        *_cells(recovery, "{:.1%}"),
-        _spread([t.recovery for t in row.trials if t is not None]),
-        *_cells(difference, "{:+.1%}"),
-    ]
-
-
-_UNITS = {ROUNDS: ("round", 1.0), TIME: ("second", 1e9)}
-
-
-def _t(found: EqualSpeedThreshold | None) -> str:
-    if found is None:
-        return "-"
-    return f"{'≤ ' if found.all_faster else ''}{found.threshold:.2g}"
-
-
-def _cells(value: Interval | None, form: str) -> list[str]:
-    if value is None:
-        return ["-", "-"]
-    shown = [form.format(part) for part in (value.value, value.low, value.high)]
-    return [shown[0], f"{shown[1]} to {shown[2]}"]
-
-
-def _spread(values: Sequence[Interval | None]) -> str:
-    """Show the mean and the standard deviation of trials."""
-    known = [value.value for value in values if value is not None]
-    if len(known) < 2:
-        return "-"
-    return f"{np.mean(known):.1%} ± {np.std(known, ddof=1):.1%}"
 
 
 def sampled_bounds(found: Found) -> list[tuple[ConditionReport, LossBound]]:
@@ -221,11 +112,10 @@ def _thresholds_and_bound(found: Found) -> list[PageSection]:
     texts = found.answered
     if texts is None or not texts.has_answers or texts.missing:
         return []
-    rows = threshold_rows(texts)
+    rows = threshold_rows(texts, TRIALS)
     text = _THRESHOLDS_TEXT.format(base=rows[0].base, trials=_TRIALS[found.part])
-    title = f"{found.title}: thresholds as fast as exact speculation"
     heading = "Thresholds as fast as exact speculation"
-    sections = [PageSection(heading, [text], [threshold_table(rows, title)])]
+    sections = [PageSection(heading, [text], [threshold_table(rows)])]
     if found.part == SAMPLED:
         sections.append(PageSection("The paper's bound", [_BOUND], [bound_table(found)]))
     return sections

@@ -136,8 +136,8 @@ def _texts_and_gaps(found: Found) -> list[PageSection]:
         size_of_gaps(drafted),
     )
     shown = [
-        record_table(_SPEEDS, drafted, f"{found.title}: speed and what it costs"),
-        record_table(_TEXTS, found.reports, f"{found.title}: texts"),
+        record_table(_SPEEDS, drafted, "speed and what it costs"),
+        record_table(_TEXTS, found.reports, "texts"),
     ]
     return [PageSection("Texts and gaps", _NOTES, shown, [histograms] if drafted else [])]
 

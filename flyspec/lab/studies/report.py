@@ -1,40 +1,21 @@
-"""Turns a study's evaluation into its page: claims, tables, and plots over the study's axis."""
+"""Turns a study's evaluations into its page: claims, tables and plots."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import cycle
-from typing import TYPE_CHECKING
 
-from flyspec.bench.conditions import PLAIN
 from flyspec.lab import tables
-from flyspec.lab.compare import ConditionReport
 from flyspec.lab.evaluation import Evaluation
-from flyspec.lab.plots import (
-    COLORS,
-    MARKERS,
-    draw_quality,
-    error_lengths,
-    quality_label,
-    quality_of,
-)
+from flyspec.lab.plots import draw_quality
 from flyspec.lab.problems import TaskProblems
-from flyspec.lab.statistics import Interval
-from flyspec.lab.studies.divergences import divergence_section
+from flyspec.lab.studies.axis import axis_plots
+from flyspec.lab.studies.divergences import Divergences, divergence_section
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
-from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, T, value_of
+from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, T
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-    from flyspec.lab.tuning.divergences import DraftedDivergences
-
-_WIDE = 20.0
-"""Values of an axis that differ by more than this factor are shown on a logarithmic one."""
 CLAIMS_HEADING = "What papers report"
 VERDICTS = {True: "yes", False: "no", None: "open"}
 
@@ -47,7 +28,7 @@ def page_of(
     command: str,
     problem_seed: int,
     drafters: Sequence[DrafterStatus] = (),
-    divergences: Mapping[str, DraftedDivergences] | None = None,
+    divergences: Divergences | None = None,
 ) -> Page:
     """Return the report of a study: what it says of all it found, then sections for each.
 
@@ -66,9 +47,7 @@ def page_of(
     if with_texts and study.overview is not None:
         sections.append(study.overview(with_texts))
     for of in found:
-        for section in _sections(study, of):
-            heading = f"{of.label}: {_lower(section.heading)}" if of.label else section.heading
-            sections.append(replace(section, heading=heading))
+        sections += [_labelled(section, of) for section in _sections(study, of)]
     if divergences:
         sections.append(divergence_section(divergences))
     used = {arm.drafter for evaluation in parts.values() for arm in evaluation.arms}
@@ -106,8 +85,18 @@ def _sentence(notes: str) -> str:
     return notes[:1].upper() + notes[1:] + "."
 
 
-def _lower(heading: str) -> str:
-    return heading[:1].lower() + heading[1:]
+def _labelled(section: PageSection, found: Found) -> PageSection:
+    """Say of what a section and its tables are, where the study has found others as well."""
+    if not found.label:
+        return section
+    shown = [
+        table
+        if table.title is None or table.title.startswith(found.title)
+        else replace(table, title=f"{found.label}: {table.title}")
+        for table in section.tables
+    ]
+    heading = section.heading[:1].lower() + section.heading[1:]
+    return replace(section, heading=f"{found.label}: {heading}", tables=shown)
 
 
 def _found(task: TaskProblems, evaluation: Evaluation, part: str, labels: Sequence[str]) -> Found:
@@ -193,97 +182,10 @@ def _claim_row(claim: PaperClaim[T], found: T) -> list[str]:
 
 
 def _plots(study: Study, found: Found) -> list[PagePlot]:
-    name = f"{study.name}-{found.slug}"
-    plots = [
-        PagePlot(
-            f"{name}-quality",
-            "What each condition keeps against tokens per round and speed, with 95 % intervals.",
-            lambda figure: draw_quality(figure, found.arms, {found.title: found.reports}),
-            (12.5, 4.4),
-        )
-    ]
-    lines = lines_of(study, found)
-    if any(len(points) > 1 for points in lines.values()):
-        plots.append(
-            PagePlot(
-                f"{name}-axis",
-                f"Quality and speed over `{study.axis}`.",
-                lambda figure: _draw_axis(figure, study.axis, lines),
-                (13.5 if study.axis == "drafter" else 10.5, 4.0),
-            )
-        )
-    return plots
-
-
-Points = list[tuple[object, ConditionReport]]
-
-
-def lines_of(study: Study, found: Found) -> dict[str, Points]:
-    """Return the conditions that have the study's axis, in lines of what differs in it alone."""
-    lines: dict[str, Points] = {}
-    for arm, report in found.pairs:
-        value = value_of(arm, study.axis)
-        if value is None or arm.condition.name == PLAIN or arm.k == 0:
-            continue
-        shown = {f"{value:g}" if isinstance(value, float) else str(value), str(value)}
-        parts = report.condition.split(", ")
-        name = ", ".join(p for p in parts if p.rpartition(" = ")[2] not in shown)
-        lines.setdefault(name, []).append((value, report))
-    return lines
-
-
-Panel = tuple[str, Callable[[ConditionReport], Interval | None]]
-
-
-def _panels(axis: str, reports: Sequence[ConditionReport]) -> list[Panel]:
-    """Return what is drawn over an axis. Rounds of several drafters take different times."""
-    panels: list[Panel] = [
-        (quality_label(reports), quality_of),
-        ("tokens per round", lambda report: report.mean_accepted_tokens_interval),
-    ]
-    if axis == "drafter":
-        panels.append((f"tokens per second, relative to {PLAIN}", lambda report: report.speedup))
-    return panels
-
-
-def _draw_axis(figure: Figure, axis: str, lines: dict[str, Points]) -> None:
-    reports = [report for points in lines.values() for _, report in points]
-    panels = _panels(axis, reports)
-    axes = figure.subplots(1, len(panels))
-    words = any(isinstance(value, str) for points in lines.values() for value, _ in points)
-    places = list(dict.fromkeys(v for points in lines.values() for v, _ in points))
-    numbers = [] if words else [float(str(value)) for value in places]
-    for (name, points), color, marker in zip(
-        lines.items(), cycle(COLORS), cycle(MARKERS), strict=False
-    ):
-        at = [float(places.index(value)) if words else float(str(value)) for value, _ in points]
-        for ax, (_, value_in) in zip(axes, panels, strict=True):
-            _draw_line(ax, at, [value_in(report) for _, report in points], name, color, marker)
-    for ax, (label, _) in zip(axes, panels, strict=True):
-        ax.set_xlabel("K" if axis == "k" else axis)
-        ax.set_ylabel(label)
-        if words:
-            ax.set_xticks(range(len(places)), [str(place) for place in places])
-        elif 0 < _WIDE * min(numbers) < max(numbers):
-            ax.set_xscale("log")
-            ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    if any(report.recovery for report in reports):
-        axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
-    axes[-1].legend()
-
-
-def _draw_line(
-    ax: Axes,
-    at: Sequence[float],
-    intervals: Sequence[Interval | None],
-    name: str,
-    color: str,
-    marker: str,
-) -> None:
-    known = [(x, i) for x, i in zip(at, intervals, strict=True) if i is not None]
-    ax.errorbar(
-        [x for x, _ in known],
-        [i.value for _, i in known],
-        yerr=error_lengths([i for _, i in known]),
-        label=name, color=color, marker=marker, capsize=2, linewidth=1.2, elinewidth=0.8,
-    )  # fmt: skip
+    quality = PagePlot(
+        f"{study.name}-{found.slug}-quality",
+        "What each condition keeps against tokens per round and speed, with 95 % intervals.",
+        lambda figure: draw_quality(figure, found.arms, {found.title: found.reports}),
+        (12.5, 4.4),
+    )
+    return [quality, *axis_plots(study, found)]
