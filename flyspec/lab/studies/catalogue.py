@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from flyspec.lab.compare import ConditionReport
 from flyspec.lab.statistics import is_larger
 from flyspec.lab.studies.batch import BATCHES, BatchStudy
 from flyspec.lab.studies.drafting import (
@@ -17,24 +16,17 @@ from flyspec.lab.studies.drafting import (
 )
 from flyspec.lab.studies.fuzzy import FUZZY
 from flyspec.lab.studies.open_ended import OPEN_ENDED, STRICT_OPEN
-from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
+from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, with_bounds
 
 FLY = "FLy, arXiv 2511.22972"
 
 
-def _recovery(report: ConditionReport) -> str:
-    value = report.recovery
-    return (
-        "unknown" if value is None else f"{value.value:.1%} ({value.low:.1%} to {value.high:.1%})"
-    )
-
-
 def _window_restores(found: Found) -> ClaimFinding:
-    without = found.one("fly", fly_window_size=0)
-    with_window = found.one("fly", fly_window_size=6)
+    without, with_window = (found.one("fly", fly_window_size=w).recovery for w in (0, 6))
     return ClaimFinding(
-        is_larger(with_window.recovery, without.recovery),
-        f"recovery at W = 0 {_recovery(without)}, at W = 6 {_recovery(with_window)}",
+        is_larger(with_window, without),
+        f"recovery at W = 0 {with_bounds(without, '.1%')}, "
+        f"at W = 6 {with_bounds(with_window, '.1%')}",
     )
 
 
@@ -45,7 +37,7 @@ def _keeps_99(found: Found) -> ClaimFinding:
         holds = True  # by the exact bound: where nothing flipped, the interval has no width
     elif report.recovery is not None and report.recovery.high < 0.99:
         holds = False
-    return ClaimFinding(holds, f"recovery at W = 6 {_recovery(report)}")
+    return ClaimFinding(holds, f"recovery at W = 6 {with_bounds(report.recovery, '.1%')}")
 
 
 def _grows_with_k(text: str, rule: str) -> PaperClaim[Found]:

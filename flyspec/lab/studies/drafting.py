@@ -7,9 +7,16 @@ from dataclasses import replace
 
 from flyspec import bundled
 from flyspec.lab import tables
-from flyspec.lab.statistics import Interval, is_larger
+from flyspec.lab.statistics import is_larger
 from flyspec.lab.studies.page import PageSection
-from flyspec.lab.studies.study import MODEL, ClaimFinding, Found, PaperClaim, Study
+from flyspec.lab.studies.study import (
+    MODEL,
+    ClaimFinding,
+    Found,
+    PaperClaim,
+    Study,
+    with_bounds,
+)
 from flyspec.values.admin import DrafterStatus
 
 LOOKUP, MULTI_LEVEL = "prompt_lookup", "multi_level"
@@ -25,15 +32,9 @@ def _drafted_faster(found: Found) -> ClaimFinding:
     )
     return ClaimFinding(
         is_larger(after_lookup, alone),
-        f"{_times(after_lookup)} plain decoding with prompt lookup before the draft model, "
-        f"{_times(alone)} without",
+        f"{with_bounds(after_lookup, '.2f')} times plain decoding with prompt lookup before the "
+        f"draft model, {with_bounds(alone, '.2f')} times without",
     )
-
-
-def _times(speedup: Interval | None) -> str:
-    if speedup is None:
-        return "unknown times"
-    return f"{speedup.value:.2f} ({speedup.low:.2f} to {speedup.high:.2f}) times"
 
 
 def _gate_is_quick(found: Found) -> ClaimFinding:

@@ -15,7 +15,7 @@ from flyspec.lab.frontier import AtEqualSpeed
 from flyspec.lab.loss_bound import LossBound, loss_bound
 from flyspec.lab.statistics import POINT
 from flyspec.lab.studies.page import PageSection
-from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
+from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, with_bounds
 from flyspec.lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
 from flyspec.rules import Divergence, Rule
 from flyspec.tables import FittedTable, make_table
@@ -180,7 +180,7 @@ def _as_good_and_faster(found: Found) -> ClaimFinding:
         return ClaimFinding(None, f"no threshold is faster than {base.condition} for certain")
     losses = [r.versus.score_difference for r in faster if r.versus and r.versus.score_difference]
     shown = "; ".join(
-        f"{report.condition}: {loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}) at "
+        f"{report.condition}: {with_bounds(loss, '+.1%')} at "
         f"{report.speed / base.speed:.2f} times the speed"
         for report, loss in zip(faster, losses, strict=True)
     )

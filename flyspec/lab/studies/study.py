@@ -16,6 +16,7 @@ from flyspec.lab.compare import ConditionReport
 from flyspec.lab.curves import EqualCost
 from flyspec.lab.options import EvalOptions, ProblemOptions, TaskPaths
 from flyspec.lab.problems import TaskProblems, read_problems
+from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.page import PageSection
 from flyspec.values.admin import DrafterStatus
@@ -30,6 +31,14 @@ class ClaimFinding(NamedTuple):
 
     holds: bool | None
     figures: str
+
+
+def with_bounds(estimate: Interval | None, form: str) -> str:
+    """Return an estimate with its interval, as a claim's figures show it."""
+    if estimate is None:
+        return "unknown"
+    value, low, high = (f"{part:{form}}" for part in (estimate.value, estimate.low, estimate.high))
+    return f"{value} ({low} to {high})"
 
 
 class Found:
