@@ -8,7 +8,7 @@ import pytest
 from flyspec.bench.conditions import parse_conditions
 from flyspec.lab import tables
 from flyspec.lab.allocation import AllocationLead, allocation_leads
-from flyspec.lab.answered import COLUMNS, Answered
+from flyspec.lab.answered import Answered
 from flyspec.lab.arms import make_arms, rival_arm
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems
@@ -17,7 +17,7 @@ from flyspec.lab.tasks import Problem
 from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
-from tests.lab.test_compare import DEFAULTS, TARGET, TOKENS
+from tests.lab.test_compare import TARGET, TOKENS, rows_of
 
 DRAFT = ModelInfo("draft", "", 100, 100, weights_fingerprint="d")
 COUNT = 40
@@ -34,15 +34,14 @@ def answered(scores, times, seeds=1):
         "task", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(COUNT)]
     )
     wanted = wanted_samples(EvalOptions(seeds=seeds), [task], arms, TARGET, DRAFT)
-    rows = []
-    for key, unit in wanted.items():
-        names = dict(zip(COLUMNS, key, strict=False))
-        own = {
+
+    def own(unit):
+        return {
             "score": float(scores[unit.arm.name](unit.index)),
             "total_ns": int(times[unit.arm.name](unit.index) * SECOND),
         }
-        rows.append({**dict.fromkeys(COLUMNS, 0), **DEFAULTS, **names, **own})
-    return Answered("task", arms, wanted, rows)
+
+    return Answered("task", arms, wanted, rows_of(wanted, own))
 
 
 SCORES = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ from flyspec.lab.arms import Arm, make_arms
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.options import EvalOptions
 from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import Wanted, wanted_samples
+from flyspec.lab.run import Unit, Wanted, wanted_samples
+from flyspec.lab.samples import KEY
 from flyspec.lab.statistics import mcnemar_p, upper_bound
 from flyspec.lab.tasks import Problem
 from flyspec.lab.tasks.word_problems import WordProblems
@@ -32,13 +34,20 @@ def made(
     problems = [Problem(f"problem {i}", "Q", "7") for i in range(count)]
     task = TaskProblems("task", WordProblems(), problems)
     wanted = wanted_samples(EvalOptions(seeds=seeds), [task], arms, TARGET, None)
-    found = []
     given = {name: iter(of) for name, of in (rows or {}).items()}
-    for key, unit in wanted.items():
-        known = next(given[unit.arm.name]) if unit.arm.name in given else {}
-        names = dict(zip(COLUMNS, key, strict=False))
-        found.append({**dict.fromkeys(COLUMNS, 0), **DEFAULTS, **names, **known})
-    return arms, wanted, found
+
+    def own(unit: Unit) -> dict[str, Any]:
+        return next(given[unit.arm.name]) if unit.arm.name in given else {}
+
+    return arms, wanted, rows_of(wanted, own)
+
+
+def rows_of(wanted: Wanted, own: Callable[[Unit], dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each sample: what is its own, or else defaults."""
+    return [
+        {**dict.fromkeys(COLUMNS, 0), **DEFAULTS, **dict(zip(KEY, key, strict=True)), **own(unit)}
+        for key, unit in wanted.items()
+    ]
 
 
 DEFAULTS: dict[str, Any] = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from flyspec.lab.allocation import AllocationLead
-from flyspec.lab.answered import COLUMNS, ROUNDS, TIME, Answered
+from flyspec.lab.answered import ROUNDS, TIME, Answered
 from flyspec.lab.arms import make_arms, rival_arm
 from flyspec.lab.evaluation import compared
 from flyspec.lab.frontier import AtEqualSpeed
@@ -34,7 +34,7 @@ from flyspec.lab.tuning.divergences import DraftedDivergences
 from flyspec.rules import Divergence
 from flyspec.rules.presets import RULE_PRESETS
 from tests.lab.test_allocation import DRAFT
-from tests.lab.test_compare import DEFAULTS, TARGET
+from tests.lab.test_compare import TARGET, rows_of
 
 STUDY = STUDIES["fuzzy"]
 COUNT, TOKENS = 12, 60
@@ -100,11 +100,7 @@ def evaluation(part):
     run = STUDY.runs(StudyOptions(problems=COUNT))[part]
     arms = arms_of(run)
     wanted = wanted_samples(run, [WORDS], arms, TARGET, DRAFT)
-    rows = []
-    for key, unit in wanted.items():
-        names = dict(zip(COLUMNS, key, strict=False))
-        own = sample(unit.arm, unit.index, unit.repeat)
-        rows.append({**dict.fromkeys(COLUMNS, 0), **DEFAULTS, **names, **own})
+    rows = rows_of(wanted, lambda unit: sample(unit.arm, unit.index, unit.repeat))
     answered = Answered(WORDS.name, arms, wanted, rows)
     return compared(arms, Progressed(), {WORDS.name: answered}, run.conditions[0].name)
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from flyspec.lab.answered import COLUMNS, Answered
+from flyspec.lab.answered import Answered
 from flyspec.lab.arms import make_arms
 from flyspec.lab.evaluation import compared
 from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import Progressed, wanted_samples
-from flyspec.lab.samples import KEY
+from flyspec.lab.run import Progressed, Unit, wanted_samples
 from flyspec.lab.studies.catalogue import STUDIES
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.page import Page
@@ -22,7 +21,7 @@ from flyspec.lab.tasks import Problem
 from flyspec.lab.tasks.open_ended import OpenEnded
 from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules.presets import RULE_PRESETS
-from tests.lab.test_compare import DEFAULTS, TARGET
+from tests.lab.test_compare import TARGET, rows_of
 
 STRICT = TaskProblems("words", WordProblems(), [Problem(f"{i}", "Q", "7") for i in range(6)])
 OPEN = TaskProblems("tales/of <two>", OpenEnded("x"), [Problem(f"{i}", "Q") for i in range(6)])
@@ -32,11 +31,15 @@ LOOSE = {
 }  # fmt: skip
 
 
-def rounds_of(task: TaskProblems, rule: str, number: int) -> float:
+def row_of(unit: Unit) -> dict[str, Any]:
     """Rules gain more on the open task; texts differ a little."""
-    if rule in ("exact", "plain"):
-        return 10.0
-    return (4.0 if task is OPEN else 8.0) + number % 3 / 4
+    found: dict[str, Any] = {
+        "score": None if unit.task is OPEN else 1.0, "log_likelihood": -3.0, "num_rounds": 10.0
+    }  # fmt: skip
+    if unit.arm.rule.name in ("exact", "plain"):
+        return found
+    rounds = (4.0 if unit.task is OPEN else 8.0) + unit.index % 3 / 4
+    return {**found, **LOOSE, "num_rounds": rounds}
 
 
 def page(study: Study, tasks: list[TaskProblems], without: str | None = None) -> Page:
@@ -46,19 +49,12 @@ def page(study: Study, tasks: list[TaskProblems], without: str | None = None) ->
         run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
     )
     wanted = wanted_samples(run, tasks, arms, TARGET, None)
-    rows: list[dict[str, Any]] = []
-    for number, (key, unit) in enumerate(wanted.items()):
-        if without is not None and unit.arm.name.startswith(without):
-            continue
-        rule = unit.arm.rule.name
-        rows.append({
-            **dict.fromkeys(COLUMNS, 0), **DEFAULTS,
-            **dict(zip(KEY, key, strict=True)),
-            **({} if rule in ("exact", "plain") else LOOSE),
-            "num_rounds": rounds_of(unit.task, rule, number),
-            "score": None if unit.task is OPEN else 1.0,
-            "log_likelihood": -3.0,
-        })  # fmt: skip
+    made = {
+        key: unit
+        for key, unit in wanted.items()
+        if without is None or not unit.arm.name.startswith(without)
+    }
+    rows = rows_of(made, row_of)
     answered = {t.name: Answered(t.name, arms, wanted, rows) for t in tasks}
     evaluation = compared(arms, Progressed(), answered, run.conditions[0].name)
     return page_of(study, {"": evaluation}, tasks, TARGET, "flyspec study", 7)
