@@ -289,20 +289,23 @@ def test_a_threshold_slower_than_plain_decoding_leaves_it_open():
 
 
 @pytest.mark.parametrize(
-    ("speed", "loss", "holds"),
+    ("speed", "loss", "problems", "holds"),
     [
-        (1.2, (0.0, -0.005, 0.005), True),
-        (1.2, (-0.05, -0.06, -0.04), False),
-        (1.2, (-0.01, -0.03, 0.01), None),
-        (1.0, (0.0, -0.005, 0.005), None),
+        (1.2, (0.0, -0.005, 0.005), 100, True),
+        (1.2, (-0.05, -0.06, -0.04), 100, False),
+        (1.2, (-0.01, -0.03, 0.01), 100, None),
+        (1.0, (0.0, -0.005, 0.005), 100, None),
+        (1.2, (0.0, 0.0, 0.0), 290, None),  # no difference among few proves nothing
+        (1.2, (0.0, 0.0, 0.0), 300, True),
     ],
 )
-def test_as_good_and_faster(speed, loss, holds):
+def test_as_good_and_faster(speed, loss, problems, holds):
     def report(arm):
         own = Interval(speed, speed - 0.05, speed + 0.05, 0.0)
         score = Interval(loss[0], loss[1], loss[2], 0.0)
         return SimpleNamespace(
             condition=arm.name,
+            problems=problems,
             speed=speed,
             speed_ratio=None if arm.name == "exact" else own,
             versus=SimpleNamespace(score_difference=score),

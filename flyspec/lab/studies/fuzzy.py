@@ -13,7 +13,7 @@ from flyspec.bench.conditions import EXACT, PLAIN, Condition
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.frontier import AtEqualSpeed
 from flyspec.lab.loss_bound import LossBound, loss_bound
-from flyspec.lab.statistics import POINT
+from flyspec.lab.statistics import POINT, upper_bound
 from flyspec.lab.studies.page import PageSection
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study, with_bounds
 from flyspec.lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
@@ -184,7 +184,11 @@ def _as_good_and_faster(found: Found) -> ClaimFinding:
         f"{report.speed / base.speed:.2f} times the speed"
         for report, loss in zip(faster, losses, strict=True)
     )
-    if any(loss.low > -POINT for loss in losses):
+    # Where no text was scored otherwise, a resample sees no width: the exact bound decides.
+    if any(
+        loss.low > -POINT and (loss.low < loss.high or upper_bound(0, report.problems) < POINT)
+        for report, loss in zip(faster, losses, strict=True)
+    ):
         return ClaimFinding(True, shown)
     return ClaimFinding(False if all(loss.high < 0 for loss in losses) else None, shown)
 
