@@ -116,7 +116,9 @@ wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands,
 	@$(BIN)/python -m pytest -m clients -rs tests/wheel $(PYTEST_ARGS)
 
 # The documents name the default ports; in a network of its own nothing else has them.
-own-network := $(shell unshare -rn ip link set lo up 2>/dev/null && echo "unshare -rn sh -c 'ip link set lo up && exec \"\$$@\"' sh")
+# Nor may the clients there be given them: they are among those of outgoing connections.
+alone := ip link set lo up && echo 50050-50053 > /proc/sys/net/ipv4/ip_local_reserved_ports
+own-network := $(shell unshare -rn sh -c '$(alone)' 2>/dev/null && echo "unshare -rn sh -c '$(alone) && exec \"\$$@\"' sh")
 docs-test: $(CLIENTS)/.installed ## run every command and example of the README and docs (needs npm)
 	@echo "== the documents' commands and examples"
 	@CLIENTS=$(CLIENTS) $(own-network) $(BIN)/python -m pytest -m docs -rs tests/docs $(PYTEST_ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,3 +36,19 @@ def model_dirs(tmp_path_factory):
         str(make_model(base / "target", seed=3)),
         str(make_model(base / "draft", seed=3, hidden_size=40)),
     )
+
+
+@pytest.fixture
+def default_ports():
+    """Wait until no connection of another test has one of the ports that commands use by default.
+
+    The system gives them to outgoing connections, and keeps them for a minute after.
+    """
+    from flyspec import config
+    from flyspec.preflight.ports import port_problem
+
+    ports = (config.GENERATION_PORT, config.DRAFT_PORT, config.VERIFY_PORT, config.ADMIN_PORT)
+    until = time.monotonic() + 120
+    while problems := {port: said for port in ports if (said := port_problem("127.0.0.1", port))}:
+        assert time.monotonic() < until, problems
+        time.sleep(1)

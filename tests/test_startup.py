@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 
 IMPORTING = """
@@ -34,6 +36,7 @@ def test_an_import_that_catches_everything_does_not_outlive_sigterm() -> None:
     assert errors == b""
 
 
+@pytest.mark.usefixtures("default_ports")
 def test_what_is_wrong_with_a_model_is_said_before_torch_is_imported() -> None:
     for module in ("verify_service", "draft_service"):
         code = (

@@ -26,6 +26,7 @@ def test_the_document_lists_every_case() -> None:
     assert len(CASES) >= 25
 
 
+@pytest.mark.usefixtures("default_ports")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.what)
 def test_a_wrong_input_is_answered_at_once(case: WrongInput, place: tuple[Path, int]) -> None:
     answer = run(case, *place)

@@ -261,6 +261,7 @@ async def test_the_command_line_takes_keys_and_certificates_from_the_environment
     assert "give --ssl-certfile and --ssl-keyfile" in made.stdout
 
 
+@pytest.mark.usefixtures("default_ports")
 async def test_serve_says_at_once_what_is_not_secure(secure):
     for arguments, message in {
         ("--host", "0.0.0.0"): "--host 0.0.0.0: would listen unencrypted",

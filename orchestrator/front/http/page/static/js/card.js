@@ -6,13 +6,15 @@ const MARGIN = 8;
 
 export class Card {
   #root = byId("card");
+  #owner = null;
 
   constructor() {
     document.addEventListener("keydown", (event) => event.key === "Escape" && this.hide());
   }
 
-  /** Shows a description below (or above) a rectangle of the window. */
-  show({ title, rows, drafts = [] }, rect) {
+  /** Shows a description below (or above) a rectangle of the window, for an owner, who may hide it. */
+  show(owner, { title, rows, drafts = [] }, rect) {
+    this.#owner = owner;
     const list = rows.flatMap(([name, value]) => [
       make("dt", { textContent: name }), make("dd", { textContent: value }),
     ]);
@@ -33,7 +35,11 @@ export class Card {
     this.#root.style.top = `${top + scrollY}px`;
   }
 
-  hide() {
-    this.#root.hidden = true;
+  /**
+   * Hides it; with an owner, only what that owner showed. Scrolling may take a lane away from under a pointer at rest
+   * after the keyboard has gone to a bar.
+   */
+  hide(owner = this.#owner) {
+    if (owner === this.#owner) this.#root.hidden = true;
   }
 }

@@ -194,23 +194,23 @@ function showLegend() {
 
 function onToken(side, index, element, byKey) {
   if (!race || index === null) {
-    card.hide();
+    card.hide(side);
     if (race) lanes[side].markRound(race[side], null);
     return;
   }
   const description = describeToken(race[side], index, { labels, measure: knobs.measureOf(race.settings) });
-  card.show(description, element.getBoundingClientRect());
+  card.show(side, description, element.getBoundingClientRect());
   lanes[side].markRound(race[side], race[side].tokens[index].draft === null ? null : race[side].tokens[index].round);
   if (byKey) announce(inOneLine(description));
 }
 
 function onBar(bar, description, rect) {
   if (!race || bar === null) {
-    card.hide();
+    card.hide(rounds);
     if (race) lanes.rule.markRound(race.rule, null);
     return;
   }
-  card.show(description, rect);
+  card.show(rounds, description, rect);
   lanes.rule.markRound(race.rule, race.rule.rounds[bar.first].drafted ? bar.first : null);
 }
 
