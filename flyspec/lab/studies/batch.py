@@ -31,10 +31,11 @@ from flyspec.lab.samples import schema_of
 from flyspec.lab.settings import RunSettings, code_version
 from flyspec.lab.settings import model_facts as settings_of_model
 from flyspec.lab.statistics import CONFIDENCE, mcnemar_p
+from flyspec.lab.studies.fuzzy import TOTAL_VARIATION
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
 from flyspec.lab.studies.report import CLAIMS_HEADING, VERDICTS, facts_of
-from flyspec.rules import Divergence, Rule
+from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
@@ -85,10 +86,7 @@ BATCHES = BatchStudy(
         EXACT,
         FLY,
         Condition("margin", Rule("margin")),
-        Condition(
-            "fuzzy, TV, T = 0.3",
-            Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=0.3),
-        ),
+        TOTAL_VARIATION,
         Condition("fly, K = auto", Rule("fly"), AUTO),
     ),
     batches=(1, 2, 4, 8, 16, 32),

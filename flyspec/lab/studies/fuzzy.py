@@ -48,6 +48,11 @@ _FUZZY = tuple(
     for divergence, values in grids.items()
     for value in values
 )
+TOTAL_VARIATION = Condition(
+    "fuzzy, TV, T = 0.3",
+    Rule("fuzzy", divergence=Divergence.TV, divergence_threshold=0.3),
+)
+"""What other studies compare besides the preset."""
 _CONTROLS = tuple(
     Condition(f"random, r = {share:g}", Rule("random", random_acceptance=share))
     for share in (0.1, 0.3, 0.6)

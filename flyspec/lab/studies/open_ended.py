@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flyspec.bench.conditions import parse_conditions
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.plots import draw_gains, draw_gaps, size_of_gaps
 from flyspec.lab.statistics import Interval, difference_interval, exact_interval, upper_bound
+from flyspec.lab.studies.fuzzy import TOTAL_VARIATION
 from flyspec.lab.studies.page import PagePlot, PageSection
 from flyspec.lab.studies.study import ClaimFinding, Found, PaperClaim, Study
 from flyspec.rules import Divergence
@@ -20,8 +22,11 @@ _MOST_TAU, _LOOP_RATE = 0.4, 0.0044
 """Where it saw loops, and in which share of texts."""
 _TENFOLD = 10.0
 
-_TV = {"divergence": Divergence.TV, "divergence_threshold": 0.3}
-_RULES = "exact,margin,fly,fuzzy,fuzzy:divergence=tv,divergence_threshold=0.3,typical,random"
+_RULES = (
+    *parse_conditions("exact,margin,fly,fuzzy"),
+    TOTAL_VARIATION,
+    *parse_conditions("typical,random"),
+)
 
 
 def _percent(ratio: Interval | None) -> str:
@@ -230,7 +235,7 @@ _CLAIMED: Sequence[tuple[str, dict[str, Any]]] = (
     ("margin", {}),
     ("fly", {}),
     ("fuzzy", {"divergence": Divergence.JS}),
-    ("fuzzy", _TV),
+    ("fuzzy", {"divergence": Divergence.TV}),
     ("typical", {}),
 )
 
