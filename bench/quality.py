@@ -26,6 +26,7 @@ from flyspec.tables import markdown
 
 StudyPages = Mapping[str, Mapping[str, Any]]
 """Reports of `flyspec study` by the study's name."""
+CLAIMS = "claims"
 _LEFT_OUT = {"tok/s", "90 %", "gap rejected", "rollbacks", "dist. B", "1 point needs"}
 """Columns that the studies' own reports have, and the document does not."""
 
@@ -116,8 +117,8 @@ def quality(
 ) -> None:  # fmt: skip
     """Write studies into a document: claims, tables and plots of each pair of models.
 
-    Rewrites what is between <!-- NAME --> and <!-- /NAME -->. Studies that were not made are left
-    as they are.
+    Rewrites what is between <!-- NAME --> and <!-- /NAME -->, and nothing else. Studies that were
+    not made are left as they are.
     """
     if not document.is_file():
         raise ConfigError(f"--document {document}: no such file")
@@ -125,9 +126,13 @@ def quality(
     found = {name: read_studies(folder) for name, folder in folders.items()}
     text, stem = document.read_text(), document.stem
     made = {name for pages in found.values() for name in pages}
-    parts = {name: study_part(name, found, stem) for name in made if f"<!-- {name} -->" in text} | {
-        "claims": claims_part(found)
+    parts = {
+        name: claims_part(found) if name == CLAIMS else study_part(name, found, stem)
+        for name in (CLAIMS, *made)
+        if f"<!-- {name} -->" in text
     }
+    if not parts:
+        raise ConfigError(f"--document {document}: has no <!-- {CLAIMS} --> and no study's name")
     images = document.parent / "images"
     images.mkdir(exist_ok=True)
     for pair, pages in found.items():

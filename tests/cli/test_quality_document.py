@@ -63,5 +63,5 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be NAME=DIRECTORY"):
         quality(pairs=[str(tmp_path)], document=document)
     write(tmp_path / "a", "window", "yes", "98 %")
-    with pytest.raises(ConfigError, match="must have <!-- claims -->"):
+    with pytest.raises(ConfigError, match="has no <!-- claims --> and no study"):
         quality(pairs=[f"one={tmp_path}/a"], document=document)
