@@ -83,11 +83,9 @@ def audit(
 
     lines = [line for path in recordings for line in read_recordings(path)][:limit]
     settings = target.settings(lines)
-    from transformers.utils.logging import disable_progress_bar
 
     from flyspec.lab.audit import AuditedTarget, Auditor
 
-    disable_progress_bar()
     with working(f"loading {settings.model}"):
         audited = AuditedTarget.load(settings)
 

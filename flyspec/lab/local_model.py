@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 import draft_service.loading
 import verify_service.ranks
@@ -39,6 +40,7 @@ class LocalModel:
 
     def __init__(self, settings: DraftSettings | VerifySettings, native: bool = True) -> None:
         set_threads(settings.threads)
+        disable_progress_bar()
         loaded, self.model = _load(settings, native)
         with naming_memory(loaded.info.name, "warming up"):
             self.model.warm_up()

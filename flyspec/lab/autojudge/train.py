@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers.utils.logging import disable_progress_bar
-
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.concurrency import whatever_reached
 from flyspec.config import DraftSettings, VerifySettings
@@ -61,7 +59,6 @@ def train(o: JudgeTrainOptions) -> Trained:
     """
     _check(o)
     task = TASKS[o.task](o.path, limit=o.problems, seed=o.seed)
-    disable_progress_bar()
     same: dict[str, Any] = {
         "device": o.device, "threads": o.threads, "max_sessions": o.concurrency
     }  # fmt: skip
