@@ -123,8 +123,3 @@ async def drafters_of(stack: Stack | None) -> list[DrafterStatus]:
         return []
     async with AdminClient(stack.admin_address) as admin:
         return await admin.list_drafters()
-
-
-def fingerprints(drafters: Sequence[DrafterStatus]) -> dict[str, str]:
-    """Return the weights of drafters that have a model."""
-    return {d.name: d.model.weights_fingerprint for d in drafters if d.model is not None}

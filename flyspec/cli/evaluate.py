@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from flyspec.cli.added_drafters import Drafts, drafters_of, fingerprints, with_added_drafters
+from flyspec.cli.added_drafters import Drafts, drafters_of, with_added_drafters
 from flyspec.cli.bench.common import Address, Local, models_of
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.results import BenchReport, RunResults, notes
@@ -58,6 +58,7 @@ def evaluate(
     async def evaluated(client: AsyncClient, stack: Stack | None) -> BenchReport:
         from flyspec.lab.evaluation import run_evaluation
         from flyspec.lab.run import ServedModel
+        from flyspec.lab.settings import fingerprints
 
         served = await client.list_models()
         async with AsyncExitStack() as resources:

@@ -14,7 +14,6 @@ import typer
 from flyspec.cli.added_drafters import (
     Drafts,
     drafters_of,
-    fingerprints,
     with_added_drafters,
 )
 from flyspec.cli.options import ModelFlags, with_flags
@@ -185,6 +184,7 @@ class _Asker:
         from flyspec.cli.rival import served_rival
         from flyspec.lab.evaluation import run_evaluation
         from flyspec.lab.run import ServedModel
+        from flyspec.lab.settings import fingerprints
         from flyspec.lab.studies.report import page_of
 
         served = await self.client.list_models()

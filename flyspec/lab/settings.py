@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Self
 
 from flyspec.errors import ConfigError
-from flyspec.values.admin import ModelInfo
+from flyspec.values.admin import DrafterStatus, ModelInfo
 from flyspec.version import __version__
 
 
@@ -115,3 +115,8 @@ def code_version() -> str:
     except (OSError, subprocess.CalledProcessError):
         return __version__
     return f"{__version__}+g{commit}" + (".changed" if changed else "")
+
+
+def fingerprints(drafters: Sequence[DrafterStatus]) -> dict[str, str]:
+    """Return the weights of drafters that have a model."""
+    return {d.name: d.model.weights_fingerprint for d in drafters if d.model is not None}

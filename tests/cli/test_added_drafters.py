@@ -9,7 +9,6 @@ import pytest
 
 from flyspec.cli.added_drafters import (
     drafters_of,
-    fingerprints,
     read_drafts,
     with_added_drafters,
 )
@@ -17,6 +16,7 @@ from flyspec.cli.service import ServiceDiedError
 from flyspec.cli.stack import Stack
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import ConfigError
+from flyspec.lab.settings import fingerprints
 from flyspec.rules import Rule
 from tests.cli.processes import all_gone, invoke
 from tests.tiny import make_model

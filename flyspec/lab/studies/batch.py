@@ -28,7 +28,7 @@ from flyspec.lab.problems import TaskProblems, read_problems
 from flyspec.lab.row_files import RowFiles
 from flyspec.lab.run_directory import SETTINGS, continued
 from flyspec.lab.samples import schema_of
-from flyspec.lab.settings import RunSettings, code_version
+from flyspec.lab.settings import RunSettings, code_version, fingerprints
 from flyspec.lab.settings import model_facts as settings_of_model
 from flyspec.lab.statistics import CONFIDENCE, mcnemar_p
 from flyspec.lab.studies.fuzzy import TOTAL_VARIATION
@@ -111,7 +111,7 @@ async def measure(
         code_version(),
         {"num_speculative_tokens": o.num_speculative_tokens},
         {"target": settings_of_model(target)},
-        {d.name: d.model.weights_fingerprint for d in drafters if d.model is not None},
+        fingerprints(drafters),
         {t.name: {**t.facts(o), "prompts": len(t.problems)} for t in tasks},
     )
     settings = continued(directory, settings, True, o.mixed_versions)

@@ -10,7 +10,6 @@ from flyspec.errors import ConfigError
 from flyspec.lab.tasks.task import Problem, Score, Task
 from flyspec.word_problems import problems
 
-_DEFAULT_LIMIT = 100
 _NUM_DEPTHS = 40
 _QUALITIES = [
     "brave",
@@ -72,8 +71,7 @@ class Needle(Task):
         self.context_words, self.num_values = context_words, num_values
 
     def problems(self) -> list[Problem]:
-        count = _DEFAULT_LIMIT if self.limit is None else self.limit
-        return [self._problem(i) for i in range(count)]
+        return [self._problem(i) for i in range(self.num_generated)]
 
     def score(self, problem: Problem, text: str) -> Score:
         values = problem.reference

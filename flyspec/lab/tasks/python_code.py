@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from flyspec.lab.tasks.task import Problem, Score, Task
 from flyspec.python_source import is_held_out, python_files, python_version
 
-_DEFAULT_LIMIT = 100
 _FIRST_LINE = 16
 """Lines of a file before the first place where it is cut."""
 _APART = 8
@@ -31,11 +30,10 @@ class PythonCode(Task):
     needs_path = False
 
     def problems(self) -> list[Problem]:
-        count = _DEFAULT_LIMIT if self.limit is None else self.limit
         files = python_files(is_held_out)
         found = [problem for path, text in files.items() for problem in _cut(path, text)]
         random.Random(f"python_code {self.seed}").shuffle(found)
-        return found[:count]
+        return found[: self.num_generated]
 
     def score(self, problem: Problem, text: str) -> Score | None:
         return None

@@ -66,6 +66,9 @@ class Task(ABC):
     max_tokens: ClassVar[int] = 256
     stop: Sequence[str] = ()
 
+    generated_by_default: ClassVar[int] = 100
+    """Problems of a task that generates them, without a `limit`."""
+
     def __init__(
         self,
         path: str | None = None,
@@ -90,6 +93,11 @@ class Task(ABC):
             )
         self.path, self.limit, self.seed = path, limit, seed
         self.num_shots = (self.default_shots or 0) if num_shots is None else num_shots
+
+    @property
+    def num_generated(self) -> int:
+        """Problems of a task that generates them."""
+        return self.generated_by_default if self.limit is None else self.limit
 
     @abstractmethod
     def problems(self) -> list[Problem]:

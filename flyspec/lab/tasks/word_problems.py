@@ -9,7 +9,6 @@ from flyspec.prompts import normal_number
 from flyspec.values.chat import Chat
 from flyspec.word_problems import problems
 
-_DEFAULT_LIMIT = 100
 _LAST_LINE = re.compile(r"(?:\A|\n)#### (-?\d[\d,]*(?:\.\d+)?)\s*\Z")
 
 
@@ -22,10 +21,9 @@ class WordProblems(Task):
     needs_path = False
 
     def problems(self) -> list[Problem]:
-        count = _DEFAULT_LIMIT if self.limit is None else self.limit
         return [
             Problem(f"seed {self.seed}, problem {i}", Chat.of_user(p.question), str(p.answer))
-            for i, p in enumerate(problems(self.seed, count))
+            for i, p in enumerate(problems(self.seed, self.num_generated))
         ]
 
     def score(self, problem: Problem, text: str) -> Score:

@@ -120,7 +120,7 @@ def recovery_low(replayed: Replayed, confidence: float) -> float:
 
 
 def candidates(replay: RuleReplay, axes: Sequence[Axis], confidence: float) -> list[RuleCandidate]:
-    """RuleReplay exact decoding and every threshold of every axis."""
+    """Replay exact decoding and every threshold of every axis."""
     exact = replay.by(EXACT)
     found = [RuleCandidate("exact", None, exact, 1.0)]
     with progress("replaying", sum(len(axis.values) for axis in axes)) as advance:
