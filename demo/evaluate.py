@@ -79,7 +79,8 @@ def continuations(
     for first in range(0, len(prompts), batch):
         rows = prompts[first : first + batch]
         width = max(map(len, rows))
-        ids = torch.tensor([[pad] * (width - len(row)) + list(row) for row in rows])
+        padded = [[pad] * (width - len(row)) + list(row) for row in rows]
+        ids = torch.tensor(padded, device=model.device)
         given = model.generate(  # type: ignore[misc]
             input_ids=ids,
             attention_mask=torch.ne(ids, pad).long(),

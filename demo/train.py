@@ -105,10 +105,12 @@ class Trainer:
         seed: int,
         checkpoint: Path,
         teacher: LlamaForCausalLM | None,
+        device: torch.device,
     ) -> None:
         torch.manual_seed(seed)
         self.what, self.recipe, self.tokenizer, self.batches = what, recipe, tokenizer, batches
-        self.model = build(recipe, tokenizer)
+        self.device = device
+        self.model = build(recipe, tokenizer).to(device)  # type: ignore[arg-type]
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
         for name, parameter in self.model.named_parameters():
@@ -128,7 +130,7 @@ class Trainer:
         self.body: Any = torch.compile(self.model.model, dynamic=False)
         self.loss = torch.compile(_loss, dynamic=False)
         if checkpoint.exists():
-            state = torch.load(checkpoint, weights_only=True)
+            state = torch.load(checkpoint, weights_only=True, map_location=device)
             self.model.load_state_dict(state["model"])
             for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
@@ -166,7 +168,7 @@ class Trainer:
             "position_ids": batch.positions,
             "use_cache": False,
         }
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(self.device.type, dtype=torch.bfloat16):
             guide = None
             if self.teacher is not None and self.teacher_head is not None:
                 with torch.no_grad():
@@ -195,8 +197,8 @@ class Trainer:
             # Long rows cover the code separately, at their own length.
             batch = self.batches.batch(self.step, mix, self.code_rows)
             self.code_rows += mix.code if mix.length != 1024 else 0
-            value = self.train_step(batch, progress)
-            shown = float(value) if shown == 0.0 else 0.95 * shown + 0.05 * float(value)
+            value = float(self.train_step(batch.to(self.device), progress))
+            shown = value if shown == 0.0 else 0.95 * shown + 0.05 * value
             self.step += 1
             self.tokens += batch.ids.numel()
             now = time.monotonic()
@@ -239,6 +241,7 @@ class TrainOptions:
     every: Annotated[float, Flag("Minutes between checkpoints.", min=0)] = 5.0
     plain: Annotated[bool, Flag("Train the draft model without a teacher.")] = False
     threads: Threads = 2
+    device: Annotated[str, Flag("Device of PyTorch to train on.")] = "cpu"
     models: Annotated[Path | None, Flag(
         "Folder to write the models to.", default="the bundled ones; required for other pairs",
     )] = None
@@ -247,7 +250,7 @@ class TrainOptions:
 
 
 def train(what: str, pair: Pair, models: Path, o: TrainOptions) -> None:
-    recipe = pair.recipes[what]
+    recipe, device = pair.recipes[what], torch.device(o.device)
     texts, _ = pair.split()
     tokenizer = get_tokenizer(what, pair, texts, o.seed, models)
     save(tokenizer, models / what)
@@ -257,7 +260,7 @@ def train(what: str, pair: Pair, models: Path, o: TrainOptions) -> None:
     if recipe.distilled and not o.plain:
         teacher = LlamaForCausalLM.from_pretrained(
             models / "target", dtype=torch.bfloat16, attn_implementation="eager"
-        )
+        ).to(device)  # type: ignore[arg-type]
     trainer = Trainer(
         what,
         recipe,
@@ -266,6 +269,7 @@ def train(what: str, pair: Pair, models: Path, o: TrainOptions) -> None:
         seed=o.seed,
         checkpoint=o.checkpoints / f"{what}.pt",
         teacher=teacher,
+        device=device,
     )
     count = sum(p.numel() for p in trainer.model.parameters())
     print(f"{what}: {count} parameters", flush=True)
