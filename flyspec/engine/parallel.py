@@ -37,9 +37,6 @@ IDLE_S = 60.0
 """Seconds without a step after which rank 0 sends an idle plan."""
 
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-SHARE_GPU = "FLYSPEC_SHARE_GPU"
-"""For tests on a machine with fewer GPUs than ranks: if this environment variable is 1, ranks share
-them, and their sums go over gloo, since NCCL wants a GPU for each rank. Slow, never captured."""
 
 
 class Place(NamedTuple):
@@ -115,7 +112,7 @@ class RankGroup:
         `listener` is a socket already listening at the meeting place, which rank 0 takes over;
         without it rank 0 listens on all interfaces. Raises `ConfigError` if they do not join.
         """
-        nccl = device.type == "cuda" and not _shares_gpus()
+        nccl = device.type == "cuda"
         if device.type == "cuda":
             torch.cuda.set_device(device)
         # transformers binds the process to the device of this number when it builds its mesh.
@@ -126,7 +123,7 @@ class RankGroup:
             dist.init_process_group(
                 # Named like this, torch's device mesh takes the group as it is; for "gloo" it would
                 # make one with NCCL wherever there is a GPU.
-                "nccl" if nccl else "cpu:gloo,cuda:gloo",
+                "nccl" if nccl else "cpu:gloo",
                 store=PrefixStore("flyspec", store),
                 rank=place.rank,
                 world_size=place.size,
@@ -252,8 +249,6 @@ def rank_device(device: str, place: Place) -> torch.device:
             "use cpu, cuda or auto, and CUDA_VISIBLE_DEVICES to choose GPUs"
         )
     visible = torch.cuda.device_count()
-    if _shares_gpus() and visible:
-        return torch.device("cuda", place.local_rank % visible)
     if place.local_size > visible or place.local_rank >= visible:
         raise ConfigError(
             f"--tensor-parallel-size {place.size}: {place.local_size} ranks on this host need as "
@@ -270,10 +265,6 @@ def weight_bytes(model: torch.nn.Module) -> tuple[int, int]:
         own += local.numel() * local.element_size()
         total += parameter.numel() * parameter.element_size()
     return own, total
-
-
-def _shares_gpus() -> bool:
-    return os.environ.get(SHARE_GPU) == "1"
 
 
 def _meet(place: Place, listener: socket.socket | None) -> TCPStore:

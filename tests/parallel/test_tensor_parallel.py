@@ -34,7 +34,6 @@ from flyspec.engine import loading
 from flyspec.engine.autojudge import write_judge
 from flyspec.engine.memory import slot_bytes
 from flyspec.engine.parallel import (
-    SHARE_GPU,
     place_from_environment,
     rank_device,
     weight_bytes,
@@ -407,10 +406,6 @@ def test_more_ranks_than_gpus(monkeypatch):
         rank_device("cuda:1", place)
     assert rank_device("cpu", place) == torch.device("cpu")
     assert rank_device("cuda", place._replace(local_size=2, local_rank=1)) == torch.device("cuda:1")
-    monkeypatch.setenv(SHARE_GPU, "1")
-    shared = [rank_device("auto", place._replace(local_rank=rank)) for rank in range(4)]
-    assert shared == [torch.device("cuda", index) for index in (0, 1, 0, 1)]
-    assert rank_device("cpu", place) == torch.device("cpu")
 
 
 def find_place_of(size: int):
