@@ -139,7 +139,7 @@ def report(answered: Answered, first: str = PLAIN) -> list[ConditionReport]:
     if first not in names:
         return reports
     return [
-        r if r.condition == first else replace(r, versus=_versus(answered, r.condition, first))
+        r if r.condition == first else replace(r, versus=versus(answered, r.condition, first))
         for r in reports
     ]
 
@@ -268,7 +268,8 @@ def _loops(row: Row) -> bool:
     return row["loop_token_index"] is not None or row["loop_guard_token_index"] is not None
 
 
-def _versus(answered: Answered, name: str, first: str) -> Versus:
+def versus(answered: Answered, name: str, first: str) -> Versus:
+    """Compare an arm with another one, problem by problem."""
     won = lost = None
     score = None
     if answered.has_answers:

@@ -7,14 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
+from flyspec.lab import compare
+from flyspec.lab.answered import Answered
 from flyspec.lab.arms import make_arms
+from flyspec.lab.options import EvalOptions
+from flyspec.lab.problems import TaskProblems
+from flyspec.lab.run import wanted_samples
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.catalogue import STUDIES, studies_named
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.report import facts_of
 from flyspec.lab.studies.study import Found, Study, value_of
+from flyspec.lab.tasks import Problem
+from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import DrafterStatus, ModelInfo
+from tests.lab.test_compare import TARGET, rows_of
 
 EVALUATED = [study for study in STUDIES.values() if isinstance(study, Study)]
 
@@ -78,22 +86,31 @@ def test_studies_are_in_the_catalogues_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("without", "with_window", "upper", "holds"),
+    ("lost", "holds"),
     [
-        (0.95, 0.995, 0.004, [True, True]),
-        (0.95, 0.97, 0.05, [True, False]),
-        (0.99, 0.992, 0.02, [None, None]),
-        (0.99, 0.96, 0.06, [False, False]),
+        ({0: 40}, [True, True, True]),
+        ({0: 40, 6: 15}, [True, False, False]),  # better, but not restored
+        ({0: 4, 6: 3}, [None, None, None]),
+        ({}, [None, None, True]),
+        ({6: 30}, [None, False, False]),
     ],
 )
-def test_what_a_window_saves(without, with_window, upper, holds) -> None:
-    study = STUDIES["window"]
+def test_what_a_window_saves(lost, holds) -> None:
+    study, problems = STUDIES["window"], 500
+    arms = arms_of(study)
+    task = TaskProblems(
+        "task", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(problems)]
+    )
+    wanted = wanted_samples(EvalOptions(), [task], arms, TARGET, None)
 
-    def describe(arm):
-        value = without if arm.rule.fly_window_size == 0 else with_window
-        return report(arm, interval(value), upper=upper)
+    def own(unit):
+        rule = unit.arm.rule
+        wrong = lost.get(rule.fly_window_size, 0) if rule.name == "fly" else 0
+        return {"score": float(unit.index >= wrong)}
 
-    assert verdicts(study, found_of(study, describe)) == holds
+    answered = Answered("task", arms, wanted, rows_of(wanted, own))
+    found = Found("task", arms, compare.report(answered), answered=answered)
+    assert verdicts(study, found) == holds
 
 
 def test_acceptance_over_k() -> None:
