@@ -1,7 +1,8 @@
 """`python -m bench.quality`: the tables and plots of docs/quality.md, from studies' reports.
 
 Each part of the document, between <!-- NAME --> and <!-- /NAME -->, shows the study of that name
-for every pair of models; the part `claims` gathers what papers report.
+for every pair of models; the part `claims` gathers what papers report. Reports are kept beside the
+plots (images/quality.json), so that studies can be made one by one.
 """
 
 from __future__ import annotations
@@ -71,8 +72,7 @@ def study_part(name: str, pairs: Mapping[str, StudyPages], images: str) -> str:
         if name not in pages:
             continue
         page = pages[name]
-        facts = "; ".join(f"{key}: {value}" for key, value in page["facts"].items())
-        parts.append(f"**{pair}** ({facts})")
+        parts.append(f"**{pair}**: {page['facts']['problems']}")
         for section in page["sections"]:
             if section["heading"] != CLAIMS_HEADING:
                 parts += [_table(table) for table in section["tables"] if table["rows"]]
@@ -108,6 +108,15 @@ def read_pairs(texts: Sequence[str]) -> Mapping[str, Path]:
     return pairs
 
 
+def _updated(kept: Path, found: Mapping[str, StudyPages]) -> Mapping[str, StudyPages]:
+    """Add reports to those in a file, and return all."""
+    pairs: dict[str, StudyPages] = json.loads(kept.read_text()) if kept.is_file() else {}
+    for pair, pages in found.items():
+        pairs[pair] = {**pairs.get(pair, {}), **pages}
+    kept.write_text(json.dumps(pairs, indent=1) + "\n")
+    return pairs
+
+
 @with_flags
 def quality(
     pairs: Annotated[list[str], typer.Argument(
@@ -118,28 +127,28 @@ def quality(
     """Write studies into a document: claims, tables and plots of each pair of models.
 
     Rewrites what is between <!-- NAME --> and <!-- /NAME -->, and nothing else. Studies that were
-    not made are left as they are.
+    not made now are shown as they were made last.
     """
     if not document.is_file():
         raise ConfigError(f"--document {document}: no such file")
     folders = read_pairs(pairs)
-    found = {name: read_studies(folder) for name, folder in folders.items()}
+    made = {name: read_studies(folder) for name, folder in folders.items()}
     text, stem = document.read_text(), document.stem
-    made = {name for pages in found.values() for name in pages}
-    parts = {
-        name: claims_part(found) if name == CLAIMS else study_part(name, found, stem)
-        for name in (CLAIMS, *made)
-        if f"<!-- {name} -->" in text
-    }
-    if not parts:
+    names = [name for name in (CLAIMS, *STUDIES) if f"<!-- {name} -->" in text]
+    if not names:
         raise ConfigError(f"--document {document}: has no <!-- {CLAIMS} --> and no study's name")
     images = document.parent / "images"
     images.mkdir(exist_ok=True)
-    for pair, pages in found.items():
+    for pair, pages in made.items():
         for name, page in pages.items():
-            if name in parts:
+            if name in names:
                 _copy_plots(name, folders[pair], page, images / f"{stem}-{pair}")
-    document.write_text(write_between(text, parts))
+    found = _updated(images / f"{stem}.json", made)
+    parts = {
+        name: claims_part(found) if name == CLAIMS else study_part(name, found, stem)
+        for name in names
+    }
+    document.write_text(write_between(text, {name: part for name, part in parts.items() if part}))
     print(f"wrote {document} and {images / stem}-*.svg")
 
 

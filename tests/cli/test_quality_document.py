@@ -42,15 +42,15 @@ def test_pairs_stand_beside_each_other(tmp_path: Path) -> None:
     assert "| claim | source | one | two |" in text
     assert "| W = 0 loses | FLy | **yes**: recovery 98 % | **open**: recovery 97 % |\n" in text
     for expected in (
-        "Windows.\n<!-- window -->\n\n**one** (problems: 10 of word_problems)",
+        "Windows.\n<!-- window -->\n\n**one**: 10 of word_problems",
         "word_problems:\n\n| rule | correct |\n| --- | ---: |\n| fly | 98 % |",
         "![What is kept.](images/quality-two-window-quality.svg)",
     ):
         assert expected in text
     assert "old" not in text
     assert "<svg" in (tmp_path / "images" / "quality-one-window-quality.svg").read_text()
-    quality(pairs=pairs, document=document)
-    assert document.read_text() == text
+    quality(pairs=pairs[:1], document=document)
+    assert document.read_text() == text, "the other pair's report is kept"
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
