@@ -412,6 +412,7 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     assert conditions == ["plain", "exact", "fly", "fly, W = 0"]
 
 
+@pytest.mark.full
 async def test_bench_compares_data_types(models: list[str], tmp_path: Path) -> None:
     output = tmp_path / "bench.json"
     result = await flyspec(

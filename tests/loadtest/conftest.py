@@ -17,7 +17,7 @@ import pytest
 from flyspec.bundled import TARGET
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from loadtest.options import DEFAULT_ADDRESSES, ProtocolName
+from loadtest.options import ProtocolName
 
 
 @dataclass
@@ -50,7 +50,7 @@ async def load_stack():
         yield running
 
 
-@pytest.fixture(params=list(DEFAULT_ADDRESSES))
+@pytest.fixture(params=["grpc", pytest.param("http", marks=pytest.mark.full)])
 def protocol(request):
     """Each protocol in turn."""
     return request.param

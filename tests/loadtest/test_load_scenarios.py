@@ -17,6 +17,7 @@ from flyspec.client import AdminClient
 from flyspec.errors import ConfigError
 from loadtest import prompts
 from loadtest.command import scenario_app
+from loadtest.options import DEFAULT_ADDRESSES
 from loadtest.prompts import Source
 from loadtest.scenarios import SCENARIOS
 from loadtest.scenarios.drafter_swap import Candidate
@@ -40,6 +41,7 @@ def passed(ended, errors=False):
     return True
 
 
+@pytest.mark.parametrize("protocol", list(DEFAULT_ADDRESSES))
 async def test_ramp_on_a_stack_of_its_own(run_load, protocol):
     flags = "--draft-model= --seconds 2 --steps 1,3 --rule exact --num-speculative-tokens 4"
     ended = await run_load(
@@ -196,6 +198,7 @@ async def test_a_test_that_is_stopped_reports_what_it_saw(run_load, load_stack):
     assert ended.document["seconds"] < 60
 
 
+@pytest.mark.parametrize("protocol", list(DEFAULT_ADDRESSES))
 async def test_a_server_that_is_not_there(run_load, protocol):
     ended = await run_load("ramp", "--address 127.0.0.1:1", protocol=protocol)
     assert ended.code == 2

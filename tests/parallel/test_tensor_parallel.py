@@ -124,10 +124,9 @@ async def client_of(port: int):
         await running.stop(0)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "kind", [*(pytest.param(k, marks=pytest.mark.full) for k in ("llama", "qwen2")), "gemma2"]
-)
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2"])
 async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
     """Two KV heads, each on two of four ranks, which have two of eight query heads each.
 
@@ -219,7 +218,7 @@ async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart
         assert tokens[:100] == expected[0]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 async def test_a_stopped_rank_ends_the_service(target, rank):
     async with serving(target, "--heartbeat-timeout-s", "2") as running:
         os.kill(running.pids[rank], signal.SIGSTOP)
