@@ -150,9 +150,10 @@ class _Asker:
         from flyspec.lab.studies.batch import BatchStudy
 
         drafters = await drafters_of(self.stack)
+        rules = (await self.client.list_models()).rules
         for each in studies:
             directory = self.o.output / each.name
-            if not isinstance(each, BatchStudy) and (missing := each.missing(drafters)):
+            if not isinstance(each, BatchStudy) and (missing := each.missing(drafters, rules)):
                 say(f"{each.name}: skipped: {missing}")
                 continue
             directory.mkdir(parents=True, exist_ok=True)

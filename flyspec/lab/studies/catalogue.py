@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from flyspec.lab.compare import ConditionReport, versus
-from flyspec.lab.statistics import CONFIDENCE
+from flyspec.lab.statistics import CONFIDENCE, POINT
 from flyspec.lab.studies.batch import BATCHES, BatchStudy
 from flyspec.lab.studies.drafting import (
     DRAFTER_KINDS,
@@ -93,6 +93,24 @@ def _theta_orders(preset: str) -> PaperClaim[Found]:
     return PaperClaim(f"θ orders speed and accuracy ({preset})", FLY, check)
 
 
+def _judge_is_worth_it(found: Found) -> ClaimFinding:
+    """Whether a threshold accepts more than `exact` and loses less than a point for certain."""
+    base = found.one("exact").mean_accepted_tokens
+    faster = [r for _, r in found.of("autojudge") if r.mean_accepted_tokens > base]
+    known = [r.versus.score_difference for r in faster if r.versus and r.versus.score_difference]
+    holds = None
+    if any(loss.low > -POINT for loss in known):
+        holds = True
+    elif known and all(loss.high < -POINT for loss in known):
+        holds = False
+    shown = "; ".join(
+        f"{report.condition}: {report.mean_accepted_tokens / base:.2f} times the tokens, "
+        f"{with_bounds(loss, '+.1%')} right answers"
+        for report, loss in zip(faster, known, strict=False)
+    )
+    return ClaimFinding(holds, shown or "no threshold accepts more than exact speculation")
+
+
 _WINDOWS = Study(
     name="window",
     title="FLy's window",
@@ -135,6 +153,21 @@ _MARGIN = Study(
     grid=("margin_threshold=0.05,0.1,0.2,0.3,0.5,1,2",),
     axis="margin_threshold",
 )
+_JUDGE = Study(
+    name="autojudge",
+    title="A trained judge",
+    question="Is a judge that was trained on the task better than rules that need no training?",
+    rules="exact,fly,margin,fuzzy,fuzzy:divergence=tv,kl,autojudge",
+    grid=("judge_threshold=0.005,0.01,0.02,0.05",),
+    axis="judge_threshold",
+    claims=(
+        PaperClaim(
+            "more tokens per round than exact speculation, for less than a point of accuracy",
+            "AutoJudge, arXiv 2504.20039",
+            _judge_is_worth_it,
+        ),
+    ),
+)
 _TEMPERATURE = Study(
     name="temperature",
     title="At temperature 1",
@@ -157,7 +190,7 @@ STUDIES: Mapping[str, Study | BatchStudy] = MappingProxyType(
         study.name: study
         for study in (
             _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, FUZZY, _MARGIN, DRAFTER_KINDS,
-            MULTI_LEVEL_DRAFTING, TOKENIZERS, DRAFTER_SIZES, BATCHES, _TEMPERATURE,
+            MULTI_LEVEL_DRAFTING, TOKENIZERS, DRAFTER_SIZES, BATCHES, _TEMPERATURE, _JUDGE,
             OPEN_ENDED, STRICT_OPEN,
         )
     }

@@ -19,6 +19,7 @@ from flyspec.lab.problems import TaskProblems, read_problems
 from flyspec.lab.statistics import Interval
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.page import PageSection
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import DrafterStatus
 
 T = TypeVar("T")
@@ -95,6 +96,10 @@ class Found:
         return report
 
 
+def _parsed(rules: str | Sequence[Condition]) -> Sequence[Condition]:
+    return parse_conditions(rules) if isinstance(rules, str) else rules
+
+
 def value_of(arm: Arm, name: str) -> Any:
     """Return a parameter of a condition's rule, its K (`k`) or its drafter."""
     return getattr(arm, name) if name in ("k", "drafter") else getattr(arm.rule, name)
@@ -151,8 +156,11 @@ class Study:
     divergences: bool = False
     against: str = ""
 
-    def missing(self, drafters: Sequence[DrafterStatus]) -> str:
-        """Say why a stack with these drafters cannot answer it; empty if it can."""
+    def missing(self, drafters: Sequence[DrafterStatus], rules: Sequence[str]) -> str:
+        """Say why a stack with these drafters and rules cannot answer it; empty if it can."""
+        named_rules = {rule.name for condition in _parsed(self.rules) for rule in condition.rules}
+        if any(RULE_PRESETS[name].hidden_layers for name in named_rules - {*rules}):
+            return "it needs a judge of this target (flyspec autojudge train, --autojudge-file)"
         if self.drafters is not None and not self.drafters(drafters):
             return self.needs
         named = dict(parse_grid(self.grid)).get("drafter", ())
@@ -194,8 +202,7 @@ class Study:
         if o.seeds is not None:
             given["seeds"] = o.seeds
         given |= self.parts[next(iter(self.parts)) if part is None else part]
-        if isinstance(given["rules"], str):
-            given["rules"] = parse_conditions(given["rules"])
+        given["rules"] = _parsed(given["rules"])
         grid = list(self.grid)
         if self.drafters is not None:
             grid.append(f"drafter={','.join(self.drafters(drafters))}")
