@@ -114,8 +114,8 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
         draft=DraftNeeds(whole=True), raw=True,
     ),
     "kl": RulePreset(
-        "KL(p‖q) < 0.3 where no token has p > 0.9",
-        {"divergence": Divergence.KL, "divergence_threshold": 0.3, "divergence_top_k": 50,
+        "KL(p‖q) < 0.1 where no token has p > 0.9",
+        {"divergence": Divergence.KL, "divergence_threshold": 0.1, "divergence_top_k": 50,
          "confidence_threshold": 0.9, **_NO_WINDOW}, "divergence if unsure",
         largest={Divergence.JS: math.log(2.0), Divergence.TV: 1.0}, draft=DraftNeeds(),
     ),

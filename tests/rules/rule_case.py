@@ -23,7 +23,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "rejection": {},
     "ensemble": {"weight": 0.7, "top_k": 0},
     "cactus": {"spend": 0.2, "top_k": 0},
-    "kl": {"window": 0, "kind": "kl", "threshold": 0.3, "top_k": 50, "confidence": 0.9},
+    "kl": {"window": 0, "kind": "kl", "threshold": 0.1, "top_k": 50, "confidence": 0.9},
     "relaxed": {"window": 0, "best": 10, "below": 0.01, "share": 1.0},
     "mars": {"window": 0, "ratio": 0.9},
     "typical": {"window": 0, "epsilon": 0.09, "delta": 0.3},
