@@ -156,6 +156,9 @@ def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str) -> None:
         draws(min_confidence=0.01),
         draws(min_confidence=1.0),
         draws(distribution=DistributionSpec(draw_from_it=True)),
+        draws(distribution=DistributionSpec(top_k=5), stop_token_ids={stop, 3}),
+        draws(distribution=DistributionSpec(), min_confidence=0.01),
+        [*draws(distribution=DistributionSpec(top_k=9, raw=True))[:1], *draws()[1:]],
         [want._replace(max_tokens=1 + 4 * i) for i, want in enumerate(draws())],
         [*draws(), Draw(Step(3, 0, tokens(4), 0), None)],
         [Draw(Step(0, 0, tokens(9, 1), 4), GREEDY), *draws(max_tokens=1)[1:]],
@@ -168,6 +171,17 @@ def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str) -> None:
         for one, other in zip(found, expected, strict=True):
             assert [list(part) for part in one[:3]] == [list(part) for part in other[:3]]
             assert one.confidences == pytest.approx(other.confidences, rel=1e-4)
+
+
+def test_so_many_distributions_that_their_rows_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = native_model(small_model("llama"), SETS[0])
+    wants = draws(distribution=DistributionSpec(top_k=5), confidences=True)
+    expected = model.draw(wants)
+    monkeypatch.setattr("flyspec.engine.native.model._MAX_KEPT", 0)
+    for one, other in zip(model.draw(wants), expected, strict=True):
+        assert [list(part) for part in one[:3]] == [list(part) for part in other[:3]]
 
 
 def test_a_draw_goes_on_in_another_call_where_it_was_left() -> None:

@@ -80,7 +80,7 @@ def load(name: str, path: Path) -> Library:
     functions.flyspec_close.argtypes = [c_void_p]
     functions.flyspec_forward.argtypes = [c_void_p, POINTER(BatchStruct)]
     functions.flyspec_draw.argtypes = [
-        c_void_p, POINTER(BatchStruct), *[c_void_p] * 5, c_int, *[c_void_p] * 3
+        c_void_p, POINTER(BatchStruct), *[c_void_p] * 5, c_int, *[c_void_p] * 4
     ]  # fmt: skip
     return Library(name, functions)
 

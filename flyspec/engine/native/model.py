@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from flyspec.engine import stepwise
+from flyspec.engine.distributions import encode
 from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel
@@ -24,6 +25,9 @@ from flyspec.engine.native.weights import PANEL, PackedWeights
 from flyspec.engine.numerics import native_numerics
 from flyspec.engine.slots import SlotTable
 from flyspec.values.tokens import Drafted
+
+_MAX_KEPT = 1 << 24
+"""Maximum logits that a draw keeps at once, 64 MiB."""
 
 
 class NativeModel:
@@ -92,7 +96,8 @@ class NativeModel:
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """Like `Model.draw`; greedy draws run many steps in one call, others one step per call."""
         several = any(draw.step.num_logits > 1 for draw in draws)
-        if not all(map(_is_plain, draws)) or (several and any(d.max_tokens > 1 for d in draws)):
+        further = any(draw.max_tokens > 1 or _needs_rows(draw) for draw in draws)
+        if not all(map(_is_plain, draws)) or (several and further) or self._is_large(draws):
             return stepwise.draw(self.forward, draws, interrupt)
         if several:
             return self._pick(draws)
@@ -126,11 +131,14 @@ class NativeModel:
         drawn = array("i", bytes(4 * width * len(most)))
         chances = array("f", bytes(4 * width * len(most)))
         counts = array("i", bytes(4 * len(most)))
+        keeps_rows = any(map(_needs_rows, drawing))
+        rows = torch.empty((len(most), width, self.info.vocab_size) if keeps_rows else 0)
         batch, kept = self._begin(steps, most)
         self._check(
             self._functions.flyspec_draw(
                 self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops),
-                _at(left), interrupt.address, width, _at(drawn), _at(chances), _at(counts),
+                _at(left), interrupt.address, width, _at(drawn), _at(chances),
+                rows.data_ptr() if keeps_rows else None, _at(counts),
             )
         )  # fmt: skip
         del kept
@@ -139,14 +147,25 @@ class NativeModel:
         for draw, (slot, start, fed, num_logits, _) in zip(draws, steps, strict=True):
             tokens: list[int] = []
             sure: list[float] = []
+            index = next(further) if num_logits else 0
             if num_logits:
-                index = next(further)
                 own = slice(index * width, index * width + counts[index])
                 tokens, sure = drawn[own].tolist(), chances[own].tolist()
             # All but the last token drawn are cached.
             self.cache.record(slot, start, [*fed, *tokens[:-1]])
-            found.append(drafted(draw, tokens, sure))
+            result = drafted(draw, tokens, sure)
+            if tokens and draw.distribution is not None and _needs_rows(draw):
+                sent = encode(rows[index, : len(tokens)], draw.distribution)
+                result = result._replace(distributions=sent)
+            found.append(result)
         return found
+
+    def _is_large(self, draws: Sequence[Draw]) -> bool:
+        """Whether the rows that would be kept for distributions are."""
+        if not any(map(_needs_rows, draws)):
+            return False
+        width = max(draw.max_tokens for draw in draws)
+        return len(draws) * width * self.info.vocab_size > _MAX_KEPT
 
     def _begin(
         self, steps: Sequence[Step], most: Sequence[int] = ()
@@ -189,8 +208,11 @@ def _at(numbers: array[Any]) -> int:
 
 
 def _is_plain(draw: Draw) -> bool:
-    """Whether a draw requests the most likely tokens of raw logits, and nothing else."""
-    sampling, spec = draw.sampling, draw.distribution
-    if sampling is None:
-        return True
-    return sampling.greedy and not adjusts(sampling) and (spec is None or spec.draw_from_it)
+    """Whether a draw requests the most likely tokens of raw logits."""
+    sampling = draw.sampling
+    return sampling is None or (sampling.greedy and not adjusts(sampling))
+
+
+def _needs_rows(draw: Draw) -> bool:
+    """Whether a greedy draw also requests its tokens' distributions, which need the logits."""
+    return draw.distribution is not None and not draw.distribution.draw_from_it

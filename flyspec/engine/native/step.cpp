@@ -374,7 +374,7 @@ struct Model : Shape {
       for (int i = 0; i < W; i++) if (bad[i]) not_finite = true;
     });
     end_tiles();
-    if (b.logits) return;
+    if (!b.tokens) return;
     auto work = [=, this](Room&, int i, float* o) { pick(to + (size_t)i * V, o); };
     team.share(alone, count, work, [&](int i, const float* found) {
       b.tokens[i] = found[0], b.chances[i] = found[1];
@@ -438,7 +438,8 @@ int flyspec_forward(void* model, const Batch* all) {
     for (int i = done; i < all->num_wanted && b.wanted[i] < first + b.rows; i++)
       here.push_back(b.wanted[i] - first);
     b.wanted = here.data(), b.num_wanted = here.size();
-    b.hidden += done * m.hidden, b.tokens += done, b.chances += done;
+    b.hidden += done * m.hidden;
+    if (b.tokens) b.tokens += done, b.chances += done;
     if (b.logits) b.logits += done * m.vocabulary;
     m.batch();
   }
@@ -447,21 +448,24 @@ int flyspec_forward(void* model, const Batch* all) {
 // Draws greedy tokens [count][width] of sequences, and their probabilities: first for the rows
 // wanted, one of each sequence, then one per step. A sequence ends at `most` tokens, at one of its
 // stops (up to `ends` [count]), or when `left`, divided by the probabilities, exceeds 1; all end
-// after a step with non-zero `*interrupt`. `found` [count]: number of tokens. Returns 1 as above.
+// after a step with non-zero `*interrupt`. `found` [count]: number of tokens. `rows`, if not null,
+// gets the logits that they were drawn by [count][width][vocabulary]. Returns 1 as above.
 int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
                  const int32_t* stops, double* left, const volatile int32_t* interrupt, int width,
-                 int32_t* tokens, float* chances, int32_t* found) {
-  const int count = begin->num_wanted;
+                 int32_t* tokens, float* chances, float* rows, int32_t* found) {
+  const int count = begin->num_wanted, V = ((Model*)model)->vocabulary;
   std::vector<int32_t> ids(count), positions(count), slots(count), drawn(count), all, running;
-  std::vector<float> sure(count);
+  std::vector<float> sure(count), step(rows ? (size_t)count * V : 0);
   for (int i = 0; i < count; i++) all.push_back(i), running.push_back(i), found[i] = 0;
   Batch b = *begin;
-  b.logits = nullptr, b.tokens = drawn.data(), b.chances = sure.data();
+  b.logits = rows ? step.data() : nullptr, b.tokens = drawn.data(), b.chances = sure.data();
   while (b.rows && !flyspec_forward(model, &b)) {
     int going = 0;
     for (int k = 0; k < b.num_wanted; k++) {
       const int i = running[k], token = drawn[k], n = ++found[i], last = begin->wanted[i];
       tokens[i * width + n - 1] = token, chances[i * width + n - 1] = sure[k];
+      if (rows)
+        memcpy(rows + ((size_t)i * width + n - 1) * V, step.data() + (size_t)k * V, 4 * (size_t)V);
       const int32_t *stop = stops + (i ? ends[i - 1] : 0), *end = stops + ends[i];
       left[i] /= sure[k];
       const bool done = n >= most[i] || left[i] > 1 || std::find(stop, end, token) != end;
