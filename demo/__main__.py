@@ -13,6 +13,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.starting import shown
 from flyspec.errors import FlyspecError
 from flyspec.progress import error_console
+from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.word_problems import problems
 
 PYTHON_PROMPT = '''import os
@@ -43,7 +44,7 @@ async def show() -> None:
         color = ["--color", "always"]
         say("solving a word problem, up to 15 drafts per round; colors show where tokens came from")
         await flyspec(
-            "generate", "--address", stack.address, "--rule", "fly",
+            "generate", "--address", stack.address, "--rule", DEFAULT_RULE,
             "--num-speculative-tokens", "15", *color, "--chat", problem.question,
         )  # fmt: skip
         say("continuing a Python file, exactly, speculating only while that is faster")
@@ -51,7 +52,7 @@ async def show() -> None:
             "generate", "--address", stack.address, "--rule", "exact", *color,
             "--max-tokens", "96", PYTHON_PROMPT,
         )  # fmt: skip
-        say("comparing plain decoding, exact and fly on fresh word problems")
+        say(f"comparing plain decoding, exact and {DEFAULT_RULE} on fresh word problems")
         await flyspec(
             "bench", "--address", stack.address, "--problems", "8", "--repeats", "2",
         )  # fmt: skip

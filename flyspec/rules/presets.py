@@ -154,5 +154,5 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
     ),
 })
 # fmt: on
-DEFAULT_RULE = "fly"
+DEFAULT_RULE = "kl"
 """The rule of requests that name none, where the server was not told another (`--rule`)."""
