@@ -133,7 +133,7 @@ async def test_what_cannot_be_decoded_is_refused_in_words(page):
     await page.race(**SHORT)  # and then it works
     assert await page.tab.locator("#problem").is_hidden()
     await page.set(temperature="0.0005")
-    await page.set(knobs={"fly_window_size": "99999"})
+    await page.set(rule="fly", knobs={"fly_window_size": "99999"})
     await page.tab.click("#race-button")  # the browser says what is out of range
     field = page.tab.locator(".knobs:not([hidden]) [name=fly_window_size]")
     assert not await field.evaluate("element => element.checkValidity()")

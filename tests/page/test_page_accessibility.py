@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from flyspec.rules.presets import DEFAULT_RULE
 from tests.page.browser import BUS, NARROW, WIDE, RacePage
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
@@ -119,7 +120,7 @@ async def test_a_screen_reader_hears_the_course_of_a_race(page):
     await page.race(**RACE)
     said = " ".join(heard)
     assert "Recording plain decoding." in said
-    assert "Recording fly." in said
+    assert f"Recording {DEFAULT_RULE}." in said
     assert (await page.text("#verdict")).rstrip(".") in said
     assert len(heard) < 12  # tokens are not read out one by one
 
