@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 
 from flyspec.cli.stack import Stack
+from flyspec.rules.presets import DEFAULT_RULE
 from tests.cli.processes import COMMAND, ENVIRONMENT, ROOT, invoke
 
 CODE = re.compile(rb"\x1b\[[\d;?]*[A-Za-z]")
@@ -59,7 +60,9 @@ def test_what_cannot_be_done_is_named_and_the_conversation_goes_on(stack: Stack)
     result = chat(stack, "/dance", "/rule banana", "/save", "/retry", long, "One cat", "/stats")
     assert result.code == 2
     assert "/dance: no such command; /help lists them" in result.err
-    assert "/rule banana: not a rule of this server; use one of fly, exact" in result.err
+    assert (
+        f"/rule banana: not a rule of this server; use one of {DEFAULT_RULE}, exact" in result.err
+    )
     assert "/save: name a file" in result.err
     assert "/retry: there is no message" in result.err
     assert "does not fit" in result.err

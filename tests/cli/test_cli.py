@@ -20,6 +20,7 @@ from flyspec.cli.stack import ServiceDiedError, Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient
 from flyspec.errors import ConfigError
+from flyspec.rules.presets import DEFAULT_RULE
 from tests.cli.processes import (
     COMMAND,
     ENVIRONMENT,
@@ -409,7 +410,7 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.code == 0, result.err
     conditions = [c["condition"] for c in result.documents[0]["conditions"]]
-    assert conditions == ["plain", "exact", "fly", "fly, W = 0"]
+    assert conditions == ["plain", "exact", DEFAULT_RULE, "fly", "fly, W = 0"]
 
 
 @pytest.mark.full
@@ -454,7 +455,7 @@ async def test_a_rules_file_names_rules_and_limits_requests(
     )
     refused = await flyspec("serve", *models, *FREE_PORTS, "--rules-file", str(path))
     assert refused.code == 2
-    assert "--rule fly: rule.name must be one of exact, margin, careful" in refused.err
+    assert f"--rule {DEFAULT_RULE}: rule.name must be one of exact, margin, careful" in refused.err
     assert "loading" not in refused.err
     options = StackOptions(model=models[1], draft_model="", rules_file=str(path), rule="careful")
     async with Stack(options) as stack, AsyncClient(stack.address, max_retries=0) as client:

@@ -32,6 +32,7 @@ from flyspec.errors import (
     UnimplementedError,
 )
 from flyspec.rules import Rule
+from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.waiting import idle
@@ -51,7 +52,7 @@ async def test_events_come_in_order_and_add_up(client: AsyncClient) -> None:
     started, *chunks, completion = events
     assert isinstance(started, Started)
     assert isinstance(completion, Completion)
-    assert started.rule.name == "fly"
+    assert started.rule.name == DEFAULT_RULE
     assert started.rule.fly_window_size is not None
     assert (started.num_speculative_tokens, started.adaptive) == (MOST_BY_AUTO, True)
     tokens = 0
@@ -113,7 +114,7 @@ async def test_closing_the_iterator_cancels_the_request(stack: Stack, client: As
 async def test_models_drafters_and_health(stack: Stack, client: AsyncClient) -> None:
     models = await client.list_models()
     assert models.target.name == Path(stack.options.model).name
-    assert models.rules[0] == "fly"
+    assert models.rules[0] == DEFAULT_RULE
     assert await client.check_health() == "SERVING"
     async with AdminClient(stack.admin_address) as admin:
         drafters = await admin.list_drafters()

@@ -20,6 +20,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.doctor import Diagnosis, Mark, as_text
 from flyspec.doctor.gpus import visible
 from flyspec.doctor.models import missing_packages
+from flyspec.rules.presets import DEFAULT_RULE
 from tests.cli.processes import FREE_PORTS
 from tests.tiny import make_model
 
@@ -62,7 +63,7 @@ def test_the_bundled_pair() -> None:
     # In bfloat16, or twice that in float32 on a processor without it.
     assert 0.98 < facts["weights_bytes"] / weights < 2.02
     assert facts["kv_cache_bytes"] > 0
-    assert findings["speculation", "rule"]["text"] == "fly"
+    assert findings["speculation", "rule"]["text"] == DEFAULT_RULE
 
 
 def test_the_engine_is_the_one_that_a_start_chooses() -> None:

@@ -11,10 +11,11 @@ from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
-from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.presets import DEFAULT_RULE, RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import common_pb2, generation_pb2
+from flyspec.validation import distribution_spec
 from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.phases import MAX_RULES, Phase
 from flyspec.values.requests import GenerationRequest
@@ -92,7 +93,8 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         stop_token_ids=frozenset(),
         ignore_eos=False,
         drafter="",
-        rule=resolve_rule(Rule("fly"), 15),
+        rule=resolve_rule(Rule(DEFAULT_RULE), 15),
+        distribution=distribution_spec(resolve_rule(Rule(DEFAULT_RULE), 15), SamplingParams()),
         phases=(),
         exact_inside=(),
         num_speculative_tokens=MAX_DRAFT,
@@ -110,7 +112,6 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         warnings=(),
         return_rounds=False,
         return_draft_distributions=False,
-        distribution=None,
         prediction=(),
     )
 
@@ -306,7 +307,7 @@ def test_limits_hold_in_every_phase(plan: Any, limits: Any, phase: Any, message:
         ({"speculation": {"rule": {"name": "x"}}}, "rule.name must be one of exact, fly, "),
         (
             {"speculation": {"rule": {"margin_threshold": 0.1}}},
-            "rule.margin_threshold does not apply to the rule 'fly'",
+            f"rule.margin_threshold does not apply to the rule {DEFAULT_RULE!r}",
         ),
         ({"speculation": {"rule": {"window_scope": 9}}}, "rule.window_scope: 9 is not one of"),
         ({"token_ids": {"ids": [400]}}, "prompt: token id 400 is out of range"),
@@ -393,6 +394,7 @@ def test_the_servers_defaults(plan: Any) -> None:
 
 def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
     def window(settings: dict[str, Any], **fields: Any) -> Any:
+        fields = {"rule": {"name": "fly"}} | fields
         return plan(settings=settings, speculation=fields).rule.fly_window_size
 
     assert [window({}, num_speculative_tokens=k) for k in (2, 4, 7, 15)] == [1, 3, 6, 6]
@@ -402,19 +404,19 @@ def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
     message = r"num_speculative_tokens must be 0 or at least 2 for the rule 'fly'"
     with pytest.raises(InvalidArgumentError, match=message):
         window({}, num_speculative_tokens=1)
-    assert window({}, num_speculative_tokens=1, rule={"fly_window_size": 0}) == 0
+    assert window({}, num_speculative_tokens=1, rule={"name": "fly", "fly_window_size": 0}) == 0
 
 
 def test_k_adapts_if_asked_to_or_behind_the_rounds_of_an_earlier_run(plan: Any) -> None:
     fixed = {"num_speculative_tokens": 4}
     made = plan(settings=fixed, speculation=speculation(adaptive=True))
     assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
-    assert (made.rule, made.judged_k) == (resolve_rule(Rule("fly"), 15), 15)
+    assert (made.rule, made.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
     earlier = speculation(num_draft_tokens_per_round=[3, 0, 32])
     made = plan(settings=fixed, speculation=earlier)
     assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
     assert [*made.num_draft_tokens_per_round] == [3, 0, 32]
-    assert (made.rule, made.judged_k) == (resolve_rule(Rule("fly"), 15), 15)
+    assert (made.rule, made.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
     earlier = {"num_draft_tokens_per_round": [3, 0], "num_speculative_tokens": 4}
     made = plan(speculation=earlier)
     assert (made.adaptive, made.num_speculative_tokens, made.judged_k) == (False, 4, 0)
