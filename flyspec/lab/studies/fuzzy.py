@@ -55,7 +55,7 @@ TOTAL_VARIATION = Condition(
 """What other studies compare besides the preset."""
 _CONTROLS = tuple(
     Condition(f"random, r = {share:g}", Rule("random", random_acceptance=share))
-    for share in (0.1, 0.3, 0.6)
+    for share in (0.3, 0.6, 0.9)
 )
 _RULES = (EXACT, *_FUZZY, *_CONTROLS)
 
