@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
+from flyspec.rules.presets import DEFAULT_RULE
 from orchestrator.telemetry.metrics import MAX_DRAFTERS, NOBODY, OTHERS, PARTS, GenerationMetrics
 from tests.waiting import until
 
@@ -147,7 +148,7 @@ async def test_what_clients_make_up_is_no_label(observed):
                     await client.complete("a", options)
     found = observed.scrape("orchestrator")
     assert found.values_of("drafter") <= {"model", "multi_level", "prompt_lookup", NOBODY}
-    assert found.values_of("rule") <= {"exact", "fly", "margin"}
+    assert found.values_of("rule") <= {DEFAULT_RULE, "exact", "fly", "margin"}
     assert "evil_total" not in found.names
     methods = found.values_of("method")
     assert all(method.startswith(("flyspec.v1.", "grpc.")) for method in methods)

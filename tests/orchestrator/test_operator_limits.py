@@ -9,7 +9,7 @@ import pytest
 
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rules import PARAMETERS, Divergence, EntropyMeasure, Rule, WindowScope
-from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.presets import DEFAULT_RULE, RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from orchestrator.generation.limits import Limits
 from orchestrator.generation.rule_files import NamedRule, RuleBook, load_rules, read_rules
@@ -408,7 +408,7 @@ def test_the_file_in_the_documentation(write: Any) -> None:
     (example,) = [
         t for part in text.split("```toml\n")[1:] if "[limits]" in (t := part.split("```")[0])
     ]
-    book = load_rules(str(write(example)), "fly", 15)
-    assert book.names("fly") == ["fly", "exact", "margin", "careful"]
+    book = load_rules(str(write(example)), DEFAULT_RULE, 15)
+    assert book.names(DEFAULT_RULE) == [DEFAULT_RULE, "exact", "fly", "margin", "careful"]
     for name in Limits.model_fields:
         assert f"`{name}`" in text
