@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from flyspec.rules.presets import DEFAULT_RULE
 from tests.page.browser import BUS, NARROW, WIDE, RacePage
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
-RACE = {"k": 15, "seed": 7, "repeats": "1"}
+RACE = {"rule": "fly", "k": 15, "seed": 7, "repeats": "1"}
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
@@ -120,7 +119,7 @@ async def test_a_screen_reader_hears_the_course_of_a_race(page):
     await page.race(**RACE)
     said = " ".join(heard)
     assert "Recording plain decoding." in said
-    assert f"Recording {DEFAULT_RULE}." in said
+    assert "Recording fly." in said
     assert (await page.text("#verdict")).rstrip(".") in said
     assert len(heard) < 12  # tokens are not read out one by one
 

@@ -10,7 +10,7 @@ from tests.page.browser import BUS, RacePage
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
-RACE = {"k": 15, "seed": 7}
+RACE = {"rule": "fly", "k": 15, "seed": 7}
 SENTENCE = re.compile(
     r"(\d+(\.\d)? times (faster|slower)|The same speed), "
     r"(no loose tokens|\d+ loose tokens?, \d+\.\d\d nats), .*(same|different) (answer|text)"
