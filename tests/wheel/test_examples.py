@@ -17,7 +17,7 @@ SAYS = {
     "http.sh": r'(?s)"id":"target:careful".*"text":.*"origins": .*data: \[DONE\]',
     "reflection.py": r"(?s)#### 22\n\d+ tokens",
     "swap_drafter.py": r"(?s)model: \d+ of .*prompt_lookup: \d+ of .*\nthe text is the same",
-    "compare_rules.py": r"(?s)rule .*plain .* 8\nfly .*exact .* 8\nmargin .*careful .*",
+    "compare_rules.py": r"(?s)rule .*plain .* 8\nkl .*exact .* 8\nfly .*margin .*careful .*",
 }
 """What each program prints."""
 
