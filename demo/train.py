@@ -109,7 +109,6 @@ class Trainer:
     ) -> None:
         torch.manual_seed(seed)
         self.what, self.recipe, self.tokenizer, self.batches = what, recipe, tokenizer, batches
-        self.device = device
         self.model = build(recipe, tokenizer).to(device)  # type: ignore[arg-type]
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
@@ -168,7 +167,7 @@ class Trainer:
             "position_ids": batch.positions,
             "use_cache": False,
         }
-        with torch.autocast(self.device.type, dtype=torch.bfloat16):
+        with torch.autocast(self.model.device.type, dtype=torch.bfloat16):
             guide = None
             if self.teacher is not None and self.teacher_head is not None:
                 with torch.no_grad():
@@ -197,7 +196,7 @@ class Trainer:
             # Long rows cover the code separately, at their own length.
             batch = self.batches.batch(self.step, mix, self.code_rows)
             self.code_rows += mix.code if mix.length != 1024 else 0
-            value = float(self.train_step(batch.to(self.device), progress))
+            value = float(self.train_step(batch.to(self.model.device), progress))
             shown = value if shown == 0.0 else 0.95 * shown + 0.05 * value
             self.step += 1
             self.tokens += batch.ids.numel()

@@ -41,9 +41,7 @@ async def served_rival(
         model = stack.options.draft_model if rival == DRAFT else rival
         if not model:
             raise ConfigError(f"--rival {DRAFT}: there is no draft model; set --draft-model")
-        # A judge is of the target.
-        own = stack.options.on_free_ports(model=model, draft_model="", autojudge_file=None)
-        second = Stack(own)
+        second = Stack(stack.options.with_target(model).on_free_ports(draft_model=""))
         await resources.enter_async_context(shown(second, error_console()))
         client = AsyncClient(second.address, max_retries=0)
     await resources.enter_async_context(client)

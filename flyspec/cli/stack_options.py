@@ -91,6 +91,10 @@ class StackOptions(ModelFlags):
             changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
         return replace(self, **changes)
 
+    def with_target(self, model: str) -> StackOptions:
+        """Return these options with another target; a judge is of the target."""
+        return replace(self, model=model, autojudge_file=None)
+
     def on_free_ports(self, **changes: Any) -> StackOptions:
         """Return these options, changed, for another stack beside one that runs."""
         ports = {name: 0 for of_service in PORTS.values() for name in of_service}

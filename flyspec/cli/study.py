@@ -29,7 +29,7 @@ from flyspec.lab.studies.options import StudyOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flyspec.client import AsyncClient
+    from flyspec.client import AsyncClient, Models
     from flyspec.lab.problems import TaskProblems
     from flyspec.lab.studies.batch import BatchStudy
     from flyspec.lab.studies.divergences import Divergences
@@ -150,20 +150,22 @@ class _Asker:
         from flyspec.lab.studies.batch import BatchStudy
 
         drafters = await drafters_of(self.stack)
-        rules = (await self.client.list_models()).rules
+        served = await self.client.list_models()
         for each in studies:
             directory = self.o.output / each.name
-            if not isinstance(each, BatchStudy) and (missing := each.missing(drafters, rules)):
+            if not isinstance(each, BatchStudy) and (
+                missing := each.missing(drafters, served.rules)
+            ):
                 say(f"{each.name}: skipped: {missing}")
                 continue
             directory.mkdir(parents=True, exist_ok=True)
             say(f"{each.name}: {each.question}")
             of = tasks[each.name]
             if isinstance(each, BatchStudy):
-                page = await self._measured(each, of, drafters, directory)
+                page = await self._measured(each, of, served, drafters, directory)
             else:
                 apart = divergences.get(each.name, {})
-                page = await self._evaluated(each, of, drafters, apart, directory)
+                page = await self._evaluated(each, of, served, drafters, apart, directory)
             file = page.write(directory)
             console: Any = result_console()
             for section in page.sections:
@@ -177,6 +179,7 @@ class _Asker:
         self,
         study: Study,
         tasks: Sequence[TaskProblems],
+        served: Models,
         drafters: Sequence[DrafterStatus],
         divergences: Divergences,
         directory: Path,
@@ -188,7 +191,6 @@ class _Asker:
         from flyspec.lab.settings import fingerprints
         from flyspec.lab.studies.report import page_of
 
-        served = await self.client.list_models()
         target = ServedModel(self.client, served.target)
         found = {}
         for part, run in study.runs(self.o, drafters).items():
@@ -209,12 +211,14 @@ class _Asker:
         self,
         study: BatchStudy,
         tasks: Sequence[TaskProblems],
+        served: Models,
         drafters: Sequence[DrafterStatus],
         directory: Path,
     ) -> Page:
         """Measure a study of batch sizes, and return its report."""
         from flyspec.lab.studies.batch import measure, page_of_batches
 
-        target = (await self.client.list_models()).target
-        samples = await measure(study, tasks, self.client, target, drafters, self.o, directory)
-        return page_of_batches(study, samples, tasks, target, drafters, self.o, self.command)
+        samples = await measure(
+            study, tasks, self.client, served.target, drafters, self.o, directory
+        )
+        return page_of_batches(study, samples, tasks, served.target, drafters, self.o, self.command)

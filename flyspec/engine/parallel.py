@@ -113,7 +113,7 @@ class RankGroup:
         without it rank 0 listens on all interfaces. Raises `ConfigError` if they do not join.
         """
         nccl = device.type == "cuda"
-        if device.type == "cuda":
+        if nccl:
             torch.cuda.set_device(device)
         # transformers binds the process to the device of this number when it builds its mesh.
         own = place.local_rank if device.index is None else device.index

@@ -89,6 +89,11 @@ def mcnemar_p(won: int, lost: int) -> float:
     return float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
 
 
+def wins_more(won: int, lost: int) -> bool | None:
+    """Return whether more is won than lost; None if the difference may be chance (`mcnemar_p`)."""
+    return won > lost if mcnemar_p(won, lost) <= 1 - CONFIDENCE else None
+
+
 def exact_interval(count: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the two-sided exact interval of a share (Clopper and Pearson, Biometrika 26, 1934)."""
     if of == 0:

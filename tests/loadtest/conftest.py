@@ -17,7 +17,7 @@ import pytest
 from flyspec.bundled import TARGET
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from loadtest.options import ProtocolName
+from loadtest.options import DEFAULT_ADDRESSES, ProtocolName
 
 
 @dataclass
@@ -50,7 +50,10 @@ async def load_stack():
         yield running
 
 
-@pytest.fixture(params=["grpc", pytest.param("http", marks=pytest.mark.full)])
+_FIRST, *_OTHERS = DEFAULT_ADDRESSES
+
+
+@pytest.fixture(params=[_FIRST, *(pytest.param(p, marks=pytest.mark.full) for p in _OTHERS)])
 def protocol(request):
     """Each protocol in turn."""
     return request.param

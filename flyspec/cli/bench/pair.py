@@ -100,7 +100,7 @@ def _prepare(models: ModelFlags, o: PairOptions, folder: Path) -> tuple[_Pair, d
         written = write_random(draft, folder / "draft", tokenizer, o.replay_seed, device)
         paced_by = str(written)
         facts["target"] += f", drafts at the pace of a {o.draft_shape}"
-    return _Pair(_with_target(stack, random), folder, paced_by), facts
+    return _Pair(stack.with_target(str(random)), folder, paced_by), facts
 
 
 @dataclass(frozen=True)
@@ -121,15 +121,13 @@ class _Pair:
 
         stack = self.stack
         with tempfile.TemporaryDirectory(dir=self.folder) as folder:
-            for name, layers in (("model", target_layers), ("draft_model", draft_layers)):
-                if layers:
-                    source = Path(str(getattr(stack, name)))
-                    padded = pad_layers(source, Path(folder) / name, layers)
-                    stack = (
-                        _with_target(stack, padded)
-                        if name == "model"
-                        else replace(stack, draft_model=str(padded))
-                    )
+            if target_layers:
+                target = pad_layers(Path(str(stack.model)), Path(folder) / "model", target_layers)
+                stack = stack.with_target(str(target))
+            if draft_layers:
+                source = Path(str(stack.draft_model))
+                draft = pad_layers(source, Path(folder) / "draft_model", draft_layers)
+                stack = replace(stack, draft_model=str(draft))
             yield stack
 
     async def cost_ratio(
@@ -148,11 +146,6 @@ class _Pair:
         if ratio is None:
             raise ConfigError("nothing was drafted; the ratio of steps needs a draft model")
         return ratio
-
-
-def _with_target(stack: StackOptions, model: Path) -> StackOptions:
-    """Return the options with a target made for the benchmark, which no judge was trained for."""
-    return replace(stack, model=str(model), autojudge_file=None)
 
 
 async def _run(options: StackOptions, o: PairOptions, paced_by: str = "") -> list[Sample]:

@@ -24,7 +24,8 @@ from flyspec.engine.native.library import BatchStruct, Library
 from flyspec.engine.native.weights import PANEL, PackedWeights
 from flyspec.engine.numerics import native_numerics
 from flyspec.engine.slots import SlotTable
-from flyspec.values.tokens import Drafted
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import Drafted, TokenDistribution
 
 _MAX_KEPT = 1 << 24
 """Maximum logits that a draw keeps at once, 64 MiB."""
@@ -96,7 +97,7 @@ class NativeModel:
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """Like `Model.draw`; greedy draws run many steps in one call, others one step per call."""
         several = any(draw.step.num_logits > 1 for draw in draws)
-        further = any(draw.max_tokens > 1 or _needs_rows(draw) for draw in draws)
+        further = any(draw.max_tokens > 1 or _listed(draw) for draw in draws)
         if not all(map(_is_plain, draws)) or (several and further) or self._is_large(draws):
             return stepwise.draw(self.forward, draws, interrupt)
         if several:
@@ -131,7 +132,7 @@ class NativeModel:
         drawn = array("i", bytes(4 * width * len(most)))
         chances = array("f", bytes(4 * width * len(most)))
         counts = array("i", bytes(4 * len(most)))
-        keeps_rows = any(map(_needs_rows, drawing))
+        keeps_rows = any(map(_listed, drawing))
         rows = torch.empty((len(most), width, self.info.vocab_size) if keeps_rows else 0)
         batch, kept = self._begin(steps, most)
         self._check(
@@ -147,22 +148,22 @@ class NativeModel:
         for draw, (slot, start, fed, num_logits, _) in zip(draws, steps, strict=True):
             tokens: list[int] = []
             sure: list[float] = []
-            index = next(further) if num_logits else 0
+            sent: list[TokenDistribution] | None = None
             if num_logits:
+                index = next(further)
                 own = slice(index * width, index * width + counts[index])
                 tokens, sure = drawn[own].tolist(), chances[own].tolist()
+                if (spec := _listed(draw)) is not None:
+                    sent = encode(rows[index, : len(tokens)], spec)
             # All but the last token drawn are cached.
             self.cache.record(slot, start, [*fed, *tokens[:-1]])
             result = drafted(draw, tokens, sure)
-            if tokens and draw.distribution is not None and _needs_rows(draw):
-                sent = encode(rows[index, : len(tokens)], draw.distribution)
-                result = result._replace(distributions=sent)
-            found.append(result)
+            found.append(result if sent is None else result._replace(distributions=sent))
         return found
 
     def _is_large(self, draws: Sequence[Draw]) -> bool:
         """Whether the rows that would be kept for distributions are."""
-        if not any(map(_needs_rows, draws)):
+        if not any(map(_listed, draws)):
             return False
         width = max(draw.max_tokens for draw in draws)
         return len(draws) * width * self.info.vocab_size > _MAX_KEPT
@@ -213,6 +214,7 @@ def _is_plain(draw: Draw) -> bool:
     return sampling is None or (sampling.greedy and not adjusts(sampling))
 
 
-def _needs_rows(draw: Draw) -> bool:
-    """Whether a greedy draw also requests its tokens' distributions, which need the logits."""
-    return draw.distribution is not None and not draw.distribution.draw_from_it
+def _listed(draw: Draw) -> DistributionSpec | None:
+    """Return how a greedy draw's distributions are to be listed, which needs the logits, if so."""
+    spec = draw.distribution
+    return None if spec is None or spec.draw_from_it else spec

@@ -30,7 +30,7 @@ from flyspec.lab.run_directory import SETTINGS, continued
 from flyspec.lab.samples import schema_of
 from flyspec.lab.settings import RunSettings, code_version, fingerprints
 from flyspec.lab.settings import model_facts as settings_of_model
-from flyspec.lab.statistics import CONFIDENCE, mcnemar_p
+from flyspec.lab.statistics import wins_more
 from flyspec.lab.studies.fuzzy import TOTAL_VARIATION
 from flyspec.lab.studies.options import StudyOptions
 from flyspec.lab.studies.page import Page, PagePlot, PageSection
@@ -227,9 +227,7 @@ def _is_faster(samples: Sequence[BatchSample], batch: int) -> bool | None:
         for (group, repeat, mode), rate in rates.items()
         if mode == FLY.name
     ]
-    if mcnemar_p(sum(won), len(won) - sum(won)) > 1 - CONFIDENCE:
-        return None
-    return sum(won) > len(won) / 2
+    return wins_more(sum(won), len(won) - sum(won))
 
 
 def _beside_others(samples: Sequence[BatchSample]) -> FittedTable:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from flyspec.lab.compare import ConditionReport, versus
-from flyspec.lab.statistics import CONFIDENCE, POINT
+from flyspec.lab.statistics import POINT, wins_more
 from flyspec.lab.studies.batch import BATCHES, BatchStudy
 from flyspec.lab.studies.drafting import (
     DRAFTER_KINDS,
@@ -25,9 +25,7 @@ FLY = "FLy, arXiv 2511.22972"
 def _loses_answers(report: ConditionReport) -> bool | None:
     """Whether it has fewer right answers than plain decoding; None if that may be chance."""
     flips = report.flips
-    if flips is None or flips.mcnemar_p > 1 - CONFIDENCE:
-        return None
-    return flips.harmful > flips.helpful
+    return None if flips is None else wins_more(flips.harmful, flips.helpful)
 
 
 def _loses_without_window(found: Found) -> ClaimFinding:
@@ -45,8 +43,8 @@ def _window_restores(found: Found) -> ClaimFinding:
     holds = None
     if _loses_answers(restored):
         holds = False
-    elif gain.won is not None and gain.lost is not None and gain.mcnemar_p is not None:
-        holds = gain.won > gain.lost if gain.mcnemar_p <= 1 - CONFIDENCE else None
+    elif gain.won is not None and gain.lost is not None:
+        holds = wins_more(gain.won, gain.lost)
     return ClaimFinding(
         holds,
         f"{with_bounds(gain.score_difference, '+.1%')} right answers by W = 6 instead of 0; "
@@ -96,17 +94,22 @@ def _theta_orders(preset: str) -> PaperClaim[Found]:
 def _judge_is_worth_it(found: Found) -> ClaimFinding:
     """Whether a threshold accepts more than `exact` and loses less than a point for certain."""
     base = found.one("exact").mean_accepted_tokens
-    faster = [r for _, r in found.of("autojudge") if r.mean_accepted_tokens > base]
-    known = [r.versus.score_difference for r in faster if r.versus and r.versus.score_difference]
+    faster = [
+        (report, report.versus.score_difference)
+        for _, report in found.of("autojudge")
+        if report.mean_accepted_tokens > base
+        and report.versus is not None
+        and report.versus.score_difference is not None
+    ]
     holds = None
-    if any(loss.low > -POINT for loss in known):
+    if any(loss.low > -POINT for _, loss in faster):
         holds = True
-    elif known and all(loss.high < -POINT for loss in known):
+    elif faster and all(loss.high < -POINT for _, loss in faster):
         holds = False
     shown = "; ".join(
         f"{report.condition}: {report.mean_accepted_tokens / base:.2f} times the tokens, "
         f"{with_bounds(loss, '+.1%')} right answers"
-        for report, loss in zip(faster, known, strict=False)
+        for report, loss in faster
     )
     return ClaimFinding(holds, shown or "no threshold accepts more than exact speculation")
 
