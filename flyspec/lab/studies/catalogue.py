@@ -177,7 +177,7 @@ _TEMPERATURE = Study(
     question="Do rules keep answers that are sampled?",
     rules="exact,fly,margin,fuzzy,typical,rejection",
     axis="k",
-    settings={"temperature": 1.0, "seeds": 3},
+    settings={"temperature": 1.0},
 )
 _RULES = Study(
     name="rules",

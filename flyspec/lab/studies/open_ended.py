@@ -227,7 +227,7 @@ OPEN_ENDED = Study(
     ),
     settings={"temperature": 0.7, "seeds": 3, "log_likelihood": True},
     tasks=(("word_problems", None), ("python_code", None)),
-    max_problems=450,
+    max_problems=225,  # the discussion has 450 prompts in all
     sections=_texts_and_gaps,
 )  # fmt: skip
 
