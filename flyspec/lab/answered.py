@@ -72,15 +72,11 @@ class Answered:
         self.bootstrap = PairedBootstrap(self.num_problems) if self.places else None
 
     def trials(self, count: int) -> list[Answered]:
-        """Return the texts of each repeat, or if there is one, of every `count`-th problem.
+        """Return the texts of every `count`-th problem, from the first, the second and so on.
 
         Trials without any text are left out.
         """
-        repeats = sorted({repeat for _, repeat in self.places})
-        if len(repeats) > 1:
-            chosen = [[repeat == own for _, repeat in self.places] for own in repeats]
-        else:
-            chosen = [list(self._problem % count == trial) for trial in range(count)]
+        chosen = [list(self._problem % count == trial) for trial in range(count)]
         return [self._only(keep) for keep in chosen if any(keep)]
 
     def _only(self, keep: Sequence[bool]) -> Answered:

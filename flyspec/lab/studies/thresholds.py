@@ -43,7 +43,7 @@ def exact_speculation(arms: Sequence[Arm]) -> Arm:
 def threshold_rows(answered: Answered, trials: int) -> list[ThresholdRow]:
     """Return T* of each rule and divergence, by tokens per round and per second.
 
-    `trials` is into how many problems are divided where there is one text of each.
+    `trials` is into how many the problems are divided.
     """
     base = exact_speculation(answered.arms)
     parts = [answered, *answered.trials(trials)]
