@@ -64,14 +64,17 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
     """
     drafting = [arm for arm in arms if arm.k != 0 and not arm.rival]
     of_rule = grouped((arm.rule for arm in drafting), lambda rule: rule.name)
-    several = len({(arm.k, arm.drafter) for arm in drafting}) > 1
+    lengths = len({arm.k for arm in drafting}) > 1
+    drafters = len({arm.drafter for arm in drafting}) > 1
 
     def name(arm: Arm) -> str:
         if arm.condition.phases:
             return arm.name
         parts = [arm.rule.name, *_own_kinds(arm.rule, of_rule[arm.rule.name])]
-        if several:
-            parts += [f"K = {'auto' if arm.k is None else arm.k}", arm.drafter]
+        if lengths:
+            parts.append(f"K = {'auto' if arm.k is None else arm.k}")
+        if drafters:
+            parts.append(arm.drafter)
         return ", ".join(parts)
 
     return grouped(drafting, name)

@@ -29,6 +29,11 @@ MARKERS = "os^Dv<>p"
 _WIDE = 4.0
 """Speeds that differ by more than this are shown on a logarithmic axis."""
 _PANEL_INCHES = (5.6, 4.2)
+_FLOOR = 0.85
+"""Lowest recovery on an axis where most conditions keep more; what keeps less is at its edge."""
+_BESIDE = 12
+"""Names in a legend beside the plots; more are below them, in columns."""
+_LEGEND_COLUMNS, _LEGEND_LINE_INCHES = 5, 0.19
 _GAP_COLUMNS = 3
 _GAP_PANEL_INCHES = (3.7, 2.3)
 
@@ -37,10 +42,19 @@ def plot_quality(
     path: Path, arms: Sequence[Arm], reports: Mapping[str, Sequence[ConditionReport]]
 ) -> None:
     """Draw a row of two plots for each task: against tokens per round, and against speed."""
-    tasks = [name for name, of in reports.items() if of]
-    width, height = _PANEL_INCHES
-    inches = (2 * width, height * max(1, len(tasks)))
+    inches = size_of_quality(arms, reports)
     save(path, inches, lambda figure: draw_quality(figure, arms, reports))
+
+
+def size_of_quality(
+    arms: Sequence[Arm], reports: Mapping[str, Sequence[ConditionReport]]
+) -> tuple[float, float]:
+    """Return the inches of `draw_quality`."""
+    width, height = _PANEL_INCHES
+    tasks = sum(1 for of in reports.values() if of)
+    names = len(curves_of(arms))
+    below = 0.4 + _LEGEND_LINE_INCHES * -(-names // _LEGEND_COLUMNS) if names > _BESIDE else 0.0
+    return 2 * width + (0 if below else 1.3), height * max(1, tasks) + below
 
 
 def draw_quality(
@@ -49,13 +63,30 @@ def draw_quality(
     """Draw them into a figure."""
     tasks = [name for name, of in reports.items() if of]
     axes = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
+    names: dict[str, Any] = {}
     for (left, right), name in zip(axes, tasks, strict=True):
         of = {r.condition: r for r in reports[name]}
-        _panel(left, arms, of, _accepted, "tokens per round")
-        _panel(right, arms, of, _speed, _speed_label(of))
+        floor = _floor(of.values())
+        _panel(left, arms, of, _accepted, "tokens per round", floor)
+        _panel(right, arms, of, _speed, _speed_label(of), floor)
         left.set_ylabel(quality_label(of.values()))
         left.set_title(f"{name}, {next(iter(of.values())).problems} problems", loc="left")
-        right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        handles, labels = right.get_legend_handles_labels()
+        names |= dict(zip(labels, handles, strict=True))
+    if len(names) > _BESIDE:
+        figure.legend(
+            names.values(), names.keys(), loc="outside lower center", ncols=_LEGEND_COLUMNS,
+            fontsize=8,
+        )  # fmt: skip
+    elif names:
+        axes[0, 1].legend(names.values(), names.keys(), loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _floor(reports: Iterable[ConditionReport]) -> float | None:
+    """Return where the axis begins; None if all fit on it, or most would not."""
+    kept = [r.recovery.value for r in reports if r.recovery is not None]
+    below = sum(value < _FLOOR for value in kept)
+    return _FLOOR if 0 < below < len(kept) / 2 else None
 
 
 Measured = Callable[[ConditionReport], Interval | None]
@@ -89,8 +120,9 @@ def quality_of(r: ConditionReport) -> Interval | None:
 
 
 def _panel(
-    ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionReport], across: Measured, label: str
-) -> None:
+    ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionReport], across: Measured, label: str,
+    floor: float | None,
+) -> None:  # fmt: skip
     """Draw each rule's conditions in one color, joined in the order of `across`; and the front."""
     points: list[tuple[float, float]] = []
     colors = iter(COLORS * len(arms))
@@ -116,6 +148,9 @@ def _panel(
             "marker": next(markers),
         }
         _draw_curve(ax, name, drawn, style, across is _accepted)
+        for x, y, _ in drawn:
+            if floor is not None and y.value < floor:
+                _mark_below(ax, x.value, y.value, floor, style["color"])
         points += [(x.value, y.value) for x, y, _ in drawn]
     if across is _speed:
         _draw_allocations(ax, arms, of)
@@ -127,6 +162,8 @@ def _panel(
     if any(r.recovery for r in of.values()):
         ax.axhline(1.0, color=GREY, linewidth=0.8, zorder=0)
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
+    if floor is not None:
+        ax.set_ylim(bottom=floor)
     ax.set_xlabel(label)
     if points and max(x for x, _ in points) > _WIDE * min(x for x, _ in points):
         powers_of_two(ax, (0.25, 0.5, 1, 2, 4, 8, 16, 32), label)
@@ -153,6 +190,14 @@ def _draw_allocations(ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionR
         )  # fmt: skip
 
 
+def _mark_below(ax: Axes, x: float, value: float, floor: float, color: str) -> None:
+    """Write at the edge of the plot what a point beyond it keeps."""
+    ax.annotate(
+        f"{value:.0%}\n↓", (x, floor), textcoords="offset points", xytext=(0, 1), ha="center",
+        va="bottom", fontsize=7, linespacing=0.9, color=color,
+    )  # fmt: skip
+
+
 def _around(values: Sequence[float]) -> tuple[float, float]:
     return min(values) / 1.3, max(values) * 1.6
 
@@ -167,7 +212,7 @@ def _draw_curve(
         for x, y, condition in points:
             ax.annotate(
                 condition.removeprefix(shared), (x.value, y.value), textcoords="offset points",
-                xytext=(4, 4), fontsize=7, color=style["color"],
+                xytext=(4, 4), fontsize=7, color=style["color"], annotation_clip=True,
             )  # fmt: skip
     ax.errorbar(
         [x.value for x in xs], [y.value for y in ys],

@@ -16,6 +16,7 @@ from flyspec.lab.plots import (
     draw_gaps,
     plot_quality,
     size_of_gaps,
+    size_of_quality,
 )
 from tests.lab.test_compare import made
 
@@ -23,7 +24,7 @@ from tests.lab.test_compare import made
 def test_a_plot_names_rules_and_thresholds(tmp_path: Path) -> None:
     rules = "exact,fly:fly_entropy_threshold=0.2,fly:fly_entropy_threshold=0.6"
     rows = {
-        "fly:fly_entropy_threshold=0.2": [{"num_rounds": 1, "score": i % 2} for i in range(8)],
+        "fly:fly_entropy_threshold=0.2": [{"num_rounds": 1, "score": i > 0} for i in range(8)],
         "fly:fly_entropy_threshold=0.6": [{"num_rounds": 2}] * 8,
     }
     arms, wanted, found = made(rules, 8, rows=rows)
@@ -71,3 +72,26 @@ def test_labels_keep_whole_numbers() -> None:
     assert _common_start(["random_acceptance=0.1", "random_acceptance=0.3"]) == "random_acceptance="
     assert _common_start(["fly, theta = 0.1", "fly, theta = 0.15"]) == "fly, theta = "
     assert _common_start(["a", "b"]) == ""
+
+
+def test_what_keeps_little_is_written_at_the_edge(tmp_path: Path) -> None:
+    rules = "exact,margin,kl,random"
+    rows = {"random": [{"score": float(i % 2)} for i in range(8)]}
+    arms, wanted, found = made(rules, 8, rows=rows)
+    reports = {"task": compare.report(Answered("task", arms, wanted, found))}
+    plot_quality(tmp_path / "plot.svg", arms, reports)
+    svg = (tmp_path / "plot.svg").read_text()
+    assert svg.count(">50%<") == 2
+    assert ">50.0%<" not in svg
+
+
+def test_many_names_are_below_the_plots() -> None:
+    few = made("exact,fly", 2)[0]
+    thresholds = [
+        f"fuzzy:divergence={d},fly_window_size={w}" for d in ("js", "kl", "tv") for w in range(4)
+    ]
+    many = made(",".join(["exact", *thresholds]), 2)[0]
+    reports = {"task": [object()]}
+    (wide, low), (narrow, high) = size_of_quality(few, reports), size_of_quality(many, reports)
+    assert wide > narrow
+    assert low < high

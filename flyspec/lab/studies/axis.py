@@ -24,7 +24,9 @@ Panel = tuple[str, Callable[[ConditionReport], Interval | None]]
 
 
 def axis_plots(study: Study, found: Found) -> list[PagePlot]:
-    """Return the plot over the study's axis; none if no line has two points."""
+    """Return the plot over the study's axis; none if it has no axis, or no line two points."""
+    if not study.axis:
+        return []
     lines = lines_of(study, found)
     if all(len(points) < 2 for points in lines.values()):
         return []

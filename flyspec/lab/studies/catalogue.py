@@ -176,7 +176,6 @@ _TEMPERATURE = Study(
     title="At temperature 1",
     question="Do rules keep answers that are sampled?",
     rules="exact,fly,margin,fuzzy,typical,rejection",
-    axis="k",
     settings={"temperature": 1.0},
 )
 _RULES = Study(
@@ -184,7 +183,6 @@ _RULES = Study(
     title="All rules",
     question="What does each rule keep, and what does it gain?",
     rules="all",
-    axis="k",
     settings={"controls": True},
 )
 

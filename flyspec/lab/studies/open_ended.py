@@ -250,7 +250,6 @@ STRICT_OPEN = Study(
     title="Strict and open tasks",
     question="Do rules gain less where one answer is right than where many wordings are?",
     rules=_RULES,
-    axis="k",
     tasks_claims=tuple(
         _gains_more(f"open tasks gain more than strict ones ({_shown(rule, of)})", rule, **of)
         for rule, of in _CLAIMED

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flyspec.lab import tables
 from flyspec.lab.evaluation import Evaluation
-from flyspec.lab.plots import draw_quality
+from flyspec.lab.plots import draw_quality, size_of_quality
 from flyspec.lab.problems import TaskProblems
 from flyspec.lab.studies.axis import axis_plots
 from flyspec.lab.studies.divergences import Divergences, divergence_section
@@ -182,10 +182,11 @@ def _claim_row(claim: PaperClaim[T], found: T) -> list[str]:
 
 
 def _plots(study: Study, found: Found) -> list[PagePlot]:
+    of = {found.title: found.reports}
     quality = PagePlot(
         f"{study.name}-{found.slug}-quality",
         "What each condition keeps against tokens per round and speed, with 95 % intervals.",
-        lambda figure: draw_quality(figure, found.arms, {found.title: found.reports}),
-        (12.5, 4.4),
+        lambda figure: draw_quality(figure, found.arms, of),
+        size_of_quality(found.arms, of),
     )
     return [quality, *axis_plots(study, found)]

@@ -122,10 +122,10 @@ class Study:
     """One question about rules.
 
     `rules` and `grid` are as on the command line of `flyspec eval`. `axis` is the parameter that
-    plots have across, a field of `Rule`, `k` or `drafter`. `settings` are further options; a study
-    of several `parts`, by name, has a run for each, with options of its own. `tasks` are asked
-    where the user names none, and of those that are generated no more than `max_problems`; with
-    `divided`, what may be worded in many ways is a task of its own.
+    plots have across, a field of `Rule`, `k` or `drafter`, "" for none. `settings` are further
+    options; a study of several `parts`, by name, has a run for each, with options of its own.
+    `tasks` are asked where the user names none, and of those that are generated no more than
+    `max_problems`; with `divided`, what may be worded in many ways is a task of its own.
 
     `drafters` chooses the drafters to compare from those of the stack, none if it `needs` others;
     `drafts` are models that the bundled pair gets for it.
@@ -139,7 +139,7 @@ class Study:
     title: str
     question: str
     rules: str | Sequence[Condition]
-    axis: str
+    axis: str = ""
     grid: Sequence[str] = ()
     claims: Sequence[PaperClaim[Found]] = ()
     tasks_claims: Sequence[PaperClaim[Sequence[Found]]] = ()
