@@ -105,6 +105,7 @@ def _divergences(
     """Return how far draft and target are apart on each task; empty if there is no draft model."""
     from flyspec.config import DraftSettings, VerifySettings
     from flyspec.lab.local_model import LocalModel
+    from flyspec.lab.studies.divergences import MAX_PROMPTS
     from flyspec.lab.tuning.divergences import drafted_divergences
     from flyspec.lab.tuning.record import Recorder
 
@@ -123,7 +124,9 @@ def _divergences(
     for task in tasks:
         most = o.max_tokens or task.task.max_tokens
         recorder = Recorder(target, draft, task.task, o.num_speculative_tokens, most)
-        found[task.name] = drafted_divergences(recorder.record(task.problems, forks=False))
+        found[task.name] = drafted_divergences(
+            recorder.record(task.problems[:MAX_PROMPTS], forks=False)
+        )
     return found
 
 

@@ -20,12 +20,15 @@ if TYPE_CHECKING:
 _BINS = 40
 _QUANTILES = (0.5, 0.9, 0.99)
 _BELOW = (0.01, 0.05, 0.1, 0.3)
+MAX_PROMPTS = 100
+"""Prompts of a data set that are recorded for it: thousands of positions."""
 Divergences = Mapping[str, "DraftedDivergences"]
 
 _TEXT = (
     "The divergence at every position at which a token was drafted along the target's own greedy "
-    "text, as the rule `fuzzy` computes it: the distributions are those of temperature 1. "
-    "Positions after a round's first mismatch count, too. A threshold T keeps the drafts to the "
+    f"text, on the first {MAX_PROMPTS} prompts of a data set at most, as the rule `fuzzy` computes "
+    "it: the distributions are those of temperature 1. Positions after a round's first mismatch "
+    "count, too. A threshold T keeps the drafts to the "
     "left of it. The scale of the shares is logarithmic: at most positions the models are nearly "
     "the same."
 )
