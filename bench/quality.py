@@ -30,6 +30,8 @@ StudyPages = Mapping[str, Mapping[str, Any]]
 CLAIMS = "claims"
 _LEFT_OUT = {"tok/s", "90 %", "gap rejected", "rollbacks", "dist. B", "1 point needs"}
 """Columns that the studies' own reports have, and the document does not."""
+_FOLDED = re.compile("answers against|at equal cost")
+"""Tables that a reader opens: they prove what the figures say."""
 
 
 def read_studies(folder: Path) -> StudyPages:
@@ -87,8 +89,10 @@ def _table(table: Mapping[str, Any]) -> str:
     shown = [i for i, column in enumerate(table["columns"]) if column not in _LEFT_OUT]
     rows = [[row[i] for i in shown] for row in table["rows"]]
     columns = [table["columns"][i] for i in shown]
-    title = f"{table['title']}:\n\n" if table["title"] else ""
-    return title + markdown(columns, rows, sum(i < table["left"] for i in shown))
+    text, title = markdown(columns, rows, sum(i < table["left"] for i in shown)), table["title"]
+    if _FOLDED.search(title):
+        return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+    return f"{title}:\n\n{text}" if title else text
 
 
 def _copy_plots(name: str, folder: Path, page: Mapping[str, Any], stem: Path) -> None:
