@@ -21,7 +21,7 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Compiles the native step as well.
-$(VENV)/.installed: pyproject.toml constraints.txt flyspec/engine/native/step.cpp flyspec/engine/native/team.h | $(VENV)/bin/python
+$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard flyspec/engine/native/*.cpp flyspec/engine/native/*.h) | $(VENV)/bin/python
 	@echo "== installing flyspec with its models extra (torch takes a few minutes the first time)"
 	@$(call install,models)
 	@$(BIN)/python -m flyspec.engine.native.library

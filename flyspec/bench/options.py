@@ -120,6 +120,7 @@ Chat = Annotated[bool | None, Flag(
 KOrAuto = Annotated[SpeculationLength, _request("num_speculative_tokens", default=None)]
 MaxTokens = Annotated[int, _request("max_tokens")]
 IgnoreEos = Annotated[bool, _request("ignore_eos")]
+Temperature = Annotated[float, _request("temperature")]
 Drafter = Annotated[str, _request("drafter")]
 Device = Annotated[str, Flag("Device: cpu, cuda, cuda:N or auto.")]
 Threads = Annotated[int, Flag("CPU threads.", min=0, default="all cores")]
@@ -154,6 +155,7 @@ class SpeedOptions:
     )] = (AUTO,)
     max_tokens: MaxTokens = 128
     ignore_eos: IgnoreEos = False
+    temperature: Temperature = 0.0
     repeats: Annotated[int, Flag("Runs per prompt and mode.", min=1)] = 5
     chat: Chat = None
     peers: Annotated[tuple[str, ...], Flag(
@@ -347,6 +349,11 @@ class PredictionOptions:
         """Always, so that all texts have as many tokens."""
         return True
 
+    @property
+    def temperature(self) -> float:
+        """Always greedy: a prediction is of the text that plain decoding gives."""
+        return 0.0
+
 
 @dataclass(frozen=True)
 class StartupOptions:
@@ -383,6 +390,7 @@ class PairOptions:
     drafter: Drafter = ""
     num_speculative_tokens: KOrAuto = 15
     max_tokens: MaxTokens = 64
+    temperature: Temperature = 0.0
     repeats: Annotated[int, Flag(
         "Runs per prompt and mode, after a warm-up run.", min=1,
     )] = 3

@@ -24,6 +24,7 @@ from flyspec.rules import Rule
 from flyspec.speculation_length import MOST_BY_AUTO, SpeculationLength
 from flyspec.tables import Column, FittedTable, record_table
 from flyspec.values.requests import GenerateOptions
+from flyspec.values.tokens import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,8 @@ async def measure(client: AsyncClient, o: PairOptions) -> list[Sample]:
                 condition.name,
                 client,
                 GenerateOptions(
+                    sampling=SamplingParams(temperature=o.temperature),
+                    seed=0,
                     max_tokens=o.max_tokens,
                     ignore_eos=True,
                     disable_loop_guard=True,

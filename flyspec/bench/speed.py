@@ -23,6 +23,7 @@ from flyspec.concurrency import all_or_first_error, check_reached, until_interru
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
+from flyspec.values.tokens import SamplingParams
 
 V = TypeVar("V")
 
@@ -49,8 +50,13 @@ class BatchSample:
 
 
 def plain_options(options: SpeedOptions | PredictionOptions) -> GenerateOptions:
-    """Return the request options of plain decoding through the same services."""
+    """Return the request options of plain decoding through the same services.
+
+    Texts that are sampled are so with the same seed in all modes: the target draws the same tokens.
+    """
     return GenerateOptions(
+        sampling=SamplingParams(temperature=options.temperature),
+        seed=0,
         max_tokens=options.max_tokens,
         ignore_eos=options.ignore_eos,
         rule=Rule("exact"),

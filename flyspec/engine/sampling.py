@@ -28,6 +28,7 @@ from torch import Tensor
 
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import History
+from flyspec.engine.native.sampler import sample_rows
 from flyspec.engine.upload import upload
 from flyspec.values.tokens import SamplingParams
 
@@ -174,11 +175,13 @@ def sample(
 
     A row whose largest logit is not finite yields `NOT_FINITE`, here and in all functions below.
 
-    On a CPU, noise is computed only for the tokens that truncation leaves. On a GPU it is computed
-    for all: reading back their number first would cost more.
+    On a CPU, noise is computed only for the tokens that truncation leaves, or that can win. On a
+    GPU it is computed for all: reading back their number first would cost more.
     """
     device, vocab_size = processed.device, processed.shape[-1]
     keys = _keys(seed, positions, stream, device)
+    if (drawn := sample_rows(processed, keys)) is not None:
+        return drawn
     if device.type == "cpu":
         kept = processed != -torch.inf  # true for NaN
         if int(kept.count_nonzero()) < _GATHER_BELOW * kept.numel():

@@ -24,7 +24,7 @@ from tests.engine.random_models import loaded_model, make_model
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "flyspec/engine/native/step.cpp"
-TEAM = SOURCE.with_name("team.h")
+SOURCES = [SOURCE, *sorted(SOURCE.parent.glob("*.h"))]
 TILES = Path(__file__).with_name("emulated_tiles.h")
 EMULATED = "amx, emulated"
 
@@ -49,7 +49,7 @@ def compiler_flags(name: str) -> list[str]:
 
 def installed(name: str) -> Path | None:
     """The step compiled at installation, if nothing has changed since."""
-    changed = max(path.stat().st_mtime for path in (SOURCE, TEAM, ROOT / "pyproject.toml"))
+    changed = max(path.stat().st_mtime for path in (*SOURCES, ROOT / "pyproject.toml"))
     steps = SOURCE.parent.glob(f"step_{name}.*so")
     return next((path for path in steps if path.stat().st_mtime > changed), None)
 
@@ -64,8 +64,7 @@ def compiled(name: str) -> Library:
     if emulated:
         flags = [*flags, "-include", str(TILES)]
     contents = [
-        SOURCE.read_bytes(),
-        TEAM.read_bytes(),
+        *(path.read_bytes() for path in SOURCES),
         TILES.read_bytes(),
         " ".join(flags).encode(),
     ]

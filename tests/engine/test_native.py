@@ -14,6 +14,7 @@ from flyspec.engine import stepwise
 from flyspec.engine.cache_table import Copy
 from flyspec.engine.model import Draw, Interrupt, Step
 from flyspec.engine.native.model import NativeModel
+from flyspec.engine.sampling import keyed_noise, row_keys
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 from tests.engine.native_steps import SETS, SHAPES, compiled, native_model, needs_step, small_model
@@ -146,6 +147,18 @@ def draws(**changes: object) -> list[Draw]:
     return [want._replace(**changes) for want in wants]
 
 
+def check_draws(model: NativeModel, wants: list[Draw]) -> None:
+    """They are what is drawn step by step."""
+    asked = [want._replace(confidences=True) for want in wants]
+    expected = stepwise.draw(model.forward, asked)
+    held = [model.cache.held(slot) for slot in range(4)]
+    found = model.draw(wants)
+    assert [model.cache.held(slot) for slot in range(4)] == held
+    for one, other in zip(found, expected, strict=True):
+        assert [list(part) for part in one[:3]] == [list(part) for part in other[:3]]
+        assert one.confidences == pytest.approx(other.confidences, rel=1e-4)
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str) -> None:
     model = native_model(small_model("llama"), name)
@@ -163,14 +176,52 @@ def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str) -> None:
         [*draws(), Draw(Step(3, 0, tokens(4), 0), None)],
         [Draw(Step(0, 0, tokens(9, 1), 4), GREEDY), *draws(max_tokens=1)[1:]],
     ):
-        asked = [want._replace(confidences=True) for want in wants]
-        expected = stepwise.draw(model.forward, asked)
-        held = [model.cache.held(slot) for slot in range(4)]
-        found = model.draw(wants)
-        assert [model.cache.held(slot) for slot in range(4)] == held
-        for one, other in zip(found, expected, strict=True):
-            assert [list(part) for part in one[:3]] == [list(part) for part in other[:3]]
-            assert one.confidences == pytest.approx(other.confidences, rel=1e-4)
+        check_draws(model, wants)
+
+
+SAMPLINGS = [
+    SamplingParams(1.0),
+    SamplingParams(0.7),
+    SamplingParams(1.3, top_k=5),
+    SamplingParams(1.0, top_k=1),
+    SamplingParams(1.0, top_k=1000),
+    SamplingParams(2.0, top_p=0.9),
+    SamplingParams(1.0, top_p=0.05),
+    SamplingParams(1.5, min_p=0.1),
+    SamplingParams(0.8, top_k=20, top_p=0.95, min_p=0.02),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("name", SETS)
+def test_samples_of_many_steps_are_those_of_the_same_steps(
+    name: str, sampling: SamplingParams
+) -> None:
+    model = native_model(small_model("llama"), name)
+    for seed in (0, 1, (1 << 64) - 1):
+        check_draws(model, draws(sampling=sampling, seed=seed))
+    check_draws(model, draws(sampling=sampling, min_confidence=0.01))
+    check_draws(model, draws(sampling=sampling, distribution=DistributionSpec(top_k=5)))
+    check_draws(model, draws(sampling=sampling, distribution=DistributionSpec(top_k=5, raw=True)))
+    sent = DistributionSpec(draw_from_it=True)
+    check_draws(model, draws(sampling=sampling, distribution=sent, confidences=True))
+    check_draws(model, [*draws()[:1], *draws(sampling=sampling)[1:]])
+    several = Draw(Step(0, 0, tokens(9, 1), 4), sampling, confidences=True)
+    check_draws(model, [several, *draws(max_tokens=1, confidences=True)[1:]])
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_samples_are_those_that_all_noise_gives(name: str) -> None:
+    keys = torch.tensor(row_keys(3, range(40)), dtype=torch.int64)
+    for vocab_size in (1, 7, 41, 4096):
+        for scale in (0.0, 0.3, 3.0, 30.0):
+            rows = torch.randn(40, vocab_size) * scale
+            rows[::3, 1::2] = -torch.inf
+            found = torch.empty(40, dtype=torch.int64)
+            compiled(name).functions.flyspec_sample(
+                rows.data_ptr(), 40, vocab_size, keys.data_ptr(), found.data_ptr()
+            )
+            assert found.tolist() == (keyed_noise(keys, vocab_size) + rows).argmax(-1).tolist()
 
 
 def test_so_many_distributions_that_their_rows_are_not_kept(
@@ -204,12 +255,6 @@ def test_a_draw_goes_on_in_another_call_where_it_was_left() -> None:
         [Draw(Step(0, start, [last]), GREEDY, max_tokens=11, min_confidence=bound)]
     )
     assert [*some.token_ids, *rest.token_ids] == cut.token_ids
-
-
-def test_sampling_goes_step_by_step() -> None:
-    model = native_model(small_model("llama"), SETS[0])
-    wants = draws(sampling=SamplingParams(0.8, top_p=0.9), confidences=True)
-    assert model.draw(wants) == stepwise.draw(model.forward, wants)
 
 
 def test_ties_go_to_the_lower_token() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, c_double, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int, c_int32, c_int64, c_uint64, c_void_p
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -54,13 +54,22 @@ class ShapeStruct(ctypes.Structure):
     )
 
 
+class SamplerStruct(ctypes.Structure):
+    """`Sampler` in sampling.h."""
+
+    _fields_ = (
+        ("seed", c_uint64), ("key", c_uint64), ("temperature", c_float), ("top_p", c_float),
+        ("min_p", c_float), ("top_k", c_int32), ("stream", c_int32),
+    )  # fmt: skip
+
+
 class BatchStruct(ctypes.Structure):
     """`Batch` in step.cpp."""
 
     SIZES = ("rows", "num_wanted", "num_hidden", "stride")
     POINTERS = (
         "ids", "positions", "slots", "wanted", "hidden_layers", "logits", "hidden", "chances",
-        "tokens",
+        "tokens", "samplers",
     )  # fmt: skip
     _fields_ = (*((name, c_int64) for name in SIZES), *((name, c_void_p) for name in POINTERS))
 
@@ -80,8 +89,10 @@ def load(name: str, path: Path) -> Library:
     functions.flyspec_close.argtypes = [c_void_p]
     functions.flyspec_forward.argtypes = [c_void_p, POINTER(BatchStruct)]
     functions.flyspec_draw.argtypes = [
-        c_void_p, POINTER(BatchStruct), *[c_void_p] * 5, c_int, *[c_void_p] * 4
+        c_void_p, POINTER(BatchStruct), *[c_void_p] * 5, c_int, *[c_void_p] * 5
     ]  # fmt: skip
+    functions.flyspec_sample.restype = None
+    functions.flyspec_sample.argtypes = [c_void_p, c_int, c_int, c_void_p, c_void_p]
     return Library(name, functions)
 
 

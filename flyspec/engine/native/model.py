@@ -12,17 +12,19 @@ from math import prod
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flyspec.engine import stepwise
 from flyspec.engine.distributions import encode
 from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.logits import adjusts
+from flyspec.engine.logits import adjusts, process_logits
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers
-from flyspec.engine.native.library import BatchStruct, Library
+from flyspec.engine.native.library import BatchStruct, Library, SamplerStruct
 from flyspec.engine.native.weights import PANEL, PackedWeights
 from flyspec.engine.numerics import native_numerics
+from flyspec.engine.sampling import TARGET_STREAM
 from flyspec.engine.slots import SlotTable
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, TokenDistribution
@@ -95,10 +97,14 @@ class NativeModel:
         return found
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
-        """Like `Model.draw`; greedy draws run many steps in one call, others one step per call."""
+        """Like `Model.draw`; mostly many steps in one call.
+
+        Draws with bias or penalties, from the distributions that are sent, or with several rows
+        and more, are made one step per call.
+        """
         several = any(draw.step.num_logits > 1 for draw in draws)
-        further = any(draw.max_tokens > 1 or _listed(draw) for draw in draws)
-        if not all(map(_is_plain, draws)) or (several and further) or self._is_large(draws):
+        more = any(draw.max_tokens > 1 or _listed(draw) or _sampled(draw) for draw in draws)
+        if not all(map(_is_plain, draws)) or (several and more) or self._is_large(draws):
             return stepwise.draw(self.forward, draws, interrupt)
         if several:
             return self._pick(draws)
@@ -134,12 +140,14 @@ class NativeModel:
         counts = array("i", bytes(4 * len(most)))
         keeps_rows = any(map(_listed, drawing))
         rows = torch.empty((len(most), width, self.info.vocab_size) if keeps_rows else 0)
+        samplers = (SamplerStruct * len(drawing))(*map(_sampler, drawing))
         batch, kept = self._begin(steps, most)
         self._check(
             self._functions.flyspec_draw(
                 self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops),
                 _at(left), interrupt.address, width, _at(drawn), _at(chances),
                 rows.data_ptr() if keeps_rows else None, _at(counts),
+                samplers if any(map(_sampled, drawing)) else None,
             )
         )  # fmt: skip
         del kept
@@ -154,7 +162,7 @@ class NativeModel:
                 own = slice(index * width, index * width + counts[index])
                 tokens, sure = drawn[own].tolist(), chances[own].tolist()
                 if (spec := _listed(draw)) is not None:
-                    sent = encode(rows[index, : len(tokens)], spec)
+                    sent = encode(_processed(rows[index, : len(tokens)], draw, spec), spec)
             # All but the last token drawn are cached.
             self.cache.record(slot, start, [*fed, *tokens[:-1]])
             result = drafted(draw, tokens, sure)
@@ -209,12 +217,34 @@ def _at(numbers: array[Any]) -> int:
 
 
 def _is_plain(draw: Draw) -> bool:
-    """Whether a draw requests the most likely tokens of raw logits."""
-    sampling = draw.sampling
-    return sampling is None or (sampling.greedy and not adjusts(sampling))
+    """Whether a draw's tokens depend on the logits, their positions and the seed alone."""
+    sampling, spec = draw.sampling, draw.distribution
+    if sampling is None:
+        return True
+    from_sent = spec is not None and spec.draw_from_it and not sampling.greedy
+    return not adjusts(sampling) and not from_sent
+
+
+def _sampled(draw: Draw) -> bool:
+    return draw.sampling is not None and not draw.sampling.greedy
+
+
+def _sampler(draw: Draw) -> SamplerStruct:
+    s = draw.sampling
+    assert s is not None
+    return SamplerStruct(draw.seed, 0, s.temperature, s.top_p, s.min_p, s.top_k, TARGET_STREAM)
 
 
 def _listed(draw: Draw) -> DistributionSpec | None:
-    """Return how a greedy draw's distributions are to be listed, which needs the logits, if so."""
+    """Return how a draw's distributions are to be listed, which needs the logits, if so.
+
+    Those that greedy tokens are drawn from are points.
+    """
     spec = draw.distribution
     return None if spec is None or spec.draw_from_it else spec
+
+
+def _processed(rows: Tensor, draw: Draw, spec: DistributionSpec) -> Tensor:
+    """Return the logits of the distributions that are sent."""
+    assert draw.sampling is not None
+    return rows if spec.raw else process_logits(rows, draw.sampling)

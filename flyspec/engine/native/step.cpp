@@ -10,16 +10,13 @@
 //
 // Matrices [N, K] are packed in zero-padded panels of 64 outputs, [N/64][K/2][64][2]. Cached keys
 // are such panels, of 64 positions; values are pairs of positions, [L/2][D][2].
-#include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <algorithm>
 #include <bit>
 #include <cfloat>
-#include <cmath>
 #include <cstring>
 #include <memory>
-#include <vector>
+#include "sampling.h"
 #include "team.h"
 
 namespace {
@@ -28,44 +25,6 @@ constexpr int PANEL = 64, MAX_ROWS = 256, MAX_DIM = 512, MR = 6;  // MR: rows pe
 constexpr int K_BLOCK = 2048;       // of a panel at a time, so that it stays in the CPU's cache
 constexpr int UNIT_ROWS = 64;       // maximum rows in a unit that a helper may do
 constexpr double SHARED_NS = 5000;  // minimum work in a job that is worth sharing
-// --- vectors ------------------------------------------------------------------------------------
-#define UNROLLED _Pragma("GCC unroll 24") for
-#if defined(__AVX512F__)
-#define OP(name) _mm512_##name
-#else
-#define OP(name) _mm256_##name
-#endif
-typedef decltype(OP(setzero_ps)()) Vec;
-constexpr int W = sizeof(Vec) / 4;
-typedef int32_t Ints __attribute__((vector_size(4 * W)));
-typedef int32_t Pair __attribute__((may_alias, aligned(2)));
-typedef Ints LooseInts __attribute__((may_alias, aligned(4)));
-inline Vec load(const float* p) { return OP(loadu_ps)(p); }
-inline void store(float* p, Vec v) { OP(storeu_ps)(p, v); }
-inline Vec set1(float x) { return OP(set1_ps)(x); }
-inline Vec fma(Vec a, Vec b, Vec c) { return OP(fmadd_ps)(a, b, c); }
-inline Vec vmax(Vec a, Vec b) { return OP(max_ps)(a, b); }  // b if either is NaN
-inline Ints inside(int at, int low, int high) {  // lanes i with low <= at + i < high
-  Ints i;
-  for (int n = 0; n < W; n++) i[n] = n;
-  return ((i + at) >= low) & ((i + at) < high);
-}
-inline float hsum(Vec v) {
-  for (int n = W / 2, i; n; n /= 2) for (i = 0; i < n; i++) v[i] += v[i + n];
-  return v[0];
-}
-inline float hmax(Vec v) { return *std::max_element((float*)&v, (float*)&v + W); }
-// e^x as 2^n times a polynomial (Cephes' coefficients, |r| <= ln 2 / 2). e^0 is 1, NaN stays NaN.
-inline Vec vexp(Vec x) {
-  const Vec magic = set1(12582912.f);  // 1.5 * 2^23: adding it rounds to a whole number
-  x = OP(min_ps)(set1(88.f), vmax(set1(-87.f), x));
-  Vec n = fma(x, set1(1.44269504f), magic) - magic;
-  Vec r = fma(n, set1(2.12194440e-4f), fma(n, set1(-0.693359375f), x)), p = set1(1.9875691500e-4f);
-  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, .5f})
-    p = fma(p, r, set1(c));
-  p = fma(p, r * r, r + set1(1.f));
-  return p * (Vec)((__builtin_convertvector(n, Ints) + 127) << 23);
-}
 // --- products -----------------------------------------------------------------------------------
 // `Act` is an operand rounded to bf16, stored as bf16, or as fp32 where no instruction multiplies
 // bf16; the halves of a pair are then added one after the other.
@@ -178,12 +137,13 @@ struct Shape {
 };
 size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 // Input from Python: rows, which of them are wanted, where to write logits [wanted][vocabulary], or
-// if null, the most likely tokens and their probabilities, and hidden [layers][wanted][hidden].
+// if null, tokens drawn from them and their probabilities, and hidden [layers][wanted][hidden].
 struct Batch {
   int64_t rows, num_wanted, num_hidden, stride;  // stride: of a hidden layer
   const int32_t *ids, *positions, *slots, *wanted, *hidden_layers;
   float *logits, *hidden, *chances;
   int32_t* tokens;
+  const Sampler* samplers;  // [wanted]; null if all are greedy
 };
 struct Room {  // a thread's own working memory
   Block<float> sums;
@@ -204,6 +164,7 @@ struct Model : Shape {
   Batch b;  // the current one
   int num_items = 0;
   Block<Item> items;
+  Block<Sampler> samplers;
   Team<Room> team;
   explicit Model(const Shape& s)
       : Shape(s), C(padded(hidden)), A(padded(heads * dim)), F(padded(intermediate)),
@@ -212,7 +173,7 @@ struct Model : Shape {
         stack(s.layer, s.layer + layers), x(MAX_ROWS * C), qkv(MAX_ROWS * Q),
         normed(MAX_ROWS * C), query(MAX_ROWS * heads * dim), attended(MAX_ROWS * A),
         gated(MAX_ROWS * F), logits(new float[MAX_ROWS * V + W]),
-        items(MAX_ROWS * (group / MR + 1)),
+        items(MAX_ROWS * (group / MR + 1)), samplers(MAX_ROWS),
         team(threads - 1, MAX_ROWS * PANEL, UNIT_ROWS * PANEL, L) {}
   bf16* keys(int l, int slot, int kv) const {
     return cache + ((l * slots + slot) * kv_heads + kv) * 2 * L * dim;
@@ -339,7 +300,10 @@ struct Model : Shape {
   // Runs the whole step.
   void run() {
     const int n = b.rows, count = b.num_wanted, kvs = kv_heads, parts = num_items;
-    float* const to = b.logits ? b.logits : logits.get();
+    // Helpers read what tokens are drawn from, even when that is over: they need it to stay.
+    float* const to = b.tokens ? logits.get() : b.logits;
+    const bool sampled = b.tokens && b.samplers;
+    if (sampled) std::copy_n(b.samplers, count, samplers.p);
     begin_tiles();
     for (int l = 0; l < layers; l++) {
       const Layer& layer = stack[l];
@@ -375,10 +339,15 @@ struct Model : Shape {
     });
     end_tiles();
     if (!b.tokens) return;
-    auto work = [=, this](Room&, int i, float* o) { pick(to + (size_t)i * V, o); };
+    if (b.logits) memcpy(b.logits, to, 4 * (size_t)count * V);
+    auto work = [=, this](Room&, int i, float* o) {
+      const float* row = to + (size_t)i * V;
+      if (sampled && samplers.p[i].temperature > 0) o[0] = drawn(row, V, samplers.p[i], o + 1);
+      else pick(row, o);
+    };
     team.share(alone, count, work, [&](int i, const float* found) {
       b.tokens[i] = found[0], b.chances[i] = found[1];
-      if (!(found[1] <= 1)) not_finite = true;  // all logits are -infinity
+      if (!(found[0] >= 0 && found[1] <= 1)) not_finite = true;  // or all logits are -infinity
     });
   }
   // Writes the first of a row's most likely tokens, and its probability.
@@ -440,25 +409,39 @@ int flyspec_forward(void* model, const Batch* all) {
     b.wanted = here.data(), b.num_wanted = here.size();
     b.hidden += done * m.hidden;
     if (b.tokens) b.tokens += done, b.chances += done;
+    if (b.samplers) b.samplers += done;
     if (b.logits) b.logits += done * m.vocabulary;
     m.batch();
   }
   return m.not_finite;
 }
-// Draws greedy tokens [count][width] of sequences, and their probabilities: first for the rows
-// wanted, one of each sequence, then one per step. A sequence ends at `most` tokens, at one of its
+// Draws a token from each row of logits [count][vocabulary] by its key; -1 as `drawn` says.
+void flyspec_sample(const float* logits, int count, int vocabulary, const uint64_t* keys,
+                    int64_t* tokens) {
+  for (int i = 0; i < count; i++)
+    tokens[i] = drawn(logits + (size_t)i * vocabulary, vocabulary, {0, keys[i], 1, 1, 0, 0}, nullptr);
+}
+// Draws tokens [count][width] of sequences, and their probabilities: first for the rows wanted, one of
+// each sequence, then one per step; by `samplers` [count], greedily if null. A sequence ends at `most` tokens, at one of its
 // stops (up to `ends` [count]), or when `left`, divided by the probabilities, exceeds 1; all end
 // after a step with non-zero `*interrupt`. `found` [count]: number of tokens. `rows`, if not null,
 // gets the logits that they were drawn by [count][width][vocabulary]. Returns 1 as above.
 int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
                  const int32_t* stops, double* left, const volatile int32_t* interrupt, int width,
-                 int32_t* tokens, float* chances, float* rows, int32_t* found) {
+                 int32_t* tokens, float* chances, float* rows, int32_t* found,
+                 const Sampler* samplers) {
   const int count = begin->num_wanted, V = ((Model*)model)->vocabulary;
   std::vector<int32_t> ids(count), positions(count), slots(count), drawn(count), all, running;
   std::vector<float> sure(count), step(rows ? (size_t)count * V : 0);
   for (int i = 0; i < count; i++) all.push_back(i), running.push_back(i), found[i] = 0;
+  std::vector<Sampler> how(samplers ? count : 0);
   Batch b = *begin;
   b.logits = rows ? step.data() : nullptr, b.tokens = drawn.data(), b.chances = sure.data();
+  if (samplers) b.samplers = how.data();
+  auto next = [&](int k, int64_t position) {  // sets how row k's token, at a position, is drawn
+    if (samplers) (how[k] = samplers[running[k]]).at(position);
+  };
+  for (int k = 0; k < count; k++) next(k, begin->positions[begin->wanted[k]] + 1);
   while (b.rows && !flyspec_forward(model, &b)) {
     int going = 0;
     for (int k = 0; k < b.num_wanted; k++) {
@@ -470,7 +453,8 @@ int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int
       left[i] /= sure[k];
       const bool done = n >= most[i] || left[i] > 1 || std::find(stop, end, token) != end;
       ids[going] = token, positions[going] = begin->positions[last] + n;
-      slots[going] = begin->slots[last], running[going] = i, going += !done;
+      slots[going] = begin->slots[last], running[going] = i;
+      if (!done) next(going++, begin->positions[last] + n + 1);
     }
     if (!going || *interrupt) return 0;
     b.rows = b.num_wanted = going, b.wanted = all.data();
