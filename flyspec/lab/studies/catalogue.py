@@ -175,7 +175,7 @@ _TEMPERATURE = Study(
     name="temperature",
     title="At temperature 1",
     question="Do rules keep answers that are sampled?",
-    rules="exact,fly,margin,fuzzy,typical,rejection",
+    rules="exact,fly,margin,kl,relaxed,fuzzy,typical,rejection",
     settings={"temperature": 1.0},
 )
 _RULES = Study(
