@@ -6,7 +6,7 @@ and all resamples draw whole problems with everything that was measured on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -21,8 +21,6 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 POINT = 0.01
 """A difference of one percentage point."""
-_FLOATS = 1 << 24
-"""Maximum counts of a bootstrap that are kept as floats, 128 MiB."""
 _CHUNK = 256
 """Resamples drawn at once, so that memory stays small."""
 
@@ -160,16 +158,10 @@ class PairedBootstrap:
             rows[:] = np.bincount(drawn.ravel(), minlength=rows.size).reshape(rows.shape)
         return counts
 
-    @cached_property
-    def _chunks(self) -> Sequence[NDArray[Any]]:
-        """The counts in parts; those of few problems as floats, which saves most of the time."""
-        few = self._counts.size <= _FLOATS
-        counts = self._counts.astype(float) if few else self._counts
-        return [counts[i : i + _CHUNK] for i in range(0, self._resamples, _CHUNK)]
-
     def sums(self, values: Array) -> Array:
         """Return the sums of values [problems, columns] in each resample, [resamples, columns]."""
-        return np.concatenate([chunk.astype(float, copy=False) @ values for chunk in self._chunks])
+        chunks = range(0, self._resamples, _CHUNK)
+        return np.concatenate([self._counts[i : i + _CHUNK].astype(float) @ values for i in chunks])
 
     def interval(
         self,
