@@ -125,5 +125,5 @@ def _announced(
     o: EvalOptions, tasks: Sequence[TaskProblems], arms: Sequence[Arm], target: ServedModel
 ) -> str:
     problems = ", ".join(f"{task.name} ({len(task.problems)} problems)" for task in tasks)
-    seeds = f", {o.seeds} texts each," if o.seeds > 1 else ""
-    return f"{problems}:{seeds} {len(arms)} conditions on {target.model.name}"
+    seeds = f", {o.seeds} texts of each" if o.seeds > 1 else ""
+    return f"{problems}{seeds}: {len(arms)} conditions on {target.model.name}"

@@ -29,6 +29,7 @@ inline float noise(uint64_t key, int token) {
   const uint64_t bits = mixed(key + (token + 1) * GOLDEN) >> 12;
   return -std::log(-std::log((bits + .5) * 0x1p-52));
 }
+constexpr float MOST_NOISE = 37;
 // A row of logits, divided by the temperature.
 struct Row {
   const float* logits;
@@ -89,15 +90,16 @@ inline int drawn_token(const Row& row, uint64_t key, float top, float least) {
   Hashes ids;
   for (int n = 0; n < W; n++) ids[n] = n + 1;
   for (int i = 0; i < row.count; i += W) {
+    const Vec x = row.from(i);
+    if (!any(x >= set1(std::max(least, most - MOST_NOISE)))) continue;
     Hashes z = key + (ids + i) * GOLDEN;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
     z ^= z >> 31;
-    // 31 bits of 1 - u, rounded down; e^x and the comparison may round, for which there is room.
+    // 31 bits of 1 - u, rounded down; there is room for e^x to be rounded.
     const Vec rest = __builtin_convertvector(__builtin_convertvector(~z >> 33, Ints), Vec);
-    const Vec x = row.from(i);
     const Ints may = (rest * set1(0x1p-31 * .999) <= vexp(x - set1(most))) & (x >= set1(least));
-    for (int n = 0; n < W; n++)
+    for (int n = 0; any(may) && n < W; n++)
       if (may[n]) {
         const float sum = x[n] + noise(key, i + n);
         if (sum > most || (sum == most && i + n < best)) most = sum, best = i + n;

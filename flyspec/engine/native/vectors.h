@@ -22,6 +22,11 @@ inline void store(float* p, Vec v) { OP(storeu_ps)(p, v); }
 inline Vec set1(float x) { return OP(set1_ps)(x); }
 inline Vec fma(Vec a, Vec b, Vec c) { return OP(fmadd_ps)(a, b, c); }
 inline Vec vmax(Vec a, Vec b) { return OP(max_ps)(a, b); }  // b if either is NaN
+#if defined(__AVX512F__)
+inline bool any(Ints mask) { return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask); }
+#else
+inline bool any(Ints mask) { return !_mm256_testz_si256((__m256i)mask, (__m256i)mask); }
+#endif
 inline Ints inside(int at, int low, int high) {  // lanes i with low <= at + i < high
   Ints i;
   for (int n = 0; n < W; n++) i[n] = n;
