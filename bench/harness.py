@@ -44,7 +44,7 @@ class HarnessOptions:
     rules: Annotated[tuple[str, ...], Flag(
         "Presets, comma-separated; the first is the baseline.", metavar="RULE,...", listed=True,
         read=lambda text: tuple(text.split(",")),
-    )] = ("exact", "fly", "margin", "kl", "relaxed", "fuzzy")
+    )] = ("exact", "relaxed", "kl", "fly", "margin", "fuzzy")
     num_speculative_tokens: Annotated[int, Flag("K of all rules.", min=1)] = 15
     harness: Annotated[Path, Flag("The harness's program.")] = Path(
         "build/http-clients/venv/bin/lm-eval"

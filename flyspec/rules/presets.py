@@ -154,5 +154,5 @@ RULE_PRESETS: Mapping[str, RulePreset] = MappingProxyType({
     ),
 })
 # fmt: on
-DEFAULT_RULE = "kl"
+DEFAULT_RULE = "relaxed"
 """The rule of requests that name none, where the server was not told another (`--rule`)."""
