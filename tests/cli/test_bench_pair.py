@@ -378,12 +378,29 @@ def test_drafts_that_take_the_time_of_a_model() -> None:
         assert mode["worst_prompt"] in (0, 1)
 
 
+def test_sampled_texts_are_those_of_plain_decoding() -> None:
+    document = run(*SMALL, "--temperature", "1", "--rules", "exact,relaxed")
+    modes = {mode["mode"]: mode for mode in document["modes"]}
+    assert modes["exact"]["same_as_plain"] == 2
+    for mode in modes.values():
+        assert mode["same"] == mode["generations"] == 2
+
+
+def test_others_are_timed_greedily() -> None:
+    with pytest.raises(ConfigError, match="timed greedily; remove --temperature"):
+        CliRunner().invoke(
+            app, ["bench", "--peers", "greedy", "--temperature", "1"], catch_exceptions=False
+        )
+
+
 def test_pair_refuses_before_it_starts_anything(target: Path) -> None:
     with pytest.raises(ConfigError, match=r"--shape huge: must be one of llama-1b, .*tiny"):
         run("--model", str(target), "--shape", "huge")
     for layers in ("-1", "many", "auto:", "auto:0", "auto:inf", "x,auto:3", "auto:3,4"):
         with pytest.raises(ValueError, match=f"^{layers}: "):
             WantedPadding.read(layers)
+    with pytest.raises(ConfigError, match=r"replays greedy texts; remove --temperature"):
+        run("--model", str(target), "--replay-drafter", "0", "--temperature", "0.5")
     with pytest.raises(ConfigError, match=r"--draft-shape: .*; add --replay-drafter"):
         run("--model", str(target), "--shape", "tiny", "--draft-shape", "tiny")
     with pytest.raises(ConfigError, match="needs a draft model"):

@@ -55,6 +55,8 @@ def bench(
     refuse_model_flags(models, local, address, reads_model=True)
     if options.compare_dtypes and not local:
         raise ConfigError("--compare-dtypes starts its own stacks; remove --address")
+    if options.temperature and options.others:
+        raise ConfigError("--peers and --against are timed greedily; remove --temperature")
     files, problems = options.prompt_file, options.problems
     if problems is None and options.random_prompts and not files:
         problems = 0

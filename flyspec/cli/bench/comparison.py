@@ -57,8 +57,6 @@ async def compare(
     names = [*(mode.name for mode in modes), *o.others]
     if twice := next((name for name in o.others if names.count(name) > 1), None):
         raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
-    if o.temperature and o.others:
-        raise ConfigError("--temperature: --peers and --against are timed greedily; leave it out")
     # Others may be using a running stack, so its caches are left alone.
     noise = Noise(client, target.vocab_size, stack.options.max_sessions if stack else 0)
     calibrations: list[Calibration] = []

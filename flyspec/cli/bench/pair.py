@@ -81,6 +81,8 @@ def _prepare(models: ModelFlags, o: PairOptions, folder: Path) -> tuple[_Pair, d
     from flyspec.engine.loading import resolve_device
     from flyspec.progress import error_console
 
+    if o.temperature and o.replay_drafter is not None:
+        raise ConfigError("--replay-drafter replays greedy texts; remove --temperature")
     stack = StackOptions(**vars(models), log_level="warning", max_sessions=4).resolved()
     if not o.shape:
         return _Pair(stack, folder), {"target": Path(str(stack.model)).name}
