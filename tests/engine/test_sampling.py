@@ -168,7 +168,12 @@ def test_a_row_alone_samples_as_in_a_batch(sampling: SamplingParams, dtype: torc
         assert sample(processed, [100 + i for i in order], 5).tolist() == together[::-1]
 
 
-def test_gathering_the_survivors_changes_nothing() -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_gathering_the_survivors_changes_nothing(
+    native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(streams, "sample_rows", lambda *_: None)
     processed = process_logits(torch.randn(16, 500), SamplingParams(0.9, top_k=9))
     noise = gumbel_noise(500, range(16), 3)
     assert sample(processed, range(16), 3).tolist() == (processed + noise).argmax(-1).tolist()
