@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from flyspec.rules.presets import DEFAULT_RULE
 from tests.wheel.user import ROOT, run
 
 EXAMPLES = ROOT / "examples"
@@ -17,7 +18,8 @@ SAYS = {
     "http.sh": r'(?s)"id":"target:careful".*"text":.*"origins": .*data: \[DONE\]',
     "reflection.py": r"(?s)#### 22\n\d+ tokens",
     "swap_drafter.py": r"(?s)model: \d+ of .*prompt_lookup: \d+ of .*\nthe text is the same",
-    "compare_rules.py": r"(?s)rule .*plain .* 8\nkl .*exact .* 8\nfly .*margin .*careful .*",
+    "compare_rules.py": rf"(?s)rule .*plain .* 8\n{DEFAULT_RULE} .*exact .* 8\n"
+    r"fly .*margin .*careful .*",
 }
 """What each program prints."""
 
