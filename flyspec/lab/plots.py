@@ -32,7 +32,7 @@ _PANEL_INCHES = (5.6, 4.2)
 _FLOOR = 0.85
 """Lowest recovery on an axis where most conditions keep more; what keeps less is at its edge."""
 _BESIDE = 12
-"""Names in a legend beside the plots; more are below them, in columns."""
+"""Curves named in a legend beside the plots; more are below them, in columns."""
 _LEGEND_COLUMNS, _LEGEND_LINE_INCHES = 5, 0.19
 _GAP_COLUMNS = 3
 _GAP_PANEL_INCHES = (3.7, 2.3)
@@ -53,8 +53,10 @@ def size_of_quality(
     width, height = _PANEL_INCHES
     tasks = sum(1 for of in reports.values() if of)
     names = len(curves_of(arms))
-    below = 0.4 + _LEGEND_LINE_INCHES * -(-names // _LEGEND_COLUMNS) if names > _BESIDE else 0.0
-    return 2 * width + (0 if below else 1.3), height * max(1, tasks) + below
+    height *= max(1, tasks)
+    if names > _BESIDE:
+        return 2 * width, height + 0.4 + _LEGEND_LINE_INCHES * -(-names // _LEGEND_COLUMNS)
+    return 2 * width + 1.3, height
 
 
 def draw_quality(
@@ -73,7 +75,7 @@ def draw_quality(
         left.set_title(f"{name}, {next(iter(of.values())).problems} problems", loc="left")
         handles, labels = right.get_legend_handles_labels()
         names |= dict(zip(labels, handles, strict=True))
-    if len(names) > _BESIDE:
+    if len(curves_of(arms)) > _BESIDE:
         figure.legend(
             names.values(), names.keys(), loc="outside lower center", ncols=_LEGEND_COLUMNS,
             fontsize=8,

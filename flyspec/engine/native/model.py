@@ -140,14 +140,16 @@ class NativeModel:
         counts = array("i", bytes(4 * len(most)))
         keeps_rows = any(map(_listed, drawing))
         rows = torch.empty((len(most), width, self.info.vocab_size) if keeps_rows else 0)
-        samplers = (SamplerStruct * len(drawing))(*map(_sampler, drawing))
+        samplers = None
+        if any(map(_sampled, drawing)):
+            samplers = (SamplerStruct * len(drawing))(*map(_sampler, drawing))
         batch, kept = self._begin(steps, most)
         self._check(
             self._functions.flyspec_draw(
                 self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops),
                 _at(left), interrupt.address, width, _at(drawn), _at(chances),
                 rows.data_ptr() if keeps_rows else None, _at(counts),
-                samplers if any(map(_sampled, drawing)) else None,
+                samplers,
             )
         )  # fmt: skip
         del kept

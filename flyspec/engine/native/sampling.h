@@ -9,7 +9,7 @@
 
 namespace {
 constexpr uint64_t GOLDEN = 0x9E3779B97F4A7C15;
-inline uint64_t mixed(uint64_t z) {  // splitmix64's finalizer
+template <class T> inline T mixed(T z) {  // splitmix64's finalizer, of an integer or a vector
   z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
   z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
   return z ^ (z >> 31);
@@ -29,7 +29,7 @@ inline float noise(uint64_t key, int token) {
   const uint64_t bits = mixed(key + (token + 1) * GOLDEN) >> 12;
   return -std::log(-std::log((bits + .5) * 0x1p-52));
 }
-constexpr float MOST_NOISE = 37;
+constexpr float MOST_NOISE = 37;  // -log(-log(1 - 2^-53)) is 36.7
 // A row of logits, divided by the temperature.
 struct Row {
   const float* logits;
@@ -92,10 +92,7 @@ inline int drawn_token(const Row& row, uint64_t key, float top, float least) {
   for (int i = 0; i < row.count; i += W) {
     const Vec x = row.from(i);
     if (!any(x >= set1(std::max(least, most - MOST_NOISE)))) continue;
-    Hashes z = key + (ids + i) * GOLDEN;
-    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
-    z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
-    z ^= z >> 31;
+    const Hashes z = mixed(key + (ids + i) * GOLDEN);
     // 31 bits of 1 - u, rounded down; there is room for e^x to be rounded.
     const Vec rest = __builtin_convertvector(__builtin_convertvector(~z >> 33, Ints), Vec);
     const Ints may = (rest * set1(0x1p-31 * .999) <= vexp(x - set1(most))) & (x >= set1(least));

@@ -421,11 +421,12 @@ void flyspec_sample(const float* logits, int count, int vocabulary, const uint64
   for (int i = 0; i < count; i++)
     tokens[i] = drawn(logits + (size_t)i * vocabulary, vocabulary, {0, keys[i], 1, 1, 0, 0}, nullptr);
 }
-// Draws tokens [count][width] of sequences, and their probabilities: first for the rows wanted, one of
-// each sequence, then one per step; by `samplers` [count], greedily if null. A sequence ends at `most` tokens, at one of its
-// stops (up to `ends` [count]), or when `left`, divided by the probabilities, exceeds 1; all end
-// after a step with non-zero `*interrupt`. `found` [count]: number of tokens. `rows`, if not null,
-// gets the logits that they were drawn by [count][width][vocabulary]. Returns 1 as above.
+// Draws tokens [count][width] of sequences, and their probabilities: first for the rows wanted, one
+// of each sequence, then one per step; by `samplers` [count], greedily if null. A sequence ends at
+// `most` tokens, at one of its stops (up to `ends` [count]), or when `left`, divided by the
+// probabilities, exceeds 1; all end after a step with non-zero `*interrupt`. `found` [count]: number
+// of tokens. `rows`, if not null, gets the logits that they were drawn by [count][width][vocabulary].
+// Returns 1 as above.
 int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
                  const int32_t* stops, double* left, const volatile int32_t* interrupt, int width,
                  int32_t* tokens, float* chances, float* rows, int32_t* found,
