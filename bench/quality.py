@@ -74,7 +74,8 @@ def study_part(name: str, pairs: Mapping[str, StudyPages], images: str) -> str:
         if name not in pages:
             continue
         page = pages[name]
-        parts.append(f"**{pair}**: {page['facts']['problems']}")
+        asked = next(iter(page["facts"].values()))  # problems, or requests
+        parts.append(f"**{pair}**: {asked}")
         for section in page["sections"]:
             if section["heading"] != CLAIMS_HEADING:
                 parts += [_table(table) for table in section["tables"] if table["rows"]]
@@ -89,7 +90,7 @@ def _table(table: Mapping[str, Any]) -> str:
     shown = [i for i, column in enumerate(table["columns"]) if column not in _LEFT_OUT]
     rows = [[row[i] for i in shown] for row in table["rows"]]
     columns = [table["columns"][i] for i in shown]
-    text, title = markdown(columns, rows, sum(i < table["left"] for i in shown)), table["title"]
+    text, title = markdown(columns, rows, sum(i < table["left"] for i in shown)), table["title"] or ""
     if _FOLDED.search(title):
         return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
     return f"{title}:\n\n{text}" if title else text

@@ -17,11 +17,13 @@ from flyspec.lab.studies.study import (
     Study,
     with_bounds,
 )
+from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.values.admin import DrafterStatus
 
 LOOKUP, MULTI_LEVEL = "prompt_lookup", "multi_level"
 """Further kinds of drafters, and the names under which a stack has its own."""
 SUMMARIES = "as summarised at en.papernotes.org; the paper itself was not at hand"
+_RULES = f"exact,{DEFAULT_RULE},fly,margin"
 _GATE_MS = 0.57
 """The longest time of the gate, per round, that the paper reports."""
 
@@ -87,7 +89,7 @@ DRAFTER_KINDS = Study(
     name="drafter",
     title="Kinds of drafters",
     question="What do prompt lookup, a draft model and both together draft, under which rule?",
-    rules="exact,fly,margin",
+    rules=_RULES,
     grid=(f"drafter={MODEL},{LOOKUP},{MULTI_LEVEL}",),
     axis="drafter",
 )
@@ -118,7 +120,7 @@ TOKENIZERS = Study(
     name="tokenizer",
     title="Draft models with another tokenizer",
     question="What does a draft model with another tokenizer draft, and what do rules gain by it?",
-    rules="exact,fly,margin",
+    rules=_RULES,
     axis="drafter",
     settings={"concurrency": 1},
     sections=_where_time_goes,
