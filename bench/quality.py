@@ -90,7 +90,8 @@ def _table(table: Mapping[str, Any]) -> str:
     shown = [i for i, column in enumerate(table["columns"]) if column not in _LEFT_OUT]
     rows = [[row[i] for i in shown] for row in table["rows"]]
     columns = [table["columns"][i] for i in shown]
-    text, title = markdown(columns, rows, sum(i < table["left"] for i in shown)), table["title"] or ""
+    text = markdown(columns, rows, sum(i < table["left"] for i in shown))
+    title = table["title"] or ""
     if _FOLDED.search(title):
         return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
     return f"{title}:\n\n{text}" if title else text

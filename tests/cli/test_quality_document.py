@@ -13,17 +13,18 @@ from flyspec.lab.studies.report import CLAIMS_HEADING
 from flyspec.tables import make_table
 
 
-def write(folder: Path, study: str, holds: str, accuracy: str) -> None:
+def write(folder: Path, study: str, holds: str, accuracy: str, asked: str = "problems") -> None:
     claims = [["W = 0 loses", "FLy", holds, f"recovery {accuracy}"]]
     (folder / study).mkdir(parents=True)
     Page(
-        "A title", "A question?", "flyspec study", {"problems": "10 of word_problems"},
+        "A title", "A question?", "flyspec study", {asked: "10 of word_problems"},
         [
             PageSection(CLAIMS_HEADING, ["What it means."], [
                 make_table(["claim", "source", "holds", "figures here"], claims, left=4),
             ]),
             PageSection("Figures", [], [
                 make_table(["rule", "correct", "tok/s"], [["fly", accuracy, "9"]], "word_problems"),
+                make_table(["requests", "fly over plain"], [["1", "1.13"]]),
             ], [PagePlot(f"{study}-quality", "What is kept.", lambda figure: None)]),
         ],
     ).write(folder / study)  # fmt: skip
@@ -31,7 +32,7 @@ def write(folder: Path, study: str, holds: str, accuracy: str) -> None:
 
 def test_pairs_stand_beside_each_other(tmp_path: Path) -> None:
     write(tmp_path / "a", "window", "yes", "98 %")
-    write(tmp_path / "b", "window", "open", "97 %")
+    write(tmp_path / "b", "window", "open", "97 %", asked="requests")
     document = tmp_path / "quality.md"
     document.write_text(
         "<!-- claims -->\n<!-- /claims -->\nWindows.\n<!-- window -->\nold\n<!-- /window -->\n"
@@ -44,6 +45,8 @@ def test_pairs_stand_beside_each_other(tmp_path: Path) -> None:
     for expected in (
         "Windows.\n<!-- window -->\n\n**one**: 10 of word_problems",
         "word_problems:\n\n| rule | correct |\n| --- | ---: |\n| fly | 98 % |",
+        "**two**: 10 of word_problems",
+        "| requests | fly over plain |\n| --- | ---: |\n| 1 | 1.13 |",
         "![What is kept.](images/quality-two-window-quality.svg)",
     ):
         assert expected in text
