@@ -1,0 +1,81 @@
+"""The interface of a draft head: the target's hidden rows go in, drafted tokens come out.
+
+A head lives in the process of the target, since hidden rows are too large to send (24 KiB a token
+for an 8B model), and shares the target's slots, embedding and output layer. Plain values besides
+tensors: importing this needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from flyspec.engine.model import History
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import Drafted, SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class HeadStep(NamedTuple):
+    """Continue a head's cache of `slot` after its first `start` positions, then perhaps draft.
+
+    `hidden` has the target's rows at absolute positions `start` to `start` + n - 1 (n >= 1), one
+    tensor [n, hidden size] for each of the head's `hidden_layers`; `token_ids` the n tokens that
+    follow each of these positions, so that the last one is the sequence's last token, which the
+    target has not read yet. What the slot held beyond `start` is dropped: rollback is a length.
+
+    The head then drafts up to `max_tokens` tokens after the last one (0: only fills its cache),
+    drawn as `Draw` describes. What it caches while drafting does not count as held.
+    """
+
+    slot: int
+    start: int
+    hidden: tuple[Tensor, ...]
+    token_ids: Sequence[int]
+    max_tokens: int = 0
+    sampling: SamplingParams = SamplingParams()
+    seed: int = 0
+    history: History | None = None
+    distribution: DistributionSpec | None = None
+    stop_token_ids: Collection[int] = ()
+    min_confidence: float = 0.0
+
+
+class DraftHead(Protocol):
+    """A head of one target. Not thread-safe: the thread of the target's engine owns it."""
+
+    @property
+    def kind(self) -> str:
+        """eagle3, medusa or mtp."""
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The target's layers whose rows it reads, numbered as in `Step.hidden_layers`."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Maximum tokens that it drafts at once: a Medusa head's number of heads."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of its own, without what it shares with the target."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of its weights, 32 hexadecimal digits."""
+
+    def held(self, slot: int) -> int:
+        """Return how many positions of a slot it holds; a step may start at or before there.
+
+        A head may miss the beginning of a sequence that the target did not read again (a cached
+        prefix): a step may also start later than what it holds, and the head then attends to
+        what it has from there on.
+        """
+
+    def draft(self, steps: Sequence[HeadStep]) -> list[Drafted]:
+        """Run all steps and return each one's drafts, with confidences. No two share a slot."""
+
+    def forget(self, slot: int) -> None:
+        """Drop what it holds of a slot."""
