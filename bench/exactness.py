@@ -22,7 +22,8 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
-from flyspec.config import VerifySettings
+from flyspec.config import DraftSettings, VerifySettings
+from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.errors import InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.prompts import read_prompts, word_problems
@@ -33,7 +34,7 @@ from flyspec.values.tokens import SamplingParams
 
 TIE_NATS = 1e-3
 CONCURRENCY = 8
-DRAFTERS = ("model", "prompt_lookup", "multi_level")
+DRAFTERS = tuple(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE)
 EXACT = Rule("exact")
 SETS = {
     "humaneval": ("HumanEval.jsonl.gz", 82),
@@ -59,6 +60,7 @@ class ExactnessOptions:
         "Data type of both models.",
     )] = "float64"
     tensor_parallel_size: Annotated[int, setting(VerifySettings, "tensor_parallel_size")] = 1
+    datastore: Annotated[str | None, setting(DraftSettings, "datastore", default="none")] = None
     max_tokens: MaxTokens = 64
     max_model_len: Annotated[int, Flag(
         "Skip prompts that would get longer than this with their output.", min=0,
@@ -213,6 +215,7 @@ async def measure(o: ExactnessOptions) -> BenchReport:
         draft_dtype=o.dtype,
         tensor_parallel_size=o.tensor_parallel_size,
         max_model_len=o.max_model_len,
+        datastore=o.datastore,
         log_level="warning",
     )
     transformers, greedy = o.reference == "transformers", not o.sampled_only

@@ -59,6 +59,8 @@ def propose(
     """
     session = state.session()
     check_move(len(session.token_ids), advance.keep_length, len(advance.append_token_ids))
+    for top in advance.top_tokens:
+        session.learn(top)
     session.move(advance.keep_length, advance.append_token_ids)
     chunks = _Chunks(advance, session, deliver)
     queue_ns, model_ns = perf_counter_ns() - arrival_ns, 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeAlias
 
-from draft_service.drafters.base import Drafter
-from draft_service.drafters.prompt_lookup import PromptLookupDrafter
+from draft_service.drafters.offered import offered
 from draft_service.engine import Engine
 from draft_service.service import DraftService
 from draft_service.sessions import Sessions
@@ -16,6 +16,8 @@ from draft_service.telemetry import DraftTelemetry
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc, serving
 from flyspec.config import DraftSettings
+from flyspec.datastore.store import Datastore
+from flyspec.drafter_kinds import missing
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.serving import OnePort
@@ -41,16 +43,19 @@ async def build(
 ) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings request. Raises `ConfigError`."""
     observer = observer or DraftTelemetry(Telemetry("draft"))
-    drafters: list[Drafter] = [PromptLookupDrafter(settings.max_model_len or MAX_LOOKUP_LENGTH)]
+    if problem := missing(settings.drafter, bool(settings.model), bool(settings.datastore)):
+        raise ConfigError(f"--drafter {settings.drafter}: {problem}")
+    datastore = Datastore(Path(settings.datastore)) if settings.datastore else None
     engine, tokenizers = None, Tokenizers()
+    eos: tuple[int, ...] = ()
     if settings.model:
-        engine, with_model, tokenizers = _load(settings, observer)
-        drafters = [*with_model, *drafters]
-    default = settings.drafter or drafters[0].info.name
+        engine, eos, tokenizers = _load(settings, observer)
+    model = engine.model if engine else None
+    most = settings.max_model_len or MAX_LOOKUP_LENGTH
+    drafters = offered(model, eos, datastore, most)
     names = [d.info.name for d in drafters]
-    if default not in names:
-        raise ConfigError(f"--drafter {default} needs a draft model; set --model")
-    drafters.insert(0, drafters.pop(names.index(default)))
+    if settings.drafter:
+        drafters.insert(0, drafters.pop(names.index(settings.drafter)))
     if engine is not None:
         stage("warming up")
         await asyncio.wrap_future(engine.start())
@@ -59,12 +64,10 @@ async def build(
 
 def _load(
     settings: DraftSettings, observer: DraftTelemetry
-) -> tuple[Engine, list[Drafter], Tokenizers]:
-    """Load the draft model: its engine (not started), the drafters that use it, tokenizers."""
+) -> tuple[Engine, tuple[int, ...], Tokenizers]:
+    """Load the draft model: its engine (not started), what ends its texts, tokenizers."""
     try:
         with large_imports():
-            from draft_service.drafters.model import ModelDrafter
-            from draft_service.drafters.multi_level import MultiLevelDrafter
             from draft_service.loading import load
             from flyspec.engine.threads import set_threads
     except ImportError as error:
@@ -79,13 +82,11 @@ def _load(
 
     set_threads(settings.threads)
     loaded, model = load(settings)
-    eos = loaded.tokenizer.eos_token_ids
-    drafters: list[Drafter] = [ModelDrafter(model, eos), MultiLevelDrafter(model, eos)]
     budget = StepBudget(settings.max_num_batched_tokens, settings.prefill_chunk)
     tokenizers = Tokenizers(loaded.tokenizer, loaded.info.vocab_size)
     on_step = observer.engine_metrics.step
     engine = Engine(model, prepare, budget, on_step, settings.step_timeout_s)
-    return engine, drafters, tokenizers
+    return engine, loaded.tokenizer.eos_token_ids, tokenizers
 
 
 async def serve(settings: DraftSettings, make: Build = build) -> None:

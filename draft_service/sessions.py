@@ -24,7 +24,15 @@ from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhauste
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
 from flyspec.validation import validate_sampling
 from flyspec.values.admin import DraftServiceInfo
-from flyspec.values.rounds import MAX_SCORED, DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.rounds import (
+    MAX_SCOPE_CHARACTERS,
+    MAX_SCORED,
+    MAX_TOP_TOKENS,
+    DraftAdvance,
+    DraftChunk,
+    DraftOpen,
+    TopTokens,
+)
 from flyspec.values.sessions import SessionStatus
 
 MAX_TRANSLATED_LENGTH = 1 << 20
@@ -181,6 +189,8 @@ class ClientSession:
             )
         advance = replace(advance, append_token_ids=self._fit_ids(advance.append_token_ids))
         self._check_ids("advance.append_token_ids", advance.append_token_ids)
+        if advance.top_tokens:
+            advance = replace(advance, top_tokens=self._fit_top_tokens(advance.top_tokens))
         length = advance.keep_length + len(advance.append_token_ids)
         if length > self._max_length:
             raise InvalidArgumentError(
@@ -232,6 +242,18 @@ class ClientSession:
                 f"open.token_ids: {length} tokens, but the drafter {self.drafter.info.name} holds "
                 f"at most {self._max_length}; shorten the prompt or use another drafter"
             )
+        if len(open_.sharing_scope) > MAX_SCOPE_CHARACTERS:
+            raise InvalidArgumentError(
+                f"open.sharing_scope must be at most {MAX_SCOPE_CHARACTERS} characters, "
+                f"got {len(open_.sharing_scope)}"
+            )
+        wanted = self.drafter.info.tokenizer_fingerprint
+        if wanted and open_.tokenizer_fingerprint not in ("", wanted):
+            raise InvalidArgumentError(
+                f"open.tokenizer_fingerprint: the drafter {self.drafter.info.name} has a datastore "
+                "of another tokenizer; build one with `flyspec datastore build` for this target, "
+                "or use another drafter"
+            )
         validate_sampling(open_.sampling)
         for token, _ in open_.sampling.logit_bias:
             if token >= self._vocab_size:
@@ -253,6 +275,27 @@ class ClientSession:
         if max(token_ids, default=0) >= size:
             index = next(i for i, token in enumerate(token_ids) if token >= size)
             raise InvalidArgumentError(f"{field}[{index}]: {token_ids[index]} {self._not_an_id()}")
+
+    def _fit_top_tokens(self, tops: Sequence[TopTokens]) -> Sequence[TopTokens]:
+        """Apply `_fit_ids`, and check them. Raises `InvalidArgumentError`."""
+        if len(tops) > MAX_TOP_TOKENS:
+            raise InvalidArgumentError(
+                f"advance.top_tokens: at most {MAX_TOP_TOKENS} rounds, got {len(tops)}"
+            )
+        fitted = []
+        for index, top in enumerate(tops):
+            name = f"advance.top_tokens[{index}]"
+            if not 1 <= top.width <= MAX_TOP_TOKENS:
+                raise InvalidArgumentError(
+                    f"{name}: {len(top.token_ids)} token_ids for {len(top.context_token_ids)} "
+                    "context_token_ids; send equally many, 1 to "
+                    f"{MAX_TOP_TOKENS}, for each context token after the first"
+                )
+            top = TopTokens(*map(self._fit_ids, top))
+            self._check_ids(f"{name}.context_token_ids", top.context_token_ids)
+            self._check_ids(f"{name}.token_ids", top.token_ids)
+            fitted.append(top)
+        return fitted
 
     def _not_an_id(self) -> str:
         return (

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from flyspec.drafter_kinds import KINDS_LISTED, DrafterKind
 from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, LogLevel
 from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
@@ -225,10 +226,15 @@ class DraftSettings(ModelServerSettings):
         "",
         description="draft model: a directory or hub id (empty: prompt lookup only, no torch)",
     )
-    drafter: Literal["", "model", "prompt_lookup", "multi_level"] = Field(
+    drafter: Literal[""] | DrafterKind = Field(
         "",
-        description="default drafter: model, prompt_lookup or multi_level (empty: model if there "
-        "is one, else prompt_lookup)",
+        description=f"default drafter: {KINDS_LISTED} (empty: model if there is one, else "
+        "prompt_lookup)",
+    )
+    datastore: str = Field(
+        "",
+        description="datastore of the drafter rest: a directory that `flyspec datastore build` "
+        "made with the target's tokenizer (empty: none, and no such drafter)",
     )
     chunk_tokens: int = Field(16, ge=1, le=1024, description="proposed tokens per streamed message")
 
@@ -331,6 +337,12 @@ class OrchestratorSettings(ServerSettings):
         f"127.0.0.1:{DRAFT_PORT}",
         description="draft service, written like --verify-address (empty: no draft service, the "
         "orchestrator drafts by prompt lookup)",
+    )
+    draft_sharing: Literal["none", "key"] = Field(
+        "none",
+        description="whose finished outputs a drafter may copy and learn from, besides the "
+        "request's own: none, or key (requests with the same API key); exact texts do not depend "
+        "on it, but their speed tells of the others",
     )
     drafters: str = Field(
         "",

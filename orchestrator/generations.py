@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator
@@ -103,7 +104,15 @@ class Generations:
         async with visit.slot(plan.max_total_tokens):
             with (
                 experience.shared(),
-                closing(Drafting(fleet.drafters, plan, model, *accounts)) as drafting,
+                closing(
+                    Drafting(
+                        fleet.drafters,
+                        plan,
+                        model,
+                        *accounts,
+                        sharing_scope=self._sharing_scope(caller),
+                    )
+                ) as drafting,
                 closing(
                     Verifying(
                         fleet.replicas_of(model, plan.judge_fingerprint),
@@ -167,6 +176,12 @@ class Generations:
             num_draft_tokens_per_round=ledger.num_draft_tokens_per_round,
             mixed_numerics=verifying.mixed_numerics,
         )
+
+    def _sharing_scope(self, caller: Caller) -> str:
+        """Return whose outputs drafts may come from: those with the caller's key, or nobody's."""
+        if caller.key is None or self._settings.draft_sharing != "key":
+            return ""
+        return hashlib.sha256(caller.key.name.encode()).hexdigest()[:32]
 
     async def check(self, request: GenerationRequest, caller: Caller = NOBODY) -> None:
         """Raise the `FlyspecError` with which a request would be refused for what it asks."""

@@ -1,23 +1,37 @@
 """Prompt lookup against a search written from the definition."""
 
+import itertools
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from flyspec.lookup import PromptLookup
+from flyspec.lookup.ngrams import MAX_PLACES
 
 
 def brute_force(tokens: list[int], max_tokens: int, low: int, high: int) -> list[int]:
-    """Longest suffix n-gram first, latest earlier place first, copying token by token."""
+    """Longest suffix n-gram first, latest earlier place first, copying token by token.
+
+    Of the latest places of the longest n-gram, the one with the most agreeing tokens before it.
+    """
     for n in range(high, low - 1, -1):
-        for place in range(len(tokens) - 1, n - 1, -1):
-            if n < len(tokens) and tokens[place - n : place] == tokens[-n:]:
-                text = list(tokens)
-                for i in range(max_tokens):
-                    text.append(text[place + i])
-                return text[len(tokens) :]
+        places = [p for p in range(len(tokens) - 1, n - 1, -1) if tokens[p - n : p] == tokens[-n:]]
+        if n < len(tokens) and places:
+            best = places[0]
+            if n == high:
+                best = max(places[:MAX_PLACES], key=lambda place: agreement(tokens, place))
+            text = list(tokens)
+            for i in range(max_tokens):
+                text.append(text[best + i])
+            return text[len(tokens) :]
     return []
+
+
+def agreement(tokens: list[int], place: int) -> int:
+    pairs = zip(reversed(tokens[:place]), reversed(tokens), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 token_lists = st.lists(st.integers(0, 3), max_size=40)
@@ -56,7 +70,7 @@ class Rollback(RuleBasedStateMachine):
     def index_is_that_of_a_fresh_one(self) -> None:
         if hasattr(self, "lookup"):
             fresh = PromptLookup(self.tokens, min_ngram=self.low, max_ngram=self.high)
-            assert self.lookup._levels == fresh._levels
+            assert vars(self.lookup._index) == vars(fresh._index)
             assert list(self.lookup.token_ids) == self.tokens
             assert len(self.lookup) == len(self.tokens)
 

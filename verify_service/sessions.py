@@ -15,7 +15,14 @@ from flyspec.rules.resolve import resolve_rule, validate_rule
 from flyspec.validation import common_distribution_spec, validate_sampling
 from flyspec.values.admin import JudgeInfo, ModelInfo
 from flyspec.values.phases import MAX_RULES
-from flyspec.values.rounds import DistributionSpec, OpenWindow, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import (
+    MAX_TOP_TOKENS,
+    DistributionSpec,
+    OpenWindow,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 from verify_service.rules.arguments import check_segments
 from verify_service.slot_queue import SessionPlace
@@ -159,6 +166,11 @@ class TargetSession:
         if not all(0 <= survival <= 1 for survival in round_.draft_survivals):  # NaN too
             raise InvalidArgumentError(
                 "round.draft_survivals: send probabilities, each between 0 and 1"
+            )
+        if round_.num_top_tokens > MAX_TOP_TOKENS:
+            raise InvalidArgumentError(
+                f"round.num_top_tokens must be between 0 and {MAX_TOP_TOKENS}, "
+                f"got {round_.num_top_tokens}"
             )
         if round_.teacher_forced and (self.logprobs is None or not round_.draft_token_ids):
             raise InvalidArgumentError(

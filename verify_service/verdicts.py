@@ -112,14 +112,21 @@ class RoundJudge:
                 autojudge=self.autojudge,
                 resolved=True,
             )
-        if session.logprobs is None:
+        num_top = round_.num_top_tokens if drafts else 0
+        if session.logprobs is None and not num_top:
             return hearing
         inquiry, decide = hearing
 
         def decide_and_tell(answers: Answers) -> Verdict:
-            return _with_logprobs(decide(answers), round_, answers)
+            verdict = decide(answers)
+            if session.logprobs is not None:
+                verdict = _with_logprobs(verdict, round_, answers)
+            if num_top:
+                verdict = replace(verdict, top_token_ids=tuple(answers.top_tokens()))
+            return verdict
 
-        return Hearing(inquiry._replace(top_logprobs=session.logprobs), decide_and_tell)
+        inquiry = inquiry._replace(top_logprobs=session.logprobs, num_top_tokens=num_top)
+        return Hearing(inquiry, decide_and_tell)
 
 
 def _hear_forced(session: TargetSession, drafts: Sequence[int], rows: Tensor) -> Hearing:

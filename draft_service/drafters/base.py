@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
+from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.values.admin import DrafterInfo
-from flyspec.values.rounds import DraftOpen
+from flyspec.values.rounds import DraftOpen, TopTokens
 from flyspec.values.tokens import Drafted
 
 
@@ -39,6 +40,9 @@ class DrafterSession(Protocol):
 
         The lengths have been checked (`check_move`).
         """
+
+    def learn(self, top: TopTokens) -> None:
+        """Note what the target would have said in a round before the move that follows."""
 
     def propose(
         self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
@@ -72,6 +76,15 @@ class Drafter(Protocol):
 
     def open(self, open_: DraftOpen) -> DrafterSession:
         """Start a session on a checked sequence. Raises `ResourceExhaustedError` without a slot."""
+
+
+def sure(min_confidence: float, confidences: Sequence[float], count: int) -> int:
+    """Return how many of `count` tokens to keep, up to the one that makes them too unsure."""
+    for index in range(len(confidences)):
+        min_confidence = still_needed(min_confidence, confidences[index : index + 1])
+        if min_confidence > 1:
+            return index + 1
+    return count
 
 
 def check_move(held: int, keep_length: int, num_appended: int) -> None:

@@ -8,17 +8,8 @@ from draft_service.drafters.base import DrafterSession, Drafting, Scored
 from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
-from flyspec.values.rounds import DraftOpen
+from flyspec.values.rounds import DraftOpen, TopTokens
 from flyspec.values.tokens import Drafted
-
-
-def sure(min_confidence: float, confidences: Sequence[float], count: int) -> int:
-    """Return how many of `count` tokens to keep, up to the one that makes them too unsure."""
-    for index in range(len(confidences)):
-        min_confidence = still_needed(min_confidence, confidences[index : index + 1])
-        if min_confidence > 1:
-            return index + 1
-    return count
 
 
 class ModelDrafter:
@@ -52,6 +43,8 @@ class ModelSession:
         del self.token_ids[keep_length:]
         self.token_ids.extend(append_token_ids)
         self.cached = min(self.cached, keep_length)
+
+    def learn(self, top: TopTokens) -> None: ...
 
     def propose(
         self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafters.base import DrafterSession, Drafting
-from draft_service.drafters.model import ModelDrafter, ModelSession, sure
+from draft_service.drafters.base import DrafterSession, Drafting, sure
+from draft_service.drafters.model import ModelDrafter, ModelSession
 from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup

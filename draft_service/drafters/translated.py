@@ -8,7 +8,7 @@ from dataclasses import replace
 from draft_service.drafters.base import Drafter, Drafting
 from draft_service.translation import Alignment
 from flyspec.engine.model import Draw
-from flyspec.values.rounds import DraftOpen
+from flyspec.values.rounds import DraftOpen, TopTokens
 from flyspec.values.tokens import Drafted, SamplingParams, TokenDistribution
 
 DRAFTS_PER_TOKEN = 8
@@ -41,6 +41,7 @@ class TranslatedSession:
                 prompt_length=0,
                 distribution=None,
                 tokenizer_fingerprint="",
+                sharing_scope="",
             )
         )
 
@@ -50,6 +51,8 @@ class TranslatedSession:
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
         self._alignment.move(keep_length, append_token_ids)
+
+    def learn(self, top: TopTokens) -> None: ...
 
     def propose(
         self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0

@@ -23,6 +23,7 @@ from flyspec.bench.conditions import (
 )
 from flyspec.bench.openai import parse_against
 from flyspec.bench.peers import parse_peers
+from flyspec.drafter_kinds import KINDS_LISTED
 from flyspec.flags import AttentionBackendName, Dtype, Flag
 from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.ranges import Range
@@ -144,8 +145,8 @@ class SpeedOptions:
     )] = None
     rules: Rules = (EXACT, DEFAULT)
     drafters: Annotated[tuple[str, ...], Flag(
-        "Drafters, comma-separated: model, prompt_lookup, multi_level or names of registered "
-        "ones.", name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
+        f"Drafters, comma-separated: {KINDS_LISTED}, or names of registered ones.",
+        name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
         read=_names,
     )] = ("",)
     num_speculative_tokens: Annotated[tuple[SpeculationLength, ...], Flag(

@@ -13,6 +13,7 @@ from flyspec.cli.options import read_admin_address, with_flags
 from flyspec.cli.options.completion import complete_registered
 from flyspec.cli.runtime import run_async, waiting
 from flyspec.credentials import Credentials
+from flyspec.drafter_kinds import KINDS_LISTED
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
@@ -84,9 +85,7 @@ def register(
             "dns:///host:port for every address of a name."
         ),
     ],
-    kind: Annotated[
-        str, Flag("Kind: model, prompt_lookup or multi_level (empty: the service's default).")
-    ] = "",
+    kind: Annotated[str, Flag(f"Kind: {KINDS_LISTED} (empty: the service's default).")] = "",
 ) -> None:
     """Test a drafter and add it, so that requests can name it. A known name gets a replica."""
     doing = f"testing {name} at {address}"

@@ -20,6 +20,7 @@ _COMMANDS = {
     "chat": ("chat", "Hold a conversation, with tokens colored by origin."),
     "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
+    "datastore": ("app", "Build datastores for the drafter rest."),
     "keys": ("app", "Create API keys."),
     "bench": ("app", "Measure the speed of decoding modes and of single parts."),
     "study": ("study", "Answer questions about rules, each in a report."),

@@ -31,7 +31,6 @@ _MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator"
 _MODEL_IMPORTS = (
     "verify_service.server",
     "draft_service.server",
-    "draft_service.drafters.multi_level",
     "flyspec.engine.native.choice",
     "transformers.models.llama.modeling_llama",  # most models are Llamas, or resemble one
 )

@@ -158,7 +158,8 @@ class StackOptions(ModelFlags):
         else:
             own = self._flags(
                 "draft_model", "draft_port", "draft_device", "draft_dtype", "draft_threads",
-                "drafter", "draft_gpu_memory_utilization", "draft_kv_cache_memory_bytes",
+                "drafter", "datastore", "draft_gpu_memory_utilization",
+                "draft_kv_cache_memory_bytes",
             )  # fmt: skip
         limits = self._flags("max_sessions", "max_model_len", "block_size", "attention_backend",
                          "enforce_eager")  # fmt: skip

@@ -16,6 +16,8 @@ from flyspec.config import (
     ServerSettings,
     VerifySettings,
 )
+from flyspec.datastore.store import DatastoreFacts
+from flyspec.drafter_kinds import missing
 from flyspec.engine.architectures import kind_of
 from flyspec.engine.heads import layer_heads
 from flyspec.engine.native.family import FAMILIES
@@ -51,9 +53,11 @@ def check_verify(settings: VerifySettings) -> None:
 def check_draft(settings: DraftSettings) -> None:
     """Check a draft service's settings, and its model's files if it has a model."""
     _check_port(settings)
+    if problem := missing(settings.drafter, bool(settings.model), bool(settings.datastore)):
+        raise ConfigError(f"--drafter {settings.drafter}: {problem}")
+    if settings.datastore:
+        DatastoreFacts.load(Path(settings.datastore))
     if not settings.model:
-        if settings.drafter not in ("", "prompt_lookup"):
-            raise ConfigError(f"--drafter {settings.drafter}: needs a draft model; set --model")
         return
     check_torch(f"--model {settings.model}")
     _check_model(settings, settings.model)

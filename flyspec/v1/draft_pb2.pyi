@@ -45,13 +45,25 @@ class DrafterInfo(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for `DraftOpen.drafter`."""
     kind: _builtins.str
-    """Its kind: model, prompt_lookup or multi_level."""
+    """Its kind: model, multi_level, prompt_lookup, token_recycling, rest or composed."""
+    tokenizer_fingerprint: _builtins.str
+    """Without a model: fingerprint of the only tokenizer that it works with, that of
+    its datastore. Empty: any.
+    """
+    num_top_tokens: _builtins.int
+    """How many of the target's most likely tokens it wants to learn after each token
+    that was verified (`DraftAdvance.top_tokens`). 0: none.
+    """
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
-        """Its model. Unset for a drafter without one, which works with any vocabulary."""
+        """Its model. Unset for a drafter without one, which works with any vocabulary
+        unless it has a `tokenizer_fingerprint`.
+        """
 
     def __init__(
         self,
@@ -59,10 +71,12 @@ class DrafterInfo(_message.Message):
         name: _builtins.str = ...,
         kind: _builtins.str = ...,
         model: _common_pb2.ModelInfo | None = ...,
+        tokenizer_fingerprint: _builtins.str = ...,
+        num_top_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "kind", b"kind", "model", b"model", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "kind", b"kind", "model", b"model", "name", b"name", "num_top_tokens", b"num_top_tokens", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
@@ -165,6 +179,7 @@ class DraftOpen(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     DISTRIBUTION_FIELD_NUMBER: _builtins.int
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    SHARING_SCOPE_FIELD_NUMBER: _builtins.int
     seed: _builtins.int
     """Seed of the request's keyed noise."""
     drafter: _builtins.str
@@ -178,6 +193,10 @@ class DraftOpen(_message.Message):
     or that of the drafter's model: its own. Otherwise one registered with
     `AddTokenizer`: the session is translated, and distributions give the drafted
     token probability 1.
+    """
+    sharing_scope: _builtins.str
+    """Sessions with the same scope, at most 64 characters, may draft from each other's
+    outputs. Empty: this session keeps to itself.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -201,10 +220,11 @@ class DraftOpen(_message.Message):
         prompt_length: _builtins.int = ...,
         distribution: Global___DistributionSpec | None = ...,
         tokenizer_fingerprint: _builtins.str = ...,
+        sharing_scope: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "drafter", b"drafter", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_distribution", b"_distribution", "distribution", b"distribution", "drafter", b"drafter", "prompt_length", b"prompt_length", "sampling", b"sampling", "seed", b"seed", "sharing_scope", b"sharing_scope", "token_ids", b"token_ids", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__distribution: _TypeAlias = _typing.Literal["distribution"]  # noqa: Y015
     _WhichOneofArgType__distribution: _TypeAlias = _typing.Literal["_distribution", b"_distribution"]  # noqa: Y015
@@ -261,6 +281,7 @@ class DraftAdvance(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    TOP_TOKENS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -282,6 +303,12 @@ class DraftAdvance(_message.Message):
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens to append."""
 
+    @_builtins.property
+    def top_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopTokens]:
+        """What the target would have said in rounds since the last request, if the drafter
+        wants to know (`DrafterInfo.num_top_tokens`), oldest first; at most 16.
+        """
+
     def __init__(
         self,
         *,
@@ -292,14 +319,45 @@ class DraftAdvance(_message.Message):
         traceparent: _builtins.str = ...,
         min_confidence: _builtins.float = ...,
         score: _builtins.bool = ...,
+        top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "top_tokens", b"top_tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DraftAdvance: _TypeAlias = DraftAdvance  # noqa: Y015
+
+@_typing.final
+class TopTokens(_message.Message):
+    """The target's most likely tokens after each of several consecutive tokens."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The token before the first of them, then those tokens, at least one."""
+
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The most likely tokens after each, equally many, most likely first."""
+
+    def __init__(
+        self,
+        *,
+        context_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_ids", b"context_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopTokens: _TypeAlias = TopTokens  # noqa: Y015
 
 @_typing.final
 class DraftResponse(_message.Message):

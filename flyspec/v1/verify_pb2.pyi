@@ -631,6 +631,7 @@ class VerifyRound(_message.Message):
     RETURN_PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     TEACHER_FORCED_FIELD_NUMBER: _builtins.int
     RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
+    NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -668,6 +669,10 @@ class VerifyRound(_message.Message):
     teacher_forced: _builtins.bool
     """Accept all drafts, whatever the rule: they are a text to score. Requires drafts,
     and `logprobs` in `open`.
+    """
+    num_top_tokens: _builtins.int
+    """With drafts: number of most likely tokens to return for each verified row, in
+    [0, 16].
     """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -717,10 +722,11 @@ class VerifyRound(_message.Message):
         return_plain_confidence: _builtins.bool = ...,
         teacher_forced: _builtins.bool = ...,
         rule_segments: _abc.Iterable[Global___RuleSegment] | None = ...,
+        num_top_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
@@ -818,6 +824,7 @@ class VerifyResponse(_message.Message):
     PLAIN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the round."""
     keep_length: _builtins.int
@@ -868,6 +875,13 @@ class VerifyResponse(_message.Message):
     def sessions(self) -> _common_pb2.SessionStatus:
         """Session counts, when a waiting session gets its slot."""
 
+    @_builtins.property
+    def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """If requested: the most likely tokens by raw logits, most likely first, after the
+        token before the first draft, then after each verified draft up to an end of
+        sequence, rejected ones included.
+        """
+
     def __init__(
         self,
         *,
@@ -886,10 +900,11 @@ class VerifyResponse(_message.Message):
         plain_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         plain_confidence: _builtins.float = ...,
         sessions: _common_pb2.SessionStatus | None = ...,
+        top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_sessions", b"_sessions", "open_window", b"open_window", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

@@ -66,11 +66,13 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """A drafter that a draft service offers; `model` is None for prompt lookup."""
+    """A drafter that a draft service offers (see the proto message of this name)."""
 
     name: str
     kind: str
     model: ModelInfo | None = None
+    tokenizer_fingerprint: str = ""
+    num_top_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from flyspec.drafter_kinds import KINDS_LISTED
 from flyspec.flags import UINT32, UINT64, Flag, flags_of
 from flyspec.ranges import Range
 from flyspec.rules import Rule
@@ -64,7 +65,7 @@ class GenerateOptions:
     )] = ()
     ignore_eos: Annotated[bool, sampling_flag("Keep generating past end of sequence.")] = False
     drafter: Annotated[str, _speculation(
-        "Drafter: model, prompt_lookup, multi_level or the name of a registered one.",
+        f"Drafter: {KINDS_LISTED}, or the name of a registered one.",
         default=SERVERS,
     )] = ""
     rule: Rule | None = None

@@ -13,6 +13,10 @@ from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, Tok
 
 MAX_SCORED = 64
 """Maximum appended tokens that a drafter is asked to score."""
+MAX_TOP_TOKENS = 16
+"""Maximum most likely tokens per row that a verdict returns, and rounds of which a drafter is told
+at once."""
+MAX_SCOPE_CHARACTERS = 64
 
 
 class Outcome(IntEnum):
@@ -85,6 +89,7 @@ class DraftOpen:
     """Opens a draft session with the sequence so far; `prompt_length` of it is prompt (0: all).
 
     `tokenizer_fingerprint` is of the IDs' tokenizer; empty: the drafter's own.
+    Sessions with the same `sharing_scope` may draft from each other's outputs; empty: none may.
     `drafter_vocab_size` is not sent: the drafter's number of IDs, to check its answers; 0: unknown.
     """
 
@@ -95,7 +100,25 @@ class DraftOpen:
     prompt_length: int = 0
     distribution: DistributionSpec | None = None
     tokenizer_fingerprint: str = ""
+    sharing_scope: str = ""
     drafter_vocab_size: int = 0
+
+
+class TopTokens(NamedTuple):
+    """The target's most likely tokens after each of several consecutive tokens.
+
+    `context_token_ids` is the token before the first of these, then those; `token_ids` has equally
+    many for each, most likely first.
+    """
+
+    context_token_ids: Sequence[int]
+    token_ids: Sequence[int]
+
+    @property
+    def width(self) -> int:
+        """Number of tokens for each context; 0 if the lists do not fit together."""
+        rows = len(self.context_token_ids) - 1
+        return len(self.token_ids) // rows if rows > 0 and len(self.token_ids) % rows == 0 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +127,8 @@ class DraftAdvance:
 
     The proposal ends after the token with which its probability, as the drafter estimates it,
     falls below `min_confidence`. `score`: report for each appended token whether the drafter would
-    have proposed it. `traceparent` is the caller's span; empty if not traced.
+    have proposed it. `top_tokens` are of rounds since the last request. `traceparent` is the
+    caller's span; empty if not traced.
     """
 
     round_id: int
@@ -114,6 +138,7 @@ class DraftAdvance:
     traceparent: str = ""
     min_confidence: float = 0.0
     score: bool = False
+    top_tokens: Sequence[TopTokens] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +291,7 @@ class VerifyRound:
     `num_speculative_tokens` drafts are judged as several rounds of that many (0: as one).
     `traceparent` is the caller's span; empty if not traced. `teacher_forced` accepts all drafts, to
     score them by their log-probabilities. `rule_segments` say which rule judges where (none: rule
-    0).
+    0). With drafts, `num_top_tokens` most likely tokens are returned for each verified row.
     """
 
     round_id: int
@@ -284,6 +309,7 @@ class VerifyRound:
     return_plain_confidence: bool = False
     teacher_forced: bool = False
     rule_segments: Sequence[RuleSegment] = ()
+    num_top_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +332,9 @@ class Verdict:
     `logprobs`, if requested, has one entry per token from the round's start, or from `keep_length`
     if smaller, up to and including `next_token_id`. A round of plain decoding has several
     verdicts; its `plain_token_ids` are the last of the `keep_length` tokens, and
-    `plain_confidence` is their mean probability (0: unknown). The response that grants a session
-    its slot has only `keep_length` and `sessions`.
+    `plain_confidence` is their mean probability (0: unknown). `top_token_ids`, if requested, has
+    equally many for each row, in the rows' order. The response that grants a session its slot has
+    only `keep_length` and `sessions`.
     """
 
     keep_length: int
@@ -322,6 +349,7 @@ class Verdict:
     plain_token_ids: tuple[int, ...] = ()
     plain_confidence: float = 0.0
     sessions: SessionStatus | None = None
+    top_token_ids: tuple[int, ...] = ()
 
     @property
     def failed(self) -> bool:

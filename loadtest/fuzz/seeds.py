@@ -94,6 +94,7 @@ def verify(facts: Facts) -> Iterator[Session]:
             "traceparent": TRACEPARENT, "draft_survivals": [0.9, 0.8, 0.5, 0.1],
             "remaining_loose_tokens": 5, "remaining_loose_cost_nats": 2.0,
             "exact_until_position": LENGTH + 1, "num_speculative_tokens": 2,
+            "num_top_tokens": 3,
         }  # fmt: skip
         if number % 2:
             judged["rule_segments"] = [
@@ -149,7 +150,8 @@ def draft(facts: Facts) -> Iterator[Session]:
     moves = [
         {"round_id": 1, "keep_length": LENGTH, "max_tokens": 4, "traceparent": TRACEPARENT},
         {"round_id": 2, "keep_length": LENGTH - 1, "append_token_ids": [5, 6, 7],
-         "max_tokens": 8, "min_confidence": 0.2, "score": True},
+         "max_tokens": 8, "min_confidence": 0.2, "score": True,
+         "top_tokens": [{"context_token_ids": [5, 6, 7], "token_ids": [7, 8, 9, 10]}]},
         {"round_id": 9, "keep_length": 1, "append_token_ids": [6, 7, 8]},
     ]  # fmt: skip
     for drafter in ("", *facts.drafters):
@@ -157,7 +159,7 @@ def draft(facts: Facts) -> Iterator[Session]:
             opening = {
                 "token_ids": PROMPT, "seed": number, "drafter": drafter, "distribution": wanted,
                 "prompt_length": LENGTH - 1, "sampling": SAMPLING if number else {},
-                "tokenizer_fingerprint": "" if wanted else known,
+                "tokenizer_fingerprint": "" if wanted else known, "sharing_scope": "fuzz",
             }  # fmt: skip
             yield messages(draft_pb2.DraftRequest, {"open": opening},
                            *({"advance": move} for move in moves))  # fmt: skip

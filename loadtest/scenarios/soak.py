@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from flyspec.client import GenerateOptions
+from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 from loadtest.goals import Check
@@ -24,7 +25,7 @@ CALIBRATE_S, CALIBRATE = 60.0, 0.1
 SETTLE_S = 5.0
 """Requests sent so soon after a service is back may still fail because of its absence."""
 RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
-DRAFTERS = ("", "model", "prompt_lookup", "multi_level")
+DRAFTERS = ("", *(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE))
 
 
 # fmt: off

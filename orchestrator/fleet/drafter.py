@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
+from flyspec.values.rounds import MAX_TOP_TOKENS
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.upstreams.proposal_checks import DraftFault
 from orchestrator.upstreams.protocol import DraftUpstream
@@ -34,12 +35,23 @@ class RegisteredDrafter:
         return self.pool.replicas if self.pool else []
 
     @property
-    def model(self) -> ModelInfo | None:
-        """The draft model last reported by a replica; None if it has none or none has answered."""
+    def info(self) -> DrafterInfo | None:
+        """Its description, as last reported by a replica; None if none has answered."""
         for replica in self.replicas:
             if replica.info is not None and (info := of_kind(replica.info.drafters, self.kind)):
-                return info.model
+                return info
         return None
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """Its draft model; None if it has none or is not known."""
+        info = self.info
+        return info.model if info else None
+
+    @property
+    def num_top_tokens(self) -> int:
+        info = self.info
+        return min(MAX_TOP_TOKENS, info.num_top_tokens) if info else 0
 
     def relative_size(self, target: ModelInfo) -> float:
         """Return its model's parameters divided by the target's; 0 without a model."""

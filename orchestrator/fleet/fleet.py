@@ -18,7 +18,7 @@ from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters
-from orchestrator.fleet.handshake import drafter_misfit, target_misfit, try_drafter
+from orchestrator.fleet.handshake import drafter_misfit, fitting, target_misfit, try_drafter
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.fleet.target import Kinds, Target, difference
 from orchestrator.fleet.target_replicas import TargetReplicas
@@ -100,7 +100,8 @@ class Fleet:
     def _adopt(self, pool: Pool[DraftUpstream]) -> bool:
         """Register the draft service's drafters; return whether it has answered yet."""
         for replica in pool.usable:
-            self.drafters.adopt(pool, replica.info.drafters)
+            offered = [*fitting(replica.info.drafters, self.target.info.model)]
+            self.drafters.adopt(pool, offered)
             return True
         return False
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Iterator, Sequence
 
 from flyspec.errors import FlyspecError, UnavailableError
-from flyspec.values.admin import PROTOCOL_VERSION, DraftServiceInfo, ModelInfo, VerifyServiceInfo
+from flyspec.values.admin import (
+    PROTOCOL_VERSION,
+    DrafterInfo,
+    DraftServiceInfo,
+    ModelInfo,
+    VerifyServiceInfo,
+)
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftOpen
 from flyspec.values.tokens import SamplingParams
@@ -13,6 +21,8 @@ from orchestrator.fleet.drafter import of_kind
 from orchestrator.fleet.replicas import Replica
 from orchestrator.fleet.target import Target
 from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream
+
+log = logging.getLogger(__name__)
 
 PROBE_TEXT = "The cat sat on the mat, and the dog sat on the"
 PROBE_TOKENS = 4
@@ -48,6 +58,17 @@ async def drafter_misfit(service: DraftUpstream, info: DraftServiceInfo, target:
             "the target's tokenizer, or the drafter prompt_lookup"
         )
     return ""
+
+
+def fitting(offered: Sequence[DrafterInfo], target: ModelInfo) -> Iterator[DrafterInfo]:
+    """Yield the drafters that work with the target's tokenizer, and log which do not."""
+    for info in offered:
+        if info.tokenizer_fingerprint in ("", target.tokenizer_fingerprint):
+            yield info
+        else:
+            log.warning("drafter %s is left out: its datastore is of another tokenizer than that "
+                        "of %s; build one with `flyspec datastore build`",
+                        info.name, target.name)  # fmt: skip
 
 
 def is_foreign(model: ModelInfo | None, target: ModelInfo) -> bool:

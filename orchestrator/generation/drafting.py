@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from flyspec.drafter_kinds import NEED_MODEL
 from flyspec.errors import (
     FlyspecError,
     PrefixMismatchError,
@@ -22,7 +23,14 @@ from flyspec.errors import (
 )
 from flyspec.values.admin import BreakerState, ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
-from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.rounds import (
+    MAX_TOP_TOKENS,
+    DraftAdvance,
+    DraftChunk,
+    DraftOpen,
+    TopTokens,
+    VerifyRound,
+)
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
 from orchestrator.fleet.handshake import drafter_vocab_size
@@ -58,7 +66,7 @@ MIN_TRY_S = 0.05
 class Drafting(PooledSession[DraftUpstream, DraftSession]):
     """Gets the proposals of one generation, from the plan's drafter or the one assigned to it.
 
-    `target` is the model to draft for.
+    `target` is the model to draft for; `sharing_scope` is as in `DraftOpen`.
     """
 
     def __init__(
@@ -69,6 +77,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         metrics: SpeculationMetrics,
         recoveries: Recoveries,
         correlation: Correlation = UNKNOWN,
+        sharing_scope: str = "",
     ) -> None:
         super().__init__(plan.max_total_tokens, metrics, recoveries, correlation)
         assigned = drafters.assign(plan.drafter)
@@ -80,6 +89,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             prompt_length=len(plan.prompt_token_ids),
             distribution=plan.distribution,
             tokenizer_fingerprint=target.tokenizer_fingerprint,
+            sharing_scope=sharing_scope,
         )
         self._target, self._vocab_size = target, target.vocab_size
         self._lookup = LocalLookup(plan.distribution is not None)
@@ -91,6 +101,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._swapped = ""  # why the operator moved the generation to another drafter
         self._last = ""  # drafter of the last proposal
         self._began_ns = 0  # when this round's proposal was requested
+        self._top_tokens: list[TopTokens] = []  # of which the drafter has not been told
         assigned.users.add(self)
 
     @property
@@ -101,6 +112,22 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def relative_size(self) -> float:
         """Parameters of the assigned draft model divided by the target's."""
         return self._assigned.relative_size(self._target)
+
+    @property
+    def num_top_tokens(self) -> int:
+        """How many of the target's most likely tokens the drafter wants to learn from rounds."""
+        return self._drafter.num_top_tokens
+
+    def learn(
+        self, tokens: Sequence[int], round_: VerifyRound, top_token_ids: Sequence[int]
+    ) -> None:
+        """Tell the drafter with its next request what the target said in a round after `tokens`."""
+        width = min(round_.num_top_tokens, self._vocab_size)
+        rows = len(top_token_ids) // width
+        context = [*tokens[-2:], *round_.draft_token_ids[: rows - 1]]
+        if len(context) == rows + 1:
+            self._top_tokens.append(TopTokens(context, top_token_ids))
+            del self._top_tokens[:-MAX_TOP_TOKENS]
 
     async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
         """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
@@ -189,7 +216,8 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         assert replica is not None
         limit = drafter.max_draft_tokens
         wanted = request.max_tokens if limit is None else min(request.max_tokens, limit)
-        request = replace(request, max_tokens=wanted)
+        request = replace(request, max_tokens=wanted, top_tokens=self._top_tokens)
+        self._top_tokens = []
         proposal = await session.propose(token_ids, request, timeout_s)
         replica.breaker.succeeded()
         self._recovered(drafter, replica)
@@ -272,7 +300,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         """Return whether the drafter, given part of its proposal, would propose the rest again."""
         drafter, spoken = self._drafter, self._template.tokenizer_fingerprint
         model = drafter.model
-        if model is None or drafter.name != proposal.drafter:
+        if model is None or drafter.name != proposal.drafter or drafter.kind not in NEED_MODEL:
             return False
         return model.tokenizer_fingerprint == spoken  # else proposals are translated as text
 

@@ -129,6 +129,8 @@ class Rounds:
             num_checked = len(verdict.decisions)
             if num_checked < len(proposal.token_ids):  # the rest were not worth verifying
                 proposal = proposal.cut(0, num_checked)
+            if verdict.top_token_ids:
+                self._drafting.learn(self._sequence.tokens, request, verdict.top_token_ids)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request)
             asked = self._next.begin()
             if asked:
@@ -260,6 +262,7 @@ class Rounds:
             draft_survivals=self._pace.survivals(proposal),
             num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
             return_plain_confidence=plan.adaptive and proposal is NOTHING,
+            num_top_tokens=self._drafting.num_top_tokens if proposal.token_ids else 0,
             rule_segments=self._segments(proposal),
         )
 

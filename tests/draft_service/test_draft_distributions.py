@@ -10,7 +10,6 @@ import torch
 
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
-from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from flyspec.engine.distributions import decode, encode
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.logits import History, process_logits
@@ -29,6 +28,7 @@ from tests.draft_service.draft_harness import (
     StartService,
     drive,
     drive_all,
+    lookup_drafter,
     tokens_of,
 )
 from tests.waiting import until
@@ -103,7 +103,7 @@ def test_drafts_drawn_from_what_is_sent_have_noise_of_their_own(
 
 def test_prompt_lookup_sends_point_masses() -> None:
     open_ = DraftOpen([1, 2, 3, 1, 2], GREEDY, 0, distribution=DistributionSpec(4, True))
-    (drafted,) = PromptLookupDrafter().open(open_).propose(3)
+    (drafted,) = lookup_drafter().open(open_).propose(3)
     assert list(drafted.distributions) == [TokenDistribution()] * 3
 
 

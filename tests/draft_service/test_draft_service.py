@@ -15,6 +15,7 @@ import torch
 
 from draft_service.drafters.model import ModelDrafter
 from flyspec import wire
+from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.engine import cache_size, loading
 from flyspec.engine.device_memory import DeviceMemory
 from flyspec.engine.loading import LoadedModel
@@ -47,7 +48,8 @@ def runner_of(service: Service) -> Any:
 async def test_describe(service: Service, loaded: LoadedModel) -> None:
     response = await service.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
     info = wire.decode(DraftServiceInfo, response)
-    assert [d.name for d in info.drafters] == ["model", "multi_level", "prompt_lookup"]
+    assert {d.name for d in info.drafters} == set(DRAFTER_KINDS) - NEED_DATASTORE
+    assert info.drafters[0].name == "model"
     model = info.drafters[0].model
     assert model is not None
     assert (model.vocab_size, model.context_length) == (VOCAB_SIZE, CONTEXT_LENGTH)
@@ -139,7 +141,8 @@ async def test_sessions_share_the_engine(service: Service, prompt: list[int]) ->
 
 ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
     ("unknown drafter", {"drafter": "oracle"}, None, Code.NOT_FOUND,
-     "no drafter 'oracle'; this service has model, multi_level, prompt_lookup"),
+     "no drafter 'oracle'; this service has model, multi_level, prompt_lookup, token_recycling, "
+     "composed"),
     ("empty prompt", {"token_ids": []}, None, Code.INVALID_ARGUMENT, "at least one token"),
     ("prompt id", {"token_ids": [1, VOCAB_SIZE]}, None, Code.INVALID_ARGUMENT,
      "open.token_ids[1]: 300 is not below the draft model's vocabulary size 300"),
@@ -427,11 +430,11 @@ async def test_default_drafter(service_with: StartService, model_dir: str) -> No
     async with service_with(drafter="prompt_lookup") as service:
         names = [d.name for d in service.sessions.describe().drafters]
         assert names[0] == "prompt_lookup"
-        assert set(names) == {"model", "multi_level", "prompt_lookup"}
+        assert set(names) == set(DRAFTER_KINDS) - NEED_DATASTORE
         client = await service.client().open([1, 2, 3, 1, 2])
         (chunk,) = await client.advance(5, max_tokens=2)
         assert chunk.token_ids == [3, 1]
-    with pytest.raises(ConfigError, match="--drafter model needs a draft model"):
+    with pytest.raises(ConfigError, match="--drafter model: needs a draft model"):
         async with service_with(model="", drafter="model"):
             pass
     with pytest.raises(ConfigError, match="--model /nowhere: no such directory"):

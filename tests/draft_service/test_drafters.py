@@ -16,7 +16,6 @@ from hypothesis.stateful import run_state_machine_as_test as run_machine
 from draft_service.drafters.base import Drafter, check_move
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
-from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
@@ -33,6 +32,7 @@ from tests.draft_service.draft_harness import (
     CountingRunner,
     drive,
     drive_all,
+    lookup_drafter,
 )
 from tests.examples import examples
 
@@ -176,7 +176,7 @@ def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingR
 
 
 def test_prompt_lookup_drafts_up_to_its_limit() -> None:
-    session = PromptLookupDrafter(max_length=9).open(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0))
+    session = lookup_drafter(max_length=9).open(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0))
     (drafted,) = session.propose(8)
     assert drafted == Drafted([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4)
     assert list(session.propose(8)) == []
@@ -265,7 +265,7 @@ def test_any_rounds_equal_recomputing(kind: str, loaded: LoadedModel) -> None:
     drafters: dict[str, Drafter] = {
         "model": ModelDrafter(runner, [EOS]),
         "multi_level": MultiLevelDrafter(runner, [EOS]),
-        "prompt_lookup": PromptLookupDrafter(CONTEXT_LENGTH),
+        "prompt_lookup": lookup_drafter(CONTEXT_LENGTH),
     }
 
     class Machine(Rounds):

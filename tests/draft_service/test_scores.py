@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from draft_service.drafters.base import Drafter, Scored
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
-from draft_service.drafters.prompt_lookup import PromptLookupDrafter
 from draft_service.drafters.translated import TranslatedSession
 from draft_service.sessions import ClientSession
 from flyspec import wire
@@ -38,6 +37,7 @@ from tests.draft_service.draft_harness import (
     Service,
     StartService,
     drive,
+    lookup_drafter,
 )
 from tests.draft_service.test_scripted_drafts import sessions_over
 from tests.examples import examples
@@ -71,7 +71,7 @@ def kinds(runner: Any) -> dict[str, Drafter]:
     return {
         "model": ModelDrafter(runner, [EOS]),
         "multi_level": MultiLevelDrafter(runner, [EOS]),
-        "prompt_lookup": PromptLookupDrafter(CONTEXT_LENGTH),
+        "prompt_lookup": lookup_drafter(CONTEXT_LENGTH),
     }
 
 
@@ -157,7 +157,7 @@ def test_a_translated_drafter_does_not_score_and_is_not_sure() -> None:
 def test_lookup_follows_as_it_would_have_proposed(
     tokens: list[int], behind: list[int], most: int
 ) -> None:
-    session = PromptLookupDrafter().open(DraftOpen(tokens, GREEDY, 0))
+    session = lookup_drafter().open(DraftOpen(tokens, GREEDY, 0))
     session.move(len(tokens), behind)
     expected = [
         PromptLookup([*tokens, *behind[:i]]).propose(1) == [token] for i, token in enumerate(behind)

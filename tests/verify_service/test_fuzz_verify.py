@@ -205,6 +205,7 @@ def with_window(target_logprobs):
         (with_round(draft_token_ids=[7], remaining_loose_cost_nats=-0.5), "at least 0"),
         (with_round(draft_token_ids=[7], draft_survivals=[math.nan]), "between 0 and 1"),
         (with_round(draft_token_ids=[7], draft_survivals=[1.5]), "between 0 and 1"),
+        (with_round(draft_token_ids=[7], num_top_tokens=17), "between 0 and 16, got 17"),
         (with_round(append_token_ids=[5] * 1_000_000), "exceed the model's context"),
         (with_round(draft_token_ids=[5] * 1_000_000), "at most 64"),
         (with_window({"top_token_ids": [5] * 21}), "at most 20"),

@@ -79,6 +79,8 @@ def sessions(draw: st.DrawFn) -> tuple[TargetSession, int, dict[str, Any]]:
         options["budget"] = Budget(1, 2.0)
     if draw(st.integers(0, 5)) == 0:
         options["exact_until_position"] = length + 2
+    if drafts:
+        options["num_top_tokens"] = draw(st.sampled_from([0, 0, 3, 16]))
     return session, drafts, options
 
 
@@ -115,7 +117,9 @@ def near(one: object, other: object) -> bool:
     if isinstance(one, Exception):
         return type(one) is type(other) and str(one) == str(other)
     if isinstance(one, Verdict) and isinstance(other, Verdict):
-        parts = attrgetter("keep_length", "next_token_id", "decisions", "open_window", "logprobs")
+        parts = attrgetter(
+            "keep_length", "next_token_id", "decisions", "open_window", "logprobs", "top_token_ids"
+        )
         return near(parts(one), parts(other))
     return one == other
 
@@ -170,6 +174,27 @@ def test_logprobs_cost_no_further_read(monkeypatch: pytest.MonkeyPatch) -> None:
     found = JUDGE.judge_all(rounds, at_once=True)
     assert all(isinstance(verdict, Verdict) and verdict.logprobs for verdict in found)
     assert len(reads) == 1
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_top_tokens_are_those_of_every_verified_row(at_once: bool, logprobs: int | None) -> None:
+    rows = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    session = TargetSession(
+        TokenSequence([1, 2]), 2, [Rule("exact")], SAMPLINGS[3], 0, INFO, PLACE, logprobs
+    )
+    for drafts, num_rows in (([3, 4, 5, 6], 5), ([3, 15, 5, 6], 3), ([3, 4], 3)):
+        round_ = VerifyRound(1, 2, [], drafts, num_top_tokens=4)
+        judged = [(RoundContext(session, round_), Rows(rows[: len(drafts) + 1]))]
+        (verdict,) = JUDGE.judge_all(judged, at_once)
+        assert isinstance(verdict, Verdict)
+        expected = [row.sort(descending=True).indices[:4].tolist() for row in rows[:num_rows]]
+        assert list(verdict.top_token_ids) == [token for row in expected for token in row]
+    (plain,) = JUDGE.judge_all(
+        [(RoundContext(session, VerifyRound(1, 2, [], [], num_top_tokens=4)), Rows(rows[:1]))]
+    )
+    assert isinstance(plain, Verdict)
+    assert plain.top_token_ids == ()
 
 
 def test_a_round_with_bad_distributions_fails_alone() -> None:

@@ -30,6 +30,7 @@ class BatchAnswers:
         self.tokens_at: dict[int, tuple[Reading, int]] = {}
         self.numbers_at: dict[Measure, tuple[Reading, int]] = {}
         self.logprobs_at: tuple[Reading, int] | None = None
+        self.top_tokens_at: Reading | None = None
         self.correction: Measure | None = None
 
     def tokens(self, stream: int, first: int, stop: int) -> list[int]:
@@ -47,6 +48,11 @@ class BatchAnswers:
             logprobs_in(reading(row + index), self._column(index, token), _COLUMNS, top)
             for index, token in enumerate(token_ids, first)
         ]
+
+    def top_tokens(self) -> list[int]:
+        assert self.top_tokens_at is not None, "asked for in the inquiry"
+        rows = range(len(self._inquiry.round.logits))
+        return [int(token) for row in rows for token in self.top_tokens_at(row)]
 
     def _token(self, stream: int, index: int) -> float:
         reading, row = self.tokens_at[stream]

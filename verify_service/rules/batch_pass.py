@@ -16,7 +16,7 @@ from flyspec.engine.sampling import TARGET_STREAM, likeliest, row_keys
 from flyspec.engine.upload import upload
 from verify_service.rules.batch_answers import MOST_CORRECTIONS, BatchAnswers
 from verify_service.rules.criteria import Evidence, Measure
-from verify_service.rules.inquiry import Inquiry
+from verify_service.rules.inquiry import Inquiry, top_tokens
 from verify_service.rules.readings import Readings
 from verify_service.rules.speculative_sampling import Correction
 
@@ -55,6 +55,11 @@ class BatchPass:
         """Queue everything, and add it to the readings."""
         own = self._choose()
         self._add_logprobs(own, self._measure())
+        for inquiry, answers in zip(self._inquiries, self._answers, strict=True):
+            if inquiry.num_top_tokens:
+                answers.top_tokens_at = self._readings.add(
+                    top_tokens(inquiry.round.logits, inquiry)
+                )
 
     def _adjusted(self, which: int) -> Tensor:
         round_ = self._rounds[which]

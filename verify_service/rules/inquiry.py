@@ -64,13 +64,20 @@ class Inquiry(NamedTuple):
     """What has to be known of a round's logits.
 
     `streams` are those of the target's own tokens at all K + 1 indices, `measures` are of the K
-    drafts. With `top_logprobs`, log-probabilities may be asked for, with so many likely tokens.
+    drafts. With `top_logprobs`, log-probabilities may be asked for, with so many likely tokens;
+    with `num_top_tokens`, so many likely tokens of all rows.
     """
 
     round: Round
     streams: Sequence[int]
     measures: Sequence[Measure]
     top_logprobs: int | None = None
+    num_top_tokens: int = 0
+
+
+def top_tokens(logits: Tensor, inquiry: Inquiry) -> Tensor:
+    """Return the most likely tokens of raw logits [K + 1, V]: [K + 1, num_top_tokens]."""
+    return logits.topk(min(inquiry.num_top_tokens, logits.shape[1]), dim=-1).indices
 
 
 class Answers(Protocol):
@@ -90,6 +97,9 @@ class Answers(Protocol):
 
         A row's token is its draft, the target's own, or the one that replaces a rejected draft.
         """
+
+    def top_tokens(self) -> list[int]:
+        """Return the most likely tokens by raw logits, row by row, most likely first."""
 
 
 class Hearing(NamedTuple):

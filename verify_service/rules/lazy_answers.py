@@ -8,7 +8,7 @@ from flyspec.engine.logits import token_logprobs
 from flyspec.engine.sampling import checked, is_array
 from flyspec.values.tokens import TokenLogprobs
 from verify_service.rules.criteria import Evidence
-from verify_service.rules.inquiry import Inquiry
+from verify_service.rules.inquiry import Inquiry, top_tokens
 from verify_service.rules.observe import THREE_LOGITS
 
 
@@ -36,6 +36,10 @@ class LazyAnswers:
     def logprobs(self, first: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:
         rows = self._inquiry.round.logits[first : first + len(token_ids)]
         return token_logprobs(rows, token_ids, self._inquiry.top_logprobs or 0)
+
+    def top_tokens(self) -> list[int]:
+        top: list[int] = top_tokens(self._inquiry.round.logits, self._inquiry).flatten().tolist()
+        return top
 
     def _measure(self, which: int, index: int) -> Sequence[float]:
         round_, processed = self._inquiry.round, self._processed

@@ -12,6 +12,7 @@ from flyspec.addresses import address_problem
 from flyspec.config import (
     ADMIN_PORT,
     GENERATION_PORT,
+    DraftSettings,
     OrchestratorSettings,
     ServerSettings,
     VerifySettings,
@@ -66,7 +67,7 @@ def to_flags(**values: Any) -> list[str]:
     for name, value in values.items():
         if value is not None:
             shown = str(value).lower() if isinstance(value, bool) else str(value)
-            if value and name.endswith(("file", "certs")):
+            if value and name.endswith(("file", "certs", "datastore")):
                 shown = str(Path(value).expanduser().resolve())
             flags += ["--" + name.replace("_", "-"), shown]
     return flags
@@ -120,6 +121,9 @@ class ModelFlags:
     tensor_parallel_size: Annotated[int, _verify("tensor_parallel_size")] = 1
     autojudge_file: Annotated[str | None, _verify(
         "autojudge_file", default="with the bundled pair, the one that comes with it",
+    )] = None
+    datastore: Annotated[str | None, setting(
+        DraftSettings, "datastore", group=_GROUP, default="none",
     )] = None
     rules_file: Annotated[str | None, setting(
         OrchestratorSettings, "rules_file", group=_GROUP,

@@ -1,0 +1,171 @@
+"""Drafts with what pays: a source's guess, the model's tokens, or the one and then the other.
+
+Decided anew each round, by what was accepted of each in this sequence (`choosing`). The text is
+the target's in any case; only its speed depends on the choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from draft_service.drafters.base import DrafterSession, Drafting, sure
+from draft_service.drafters.choosing import Chooser, Evidence, expected
+from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.retrieval import MakeSource, RetrievalSession
+from draft_service.drafters.sources import DraftSource, Guess
+from flyspec.engine.drawn import still_needed
+from flyspec.lookup.recycling import NUM_CANDIDATES
+from flyspec.values.admin import DrafterInfo
+from flyspec.values.rounds import DraftOpen
+from flyspec.values.tokens import Drafted
+
+MODEL = "model"
+MAX_LENGTH_CLASS = 12
+"""Guesses that follow longer matches are of one class."""
+
+
+class ComposedDrafter:
+    """Drafts with sources, in order of preference, and perhaps a model."""
+
+    def __init__(
+        self,
+        sources: Sequence[MakeSource],
+        model: ModelDrafter | None,
+        max_length: int,
+        tokenizer_fingerprint: str = "",
+    ) -> None:
+        self.info = DrafterInfo(
+            "composed",
+            "composed",
+            model.info.model if model else None,
+            "" if model else tokenizer_fingerprint,
+            NUM_CANDIDATES,
+        )
+        self.needs_model = model is not None
+        self.max_length = model.max_length if model else max_length
+        self._sources, self._model = sources, model
+        self._evidence: Evidence = {}
+
+    def open(self, open_: DraftOpen) -> DrafterSession:
+        model = self._model.open(open_) if self._model else None
+        try:
+            sources = [make(open_) for make in self._sources]
+            return ComposedSession(open_, sources, self.max_length, model, self._evidence)
+        except BaseException:
+            if model is not None:
+                model.close()
+            raise
+
+
+class _Chosen(NamedTuple):
+    """Tokens of a guess, then as many of the model."""
+
+    worth: float
+    guess: Guess
+    num_guessed: int
+    num_drawn: int
+
+
+class ComposedSession(RetrievalSession):
+    """A sequence with its sources, and the model's session, which is told of it when used."""
+
+    def __init__(
+        self,
+        open_: DraftOpen,
+        sources: Sequence[DraftSource],
+        max_length: int,
+        model: DrafterSession | None,
+        evidence: Evidence,
+    ) -> None:
+        super().__init__(open_, sources, max_length)
+        self._model, self._told = model, len(self.token_ids)
+        self._chooser = Chooser(evidence)
+        self._pending: list[tuple[object, Sequence[int]]] = []  # what was guessed, by class
+        self._proposed_at = 0  # where the sequence ended then
+        self._ended_ns = 0
+
+    def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
+        super().move(keep_length, append_token_ids)
+        self._told = min(self._told, keep_length)
+        if keep_length < self._proposed_at:
+            self._pending = []
+
+    def propose(
+        self, max_tokens: int, min_confidence: float = 0.0, num_scored: int = 0
+    ) -> Drafting:
+        """Propose the tokens that promise most per time, with confidences."""
+        chooser = self._chooser
+        if self._ended_ns:
+            chooser.rested(perf_counter_ns() - self._ended_ns)
+        text = self.token_ids[self._proposed_at :]
+        for kind, token_ids in self._pending:
+            chooser.followed(kind, token_ids, text)
+        self._pending, self._proposed_at = [], len(self.token_ids)
+        if num_scored and self._model is not None:
+            yield from self._drawn(0, 0.0, num_scored)
+        self._read_all()
+        chosen = self._best(self._room(max_tokens))
+        guess = chosen.guess
+        count = sure(min_confidence, guess.confidences, chosen.num_guessed)
+        if count:
+            yield self.drafted(guess, count)
+            min_confidence = still_needed(min_confidence, guess.confidences[:count])
+        if chosen.num_drawn and count == chosen.num_guessed and min_confidence <= 1:
+            began_ns, at = perf_counter_ns(), len(self.token_ids)
+            yield from self._drawn(chosen.num_drawn, min_confidence)
+            drawn = self.token_ids[at:]
+            chooser.drafted(len(drawn), perf_counter_ns() - began_ns)
+            if not count:
+                self._pending.append((MODEL, drawn))
+        self._ended_ns = perf_counter_ns()
+
+    def _best(self, most: int) -> _Chosen:
+        """Choose among the sources' guesses, the model, and each guess followed by the model."""
+        chooser, drawable = self._chooser, self._model is not None
+        nothing = Guess(())
+        by_model = chooser.chance(MODEL) if drawable else 0.0
+        drawn = most if drawable else 0
+        best = _Chosen(chooser.worth(expected(by_model, drawn), drawn), nothing, 0, drawn)
+        for source in self._sources if most else ():
+            guess = source.guess(self.token_ids, most)
+            count = len(guess.token_ids)
+            if not count:
+                continue
+            kind = source.kind, min(guess.length, MAX_LENGTH_CLASS)
+            self._pending.append((kind, guess.token_ids))
+            chance = chooser.chance(kind)
+            guess = guess._replace(confidences=(chance,) * count)
+            accepted = expected(chance, count)
+            for more in {0, drawn and most - count}:
+                all_accepted = accepted + chance**count * expected(by_model, more)
+                chosen = _Chosen(chooser.worth(all_accepted, more), guess, count, more)
+                if chosen.worth > best.worth:
+                    best = chosen
+        return best
+
+    def _drawn(self, max_tokens: int, min_confidence: float, num_scored: int = 0) -> Drafting:
+        """Let the model propose; what it drafts becomes part of the sequence."""
+        model, tokens = self._model, self.token_ids
+        assert model is not None
+        model.move(self._told, tokens[self._told :])
+        self._told = len(tokens)
+        work = model.propose(max_tokens, min_confidence, num_scored)
+        with closing(work):
+            item = next(work, None)
+            while item is not None:
+                if isinstance(item, Drafted):
+                    tokens += item.token_ids
+                    self._told = len(tokens)
+                drawn = yield item
+                try:
+                    item = work.send(drawn)
+                except StopIteration:
+                    return
+
+    def close(self) -> None:
+        super().close()
+        if self._model is not None:
+            self._model.close()
