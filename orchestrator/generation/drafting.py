@@ -33,7 +33,7 @@ from flyspec.values.rounds import (
 )
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import LOOKUP, Drafters
-from orchestrator.fleet.handshake import drafter_vocab_size
+from orchestrator.fleet.handshake import drafter_vocab_size, is_foreign
 from orchestrator.fleet.replicas import Replica
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
@@ -116,7 +116,8 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     @property
     def num_top_tokens(self) -> int:
         """How many of the target's most likely tokens the drafter wants to learn from rounds."""
-        return self._drafter.num_top_tokens
+        drafter = self._drafter
+        return 0 if is_foreign(drafter.model, self._target) else drafter.num_top_tokens
 
     def learn(
         self, tokens: Sequence[int], round_: VerifyRound, top_token_ids: Sequence[int]

@@ -10,6 +10,7 @@ import pytest
 
 from flyspec.cli.service import ROOT
 from flyspec.cli.stack import Stack
+from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
 from tests.cli.processes import ENVIRONMENT
 
 PROGRAM = """
@@ -54,7 +55,7 @@ def test_commands_flags_and_rules(line: str, found: list[str]) -> None:
 
 def test_drafters_are_asked_of_the_server(stack: Stack) -> None:
     line = f"generate --address {stack.address} --drafter "
-    assert set(completed(line)) == {"model", "multi_level", "prompt_lookup"}
+    assert set(completed(line)) == set(DRAFTER_KINDS) - NEED_DATASTORE
     line = f"drafters activate --admin-address {stack.admin_address} mu"
     assert completed(line) == ["multi_level"]
 

@@ -289,6 +289,8 @@ async def test_a_drafter_of_another_tokenizer_is_translated(model_dirs, tmp_path
             "model": True,
             "multi_level": True,
             "prompt_lookup": False,
+            "token_recycling": False,
+            "composed": True,
         }
         assert all(d.usable for d in drafters.values())
 
