@@ -226,7 +226,7 @@ class DraftSettings(ModelServerSettings):
         "",
         description="draft model: a directory or hub id (empty: prompt lookup only, no torch)",
     )
-    drafter: Literal[""] | DrafterKind = Field(
+    drafter: Literal["", DrafterKind] = Field(
         "",
         description=f"default drafter: {KINDS_LISTED} (empty: model if there is one, else "
         "prompt_lookup)",

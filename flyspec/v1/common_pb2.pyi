@@ -30,7 +30,9 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     TOKEN_ORIGIN_EXACT_MODEL: _TokenOrigin.ValueType  # 1
     """Drafted by a model and equal to the target's own token."""
     TOKEN_ORIGIN_EXACT_LOOKUP: _TokenOrigin.ValueType  # 2
-    """Drafted by prompt lookup and equal to the target's own token."""
+    """Drafted without a model (prompt lookup, retrieval, recycled candidates) and equal
+    to the target's own token.
+    """
     TOKEN_ORIGIN_LOOSE: _TokenOrigin.ValueType  # 3
     """Drafted, different from the target's own token, accepted by a lossy rule."""
     TOKEN_ORIGIN_CORRECTION: _TokenOrigin.ValueType  # 4
@@ -50,7 +52,9 @@ TOKEN_ORIGIN_UNSPECIFIED: TokenOrigin.ValueType  # 0
 TOKEN_ORIGIN_EXACT_MODEL: TokenOrigin.ValueType  # 1
 """Drafted by a model and equal to the target's own token."""
 TOKEN_ORIGIN_EXACT_LOOKUP: TokenOrigin.ValueType  # 2
-"""Drafted by prompt lookup and equal to the target's own token."""
+"""Drafted without a model (prompt lookup, retrieval, recycled candidates) and equal
+to the target's own token.
+"""
 TOKEN_ORIGIN_LOOSE: TokenOrigin.ValueType  # 3
 """Drafted, different from the target's own token, accepted by a lossy rule."""
 TOKEN_ORIGIN_CORRECTION: TokenOrigin.ValueType  # 4

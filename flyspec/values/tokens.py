@@ -40,7 +40,7 @@ class Origin(IntEnum):
 
 LABELS: Mapping[Origin, str] = {
     Origin.EXACT_MODEL: "drafted by the model",
-    Origin.EXACT_LOOKUP: "by prompt lookup",
+    Origin.EXACT_LOOKUP: "copied",
     Origin.PREDICTED: "predicted",
     Origin.LOOSE: "loosely accepted",
     Origin.CORRECTION: "corrected",

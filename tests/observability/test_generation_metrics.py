@@ -8,6 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from flyspec.client import AsyncClient, GenerateOptions
+from flyspec.drafter_kinds import DRAFTER_KINDS
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.rules.presets import DEFAULT_RULE
@@ -147,7 +148,7 @@ async def test_what_clients_make_up_is_no_label(observed):
                 with pytest.raises(FlyspecError):
                     await client.complete("a", options)
     found = observed.scrape("orchestrator")
-    assert found.values_of("drafter") <= {"model", "multi_level", "prompt_lookup", NOBODY}
+    assert found.values_of("drafter") <= {*DRAFTER_KINDS, NOBODY}
     assert found.values_of("rule") <= {DEFAULT_RULE, "exact", "fly", "margin"}
     assert "evil_total" not in found.names
     methods = found.values_of("method")

@@ -64,7 +64,7 @@ async def test_distributions_travel_and_are_counted(near_stack, greedy):
         assert metrics.round_bytes < metrics.distribution_bytes + 380 * metrics.num_rounds
 
 
-@pytest.mark.parametrize("drafter", ["model", "prompt_lookup", "multi_level"])
+@pytest.mark.parametrize("drafter", ["model", "prompt_lookup", "multi_level", "token_recycling"])
 async def test_rejection_repeats_with_its_seed_and_survives_a_lost_target(near_dirs, drafter):
     options = GenerateOptions(
         rule=Rule("rejection"),

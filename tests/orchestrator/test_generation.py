@@ -10,13 +10,14 @@ from dataclasses import replace
 import pytest
 
 from flyspec.client import Chat, Chunk, GenerateOptions
+from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.orchestrator.stacks import held, start_stack
 
-DRAFTERS = ["model", "prompt_lookup", "multi_level"]
+DRAFTERS = sorted(set(DRAFTER_KINDS) - NEED_DATASTORE)
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"
 

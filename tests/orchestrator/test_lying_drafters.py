@@ -227,7 +227,7 @@ SAMPLING = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, top_p=0.6
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
-@pytest.mark.parametrize("drafter", ["model", "multi_level", "prompt_lookup"])
+@pytest.mark.parametrize("drafter", ["model", "multi_level", "prompt_lookup", "composed"])
 async def test_an_honest_drafter_has_no_faults(probed, drafter, rule):
     for sampling, k in zip(SAMPLING, (8, AUTO, 4), strict=True):
         options = GenerateOptions(
