@@ -79,7 +79,7 @@ class ExactnessOptions:
     )] = ("humaneval", "gsm8k", "problems")
     drafters: Annotated[tuple[str, ...], Flag(
         "Drafters, comma-separated.", name="--drafter", metavar="NAME,...", listed=True,
-        read=names_of(DRAFTERS),
+        read=names_of(DRAFTER_KINDS),
     )] = DRAFTERS
     limit: Annotated[int | None, Flag("Maximum prompts per set.", min=1)] = None
     temperature: Annotated[float, Flag("Temperature of the sampled texts.")] = 1.0

@@ -16,7 +16,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import IO, Annotated, Any
 
 from flyspec.bundled import MODELS
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
@@ -25,6 +27,8 @@ from flyspec.cli.service import ROOT
 from flyspec.config import NO_PORT, VerifySettings
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.startup import STAGE
+from flyspec.word_problems import problems
 from loadtest.command import scenario_app
 from loadtest.options import LoadOptions
 from loadtest.run import run_test
@@ -33,9 +37,10 @@ from loadtest.scenarios.drafter_swap import Candidate, SwapFlags
 from loadtest.scenarios.recovery import RecoveryFlags
 from loadtest.scenarios.sharing import SharingFlags
 
-DRAFTERS = (("model-b", "draft", "model"), ("levels", "draft", "multi_level"),
-            ("bytes", "draft-bytes", "model"))  # fmt: skip
-"""Name, bundled model and kind of each drafter that takes turns."""
+DRAFTERS = (("model-b", "draft", "model"), ("recycling", "", "token_recycling"),
+            ("bytes", "draft-bytes", "model"), ("stored", "", "rest"),
+            ("levels", "draft", "multi_level"), ("pays", "draft", "composed"))  # fmt: skip
+"""Name, bundled model (empty: none) and kind of each drafter that takes turns."""
 LOOPBACK = "127.0.0.1"
 END_S = 60.0
 """Time for a process to stop when told to."""
@@ -79,8 +84,10 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
             watch=(*load.watch, *served["pids"].items()),
         )
         if isinstance(own, SwapFlags):
+            store = _datastore(ending)
             own = replace(own, swap_to=tuple(
-                Candidate(name, _drafter(ending, model), kind) for name, model, kind in DRAFTERS
+                Candidate(name, _drafter(ending, model, store), kind)
+                for name, model, kind in DRAFTERS
             ))  # fmt: skip
         if isinstance(own, RecoveryFlags):
             own = replace(own, replica=_drafter(ending, "draft"))
@@ -101,12 +108,23 @@ def _serve(ending: ExitStack, stack: StackFlags, own: Any, http: bool) -> dict[s
         more["FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S"] = str(own.draft_timeout)
     process = _start(ending, ["flyspec.cli", "serve", "--json", *flags], environment=more)
     assert process.stdout is not None
-    return _announced("the stack", process.stdout.readline())
+    return _announced("the stack", process.stdout)
 
 
-def _drafter(ending: ExitStack, model: str) -> str:
+def _datastore(ending: ExitStack) -> str:
+    """Build a datastore of word problems and their answers; its directory."""
+    folder = Path(ending.enter_context(TemporaryDirectory()))
+    texts = (f"{problem.question}\n{problem.solution}" for problem in problems("stored", 500))
+    (folder / "problems.txt").write_text("\n\n".join(texts))
+    build = ["datastore", "build", "--output", str(folder / "store"), str(folder / "problems.txt")]
+    subprocess.run([sys.executable, "-m", "flyspec.cli", *build], check=True, capture_output=True)
+    return str(folder / "store")
+
+
+def _drafter(ending: ExitStack, model: str, datastore: str = "") -> str:
     """Start another draft service; its address."""
-    flags = ["--model", str(MODELS / model), "--threads", "1"]
+    flags = ["--model", str(MODELS / model) if model else "", "--threads", "1"]
+    flags += ["--datastore", datastore] if datastore else []
     return f"{LOOPBACK}:{_service(ending, 'draft_service', flags)['port']}"
 
 
@@ -127,7 +145,7 @@ def _service(ending: ExitStack, module: str, flags: Sequence[str]) -> dict[str, 
     _start(ending, [module, *flags, *common], [write_fd])
     os.close(write_fd)
     with os.fdopen(read_fd, "rb") as announcement:
-        return _announced(module, announcement.readline())
+        return _announced(module, announcement)
 
 
 def _start(
@@ -156,11 +174,13 @@ def _start(
     return process
 
 
-def _announced(what: str, line: bytes) -> dict[str, Any]:
-    if not line:
-        raise FlyspecError(f"{what} did not start")
-    found: dict[str, Any] = json.loads(line)
-    return found
+def _announced(what: str, lines: IO[bytes]) -> dict[str, Any]:
+    """Read what a service announces once it is ready, after the stages of its start."""
+    for line in lines:
+        found: dict[str, Any] = json.loads(line)
+        if STAGE not in found:
+            return found
+    raise FlyspecError(f"{what} did not start")
 
 
 app = scenario_app(
