@@ -8,7 +8,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test llama-cpp-test \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test llama-cpp-test llama-server \
 	gpu-test gpu-bench gpu-wheels bench-engine bench-harness check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -124,6 +124,19 @@ $(VENV)/.installed-llama-cpp: | $(VENV)/.installed-dev
 llama-cpp-test: $(VENV)/.installed-llama-cpp ## compile llama.cpp, and test what serves GGUF files (minutes)
 	@echo "== GGUF models through llama.cpp"
 	@$(BIN)/python -m pytest -m llama_cpp -rs tests/engine tests/e2e $(PYTEST_ARGS)
+
+# llama.cpp's own server, from the source of the llama-cpp-python that is installed.
+LLAMA := build/llama.cpp
+$(LLAMA)/bin/llama-server: | $(VENV)/.installed-llama-cpp
+	@echo "== compiling llama-server"
+	@mkdir -p $(LLAMA)/source
+	@$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -c constraints.txt -d $(LLAMA) llama-cpp-python
+	@tar xzf $(LLAMA)/llama_cpp_python-*.tar.gz --strip-components=1 -C $(LLAMA)/source
+	@cmake -S $(LLAMA)/source/vendor/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DLLAMA_OPENSSL=OFF \
+		-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF $(CMAKE_ARGS) > $(LLAMA)/configure.log
+	@cmake --build $(LLAMA) --target llama-server -j > $(LLAMA)/build.log
+
+llama-server: $(LLAMA)/bin/llama-server ## build llama.cpp's server, which `python -m bench.llama_cpp` compares with (minutes)
 
 # The documents name the default ports; in a network of its own nothing else has them.
 # Nor may the clients there be given them: they are among those of outgoing connections.

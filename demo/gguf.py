@@ -7,10 +7,10 @@ rotates neighbouring elements where transformers rotates halves; vectors stay in
 
 from __future__ import annotations
 
-import argparse
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import gguf
 from gguf import GGMLQuantizationType, LlamaFileType, TokenType
@@ -18,6 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flyspec import bundled
+from flyspec.bench.options import names_of
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
+from flyspec.flags import Flag
 
 ARCHITECTURE = gguf.MODEL_ARCH.LLAMA
 PRE_TOKENIZER = "smollm"
@@ -112,18 +116,30 @@ def _reordered(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
     return halves.transpose(1, 2).reshape(rows, columns)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m demo.gguf", description=__doc__)
-    parser.add_argument("--type", choices=TYPES, action="append", help="repeatable; default: all")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help=f"default: {FOLDER}")
-    options = parser.parse_args()
+@dataclass(frozen=True)
+class GgufOptions:
+    """What to write, and where."""
+
+    types: Annotated[
+        tuple[str, ...],
+        Flag(
+            "Types of the matrices, comma-separated.",
+            name="--type", metavar="TYPE,...", listed=True, read=names_of(TYPES),
+        ),
+    ] = tuple(TYPES)  # fmt: skip
+    folder: Annotated[Path, Flag("Folder of the files.")] = FOLDER
+
+
+@with_flags
+def write(options: GgufOptions) -> None:
+    """Write the bundled target and draft model as GGUF files, one for each type."""
     options.folder.mkdir(parents=True, exist_ok=True)
     for model in (bundled.TARGET, bundled.DRAFT):
-        for kind in options.type or TYPES:
+        for kind in options.types:
             path = options.folder / file_name(model, kind)
             convert(model, kind, path)
             print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":
-    main()
+    run(single(write))

@@ -165,7 +165,7 @@ def test_rows_that_continue_a_guess_are_drawn_together(model):
 
 
 def test_hidden_rows_and_unknown_tokens_are_refused(model):
-    with pytest.raises(ValueError, match="llama.cpp, which returns no hidden rows"):
+    with pytest.raises(ValueError, match="which returns no hidden rows"):
         model.forward([Step(0, 0, [1], hidden_layers=(-1,))])
     with pytest.raises(ValueError, match="token ids must be between 0 and 4095"):
         model.forward([Step(0, 0, [4096])])
