@@ -176,9 +176,9 @@ async def compare(o: LlamaCppOptions, rival: Rival) -> int:
             against += ["--against", f"{name}={url}"]
         command = [
             sys.executable, "-m", "flyspec.cli", "bench", "--model", rival.target, "--draft-model",
-            rival.draft, "--threads", plain.threads, "--problems", o.problems, "--repeats", o.repeats, "--rules", o.rules,
-            "--num-speculative-tokens", o.num_speculative_tokens, *against,
-            *(["--output", o.output] if o.output else []),
+            rival.draft, "--threads", plain.threads, "--problems", o.problems, "--repeats",
+            o.repeats, "--rules", o.rules, "--num-speculative-tokens", o.num_speculative_tokens,
+            *against, *(["--output", o.output] if o.output else []),
         ]  # fmt: skip
         process = await asyncio.create_subprocess_exec(*map(str, command))
         return await process.wait()

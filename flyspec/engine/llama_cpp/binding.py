@@ -71,7 +71,7 @@ def features() -> str:
     return " ".join(part.split("=")[0].strip() for part in said.split("|") if "= 1" in part)
 
 
-class Vocabulary:
+class GgufVocabulary:
     """The vocabulary of a loaded model: special tokens, and llama.cpp's own tokenizer."""
 
     def __init__(self, model: GgufModel) -> None:
@@ -120,7 +120,7 @@ class GgufModel:
         if reason := self._unserved():
             self._end()
             raise ConfigError(f"--model {path}: cannot be served: {reason}")
-        self.vocabulary = Vocabulary(self)
+        self.vocabulary = GgufVocabulary(self)
         self.context_length = int(lib.llama_model_n_ctx_train(self.handle))
         self.num_parameters = int(lib.llama_model_n_params(self.handle))
         self.num_bytes = int(lib.llama_model_size(self.handle))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -62,7 +63,15 @@ class GgufFile:
     @property
     def is_float32(self) -> bool:
         """Whether all of its tensors are in float32."""
-        return all(tensor.tensor_type.name == "F32" for tensor in self._tensors())
+        return self.tensor_types == "F32"
+
+    @property
+    def tensor_types(self) -> str:
+        """The types of its tensors, the one with most elements first."""
+        sizes: Counter[str] = Counter()
+        for tensor in self._tensors():
+            sizes[tensor.tensor_type.name] += int(tensor.n_elements)
+        return ", ".join(name for name, _ in sizes.most_common())
 
     def _tensors(self) -> Iterator[Any]:
         for reader in self._readers:

@@ -17,7 +17,7 @@ from tokenizers.models import BPE
 from transformers.convert_slow_tokenizer import generate_merges
 
 from flyspec.engine.llama_cpp import pre_tokenizers
-from flyspec.engine.llama_cpp.binding import Vocabulary
+from flyspec.engine.llama_cpp.binding import GgufVocabulary
 from flyspec.engine.llama_cpp.gguf_file import GgufFile
 from flyspec.engine.native.sample import TEXT
 from flyspec.errors import ConfigError
@@ -41,7 +41,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def read_bundle(file: GgufFile, vocabulary: Vocabulary) -> TokenizerBundle:
+def read_bundle(file: GgufFile, vocabulary: GgufVocabulary) -> TokenizerBundle:
     """Return the tokenizer, chat templates and special tokens. Raises `ConfigError`."""
     tokens: list[str] = file.get("tokenizer.ggml.tokens") or []
     kinds: list[int] = file.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
@@ -70,7 +70,7 @@ def read_bundle(file: GgufFile, vocabulary: Vocabulary) -> TokenizerBundle:
     )
 
 
-def check(file: GgufFile, vocabulary: Vocabulary, bundle: TokenizerBundle) -> None:
+def check(file: GgufFile, vocabulary: GgufVocabulary, bundle: TokenizerBundle) -> None:
     """Compare the tokens of a sample text with llama.cpp's own; log a warning if they differ.
 
     Texts are encoded by the orchestrator, with the bundle: llama.cpp only sees tokens. So other
@@ -88,7 +88,7 @@ def check(file: GgufFile, vocabulary: Vocabulary, bundle: TokenizerBundle) -> No
 
 
 def _tokenizer(
-    file: GgufFile, tokens: list[str], kinds: list[int], vocabulary: Vocabulary
+    file: GgufFile, tokens: list[str], kinds: list[int], vocabulary: GgufVocabulary
 ) -> Tokenizer:
     model = str(file.get("tokenizer.ggml.model", ""))
     # Rows of the output layer without a token are named [PAD123].

@@ -20,7 +20,7 @@ _WORK = 1e10
 _BATCH = 16
 
 
-class Outcome(NamedTuple):
+class BatchDifference(NamedTuple):
     """The result over `rows` rows: `largest` difference of logits, `other` most likely tokens."""
 
     rows: int
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
         )
 
 
-def compare(model: Model) -> Outcome:
+def compare(model: Model) -> BatchDifference:
     """Run a sequence in batches, with a rollback between them and a neighbour, and step by step.
 
     Raises what the model raises, and `FloatingPointError` for logits that are not finite.
@@ -68,4 +68,4 @@ def compare(model: Model) -> Outcome:
         raise FloatingPointError(f"the logits of {model.info.name} are not finite")
     largest = float((together - single).abs().max())
     other = int((together.argmax(dim=-1) != single.argmax(dim=-1)).sum())
-    return Outcome(length, largest, other)
+    return BatchDifference(length, largest, other)
