@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import Annotated, Any
 
 from demo.gguf import FOLDER, TYPES, convert, file_name
 from flyspec.bench.openai import OpenAIServer
+from flyspec.bench.pair_checkpoints import pad_layers
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
@@ -49,6 +51,10 @@ class LlamaCppOptions:
     draft_type: Annotated[str | None, Flag(
         "Type of the draft model's matrices.", metavar="TYPE", default="as --type",
     )] = None
+    target_layers: Annotated[int, Flag(
+        "Layers to add to the target, which leave its texts as they are: a step of so small a "
+        "model is no longer than the messages of a round.", min=0,
+    )] = 0
     problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 12
     repeats: Annotated[int, Flag("Timed runs per prompt.", min=1)] = 3
     rules: Annotated[str, Flag("Rules, comma-separated.")] = "exact,fly"
@@ -197,8 +203,12 @@ def llama_cpp(options: LlamaCppOptions) -> None:
     if unknown := next((kind for kind in kinds if kind not in TYPES), None):
         raise ConfigError(f"--type {unknown}: must be one of {', '.join(TYPES)}")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for model, kind in zip((TARGET, DRAFT), kinds, strict=True):
+    paths, target = [], TARGET
+    if options.target_layers:
+        target = FOLDER / f"target-and-{options.target_layers}-layers"
+        shutil.rmtree(target, ignore_errors=True)
+        pad_layers(TARGET, target, options.target_layers)
+    for model, kind in zip((target, DRAFT), kinds, strict=True):
         paths.append(FOLDER / file_name(model, kind))
         convert(model, kind, paths[-1])
     code = run_async(compare(options, Rival(options.server, *paths)))

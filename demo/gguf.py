@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from flyspec.bench.options import names_of
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
+from flyspec.model_files import find_weights, finder, weight_files
 
 ARCHITECTURE = gguf.MODEL_ARCH.LLAMA
 PRE_TOKENIZER = "smollm"
@@ -52,7 +54,8 @@ def convert(model: Path, kind: str, path: Path) -> None:
     _add_shape(writer, config)
     _add_tokenizer(writer, model)
     names = gguf.get_tensor_name_map(ARCHITECTURE, config["num_hidden_layers"])
-    for name, tensor in load_file(model / "model.safetensors").items():
+    tensors = chain.from_iterable(load_file(file).items() for file in _files(model))
+    for name, tensor in tensors:
         matrix = tensor.dim() > 1
         values = _reordered(name, tensor, config).float().numpy()
         stored = element if matrix else GGMLQuantizationType.F32
@@ -64,6 +67,10 @@ def convert(model: Path, kind: str, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _files(model: Path) -> list[Path]:
+    return weight_files(find_weights(str(model), finder(str(model))))
 
 
 def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
