@@ -10,6 +10,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, AsyncClient, Chat, GenerateOptions
 from flyspec.rules import Rule
+from flyspec.values.generation import FinishReason
 from flyspec.word_problems import problems
 from tests.engine.gguf_models import gguf_file, needs_llama_cpp
 
@@ -42,8 +43,8 @@ def reference():
     return Reference(str(bundled.TARGET), "float32")
 
 
-def options(rule: str, k: int) -> GenerateOptions:
-    return GenerateOptions(rule=Rule(rule), num_speculative_tokens=k, max_tokens=48)
+def options(rule: str, k: int, max_tokens: int = 48) -> GenerateOptions:
+    return GenerateOptions(rule=Rule(rule), num_speculative_tokens=k, max_tokens=max_tokens)
 
 
 async def test_exact_texts_are_transformers(pair, reference):
@@ -59,8 +60,8 @@ async def test_exact_texts_are_transformers(pair, reference):
 
 async def test_fly_takes_drafts_and_goes_to_the_end(pair):
     async with AsyncClient(pair.address) as client:
-        done = await client.complete(Chat.of_user(QUESTIONS[0]), options("fly", 15))
-    assert done.completion.finish_reason == "stop"
+        done = await client.complete(Chat.of_user(QUESTIONS[0]), options("fly", 15, 400))
+    assert done.completion.finish_reason is FinishReason.STOP
     assert done.completion.speculation.num_accepted_draft_tokens > 0
 
 
