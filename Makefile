@@ -8,7 +8,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test llama-cpp-test llama-server \
 	gpu-test gpu-bench gpu-wheels bench-engine bench-harness check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -74,7 +74,7 @@ bubblewrap: ## install the sandbox in which generated code is tested (root on De
 
 unit: $(VENV)/.installed-dev prometheus bubblewrap
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not full and not gpu and not clients and not docs" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not full and not gpu and not clients and not docs and not llama_cpp" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # Others' clients of the HTTP API have many dependencies, so they get environments of their own.
 CLIENTS := build/http-clients
@@ -115,6 +115,29 @@ wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands,
 	@echo "== the wheel, outside the checkout"
 	@$(BIN)/python -m pytest -m clients -rs tests/wheel $(PYTEST_ARGS)
 
+# Compiled for this machine, without what reads images: minutes the first time.
+$(VENV)/.installed-llama-cpp: | $(VENV)/.installed-dev
+	@echo "== compiling llama.cpp"
+	@CMAKE_ARGS="-DLLAVA_BUILD=OFF $(CMAKE_ARGS)" $(call install,llama-cpp)
+	@touch $@
+
+llama-cpp-test: $(VENV)/.installed-llama-cpp ## compile llama.cpp, and test what serves GGUF files (minutes)
+	@echo "== GGUF models through llama.cpp"
+	@$(BIN)/python -m pytest -m llama_cpp -rs tests/engine tests/e2e $(PYTEST_ARGS)
+
+# llama.cpp's own server, from the source of the llama-cpp-python that is installed.
+LLAMA := build/llama.cpp
+$(LLAMA)/bin/llama-server: | $(VENV)/.installed-llama-cpp
+	@echo "== compiling llama-server"
+	@mkdir -p $(LLAMA)/source
+	@$(BIN)/python -m pip download --quiet --no-deps --no-binary :all: -c constraints.txt -d $(LLAMA) llama-cpp-python
+	@tar xzf $(LLAMA)/llama_cpp_python-*.tar.gz --strip-components=1 -C $(LLAMA)/source
+	@cmake -S $(LLAMA)/source/vendor/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DLLAMA_OPENSSL=OFF \
+		-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF $(CMAKE_ARGS) > $(LLAMA)/configure.log
+	@cmake --build $(LLAMA) --target llama-server -j > $(LLAMA)/build.log
+
+llama-server: $(LLAMA)/bin/llama-server ## build llama.cpp's server, which `python -m bench.llama_cpp` compares with (minutes)
+
 # The documents name the default ports; in a network of its own nothing else has them.
 # Nor may the clients there be given them: they are among those of outgoing connections.
 alone := ip link set lo up && echo 50050-50053 > /proc/sys/net/ipv4/ip_local_reserved_ports
@@ -142,7 +165,7 @@ docs: $(SITE)/venv/.installed ## build the site of the documentation in build/si
 	@echo "$(SITE)/html/index.html"
 
 test-full: $(VENV)/.installed-dev prometheus bubblewrap ## run every test in its long form (hours)
-	@$(BIN)/python -m pytest -m "not gpu and not clients and not docs" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not clients and not docs and not llama_cpp" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
 
 # Either runs without the virtual environment, too, for example GPU_PYTHON=python3: docs/gpu.md.
 GPU_PYTHON ?= $(BIN)/python

@@ -68,7 +68,7 @@ CASES = [
     WrongInput("a file of the weights is missing", f"{_VERIFY} ./half"),
     WrongInput("a model without a tokenizer", f"{_VERIFY} ./mute"),
     WrongInput("an adapter without its base", f"{_VERIFY} ./adapter"),
-    WrongInput("a GGUF file", f"{_VERIFY} ./model.gguf"),
+    WrongInput("a GGUF file that is none", f"{_VERIFY} ./model.gguf"),
     WrongInput("a hub id, offline", f"{_VERIFY} owner/name", {"HF_HUB_OFFLINE": "1"}),
     WrongInput("a hub id that is none", f"{_VERIFY} owner/name/more"),
     WrongInput("a state-space model", f"{_VERIFY} ./mamba"),

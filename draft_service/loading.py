@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from flyspec.config import DraftSettings
@@ -11,18 +10,19 @@ from flyspec.engine.configuration import own_context_length, read_config
 from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Model
 from flyspec.engine.native.choice import choose_model
-
-log = logging.getLogger(__name__)
+from flyspec.engine.supported import within_limit
+from flyspec.model_files import is_gguf
 
 
 def load(settings: DraftSettings) -> tuple[LoadedModel, Model]:
     """Load the draft model and what runs it, to be warmed up next. Raises `ConfigError`."""
-    length, limit = settings.max_model_len, own_context_length(read_config(settings.model)[1])
-    if length > limit:
-        # A drafter merely proposes nothing beyond its own limit.
-        log.warning("--max-model-len %d exceeds the draft model's own limit; using %d",
-                    length, limit)  # fmt: skip
-        length = limit
+    if is_gguf(settings.model):
+        from flyspec.engine.llama_cpp.loading import load as load_gguf  # needs an extra
+
+        return load_gguf(settings, drafts=True)
+    length = within_limit(
+        settings.max_model_len, own_context_length(read_config(settings.model)[1])
+    )
     loaded = load_model(
         settings.model,
         settings.device,

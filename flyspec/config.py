@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from flyspec.drafter_kinds import KINDS_LISTED, DrafterKind
-from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, LogLevel
+from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, EngineName, LogLevel
 from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
 from flyspec.speculation_length import (
@@ -146,6 +146,17 @@ class ModelServerSettings(ServerSettings):
     served_model_name: str = Field(
         "", description="model name for clients (empty: the model's directory name or hub id)"
     )
+    engine: EngineName = Field(
+        "auto",
+        description="what runs the model: llama-cpp (GGUF files; needs flyspec[llama-cpp]), or "
+        "auto: llama-cpp for a GGUF file, else the native step or transformers' modules",
+    )
+    n_gpu_layers: int | None = Field(
+        None,
+        ge=-1,
+        description="layers of a GGUF model that llama.cpp keeps on GPUs, if it was built for "
+        "them (-1: all); unset: all, or none with --device cpu",
+    )
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: cuda if available")
     dtype: Dtype = Field(
         "auto",
@@ -155,8 +166,9 @@ class ModelServerSettings(ServerSettings):
     threads: int = Field(
         0,
         ge=0,
-        description="CPU threads of the model; 0: every available core with the native step, else "
-        "torch's default within the container's CPU limit",
+        description="CPU threads of the model; 0: every available core with the native step, "
+        "one per 4 MB of weights with llama.cpp, else torch's default within the container's CPU "
+        "limit",
     )
     max_sessions: int = Field(32, ge=1, le=4096, description="maximum concurrent sessions")
     kv_cache_memory_bytes: int = Field(
@@ -224,7 +236,8 @@ class DraftSettings(ModelServerSettings):
     )
     model: str = Field(
         "",
-        description="draft model: a directory or hub id (empty: prompt lookup only, no torch)",
+        description="draft model: a directory, hub id or GGUF file (empty: prompt lookup only, no "
+        "torch)",
     )
     drafter: Literal["", DrafterKind] = Field(
         "",
@@ -247,7 +260,9 @@ class VerifySettings(ModelServerSettings):
     port: int = Field(
         VERIFY_PORT, ge=0, le=65535, description="port to listen on (0: pick a free one)"
     )
-    model: str = Field(..., min_length=1, description="target model: a directory or hub id")
+    model: str = Field(
+        ..., min_length=1, description="target model: a directory, hub id or GGUF file"
+    )
     autojudge_file: str = Field(
         "",
         description="judge of the rule autojudge, a file that `flyspec autojudge train` made for "

@@ -21,6 +21,8 @@ from flyspec.errors import ConfigError
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+GGUF = ".gguf"
+"""Suffix of files in llama.cpp's format."""
 INDEX = "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
@@ -34,7 +36,12 @@ _TOKENIZERS = (
 _TRUE = {"1", "true", "yes", "on"}
 _HUB_S = 0.5
 """Seconds to wait for a hub's name or port, to say early that there is no network."""
-_FORMAT = "give a directory in Hugging Face format (config.json, *.safetensors, tokenizer.json)"
+_FORMAT = (
+    "give a directory in Hugging Face format (config.json, *.safetensors, tokenizer.json) or a "
+    "GGUF file"
+)
+_GGUF_MAGIC = b"GGUF"
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 def is_path(name: str) -> bool:
@@ -61,8 +68,43 @@ def model_source(name: str) -> str:
     return str(folder)
 
 
+def is_gguf(name: str) -> bool:
+    """Whether `--model NAME` is a GGUF file, or a directory of one instead of safetensors."""
+    path = Path(name).expanduser()
+    if path.suffix == GGUF and not path.is_dir():
+        return True
+    return path.is_dir() and not (path / CONFIG).is_file() and any(path.glob(f"*{GGUF}"))
+
+
+def gguf_path(name: str) -> Path:
+    """Return the GGUF file of `--model NAME`, of several parts the first.
+
+    Raises `ConfigError` for one that is not there, or a directory of several models.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        found = sorted(p for p in path.glob(f"*{GGUF}") if not _LATER_PART.search(p.name))
+        if len(found) != 1:
+            names = ", ".join(p.name for p in found)
+            raise ConfigError(f"--model {name}: has {len(found)} GGUF models ({names}); give one")
+        path = found[0]
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        near = _nearby(path, files=True)
+        raise ConfigError(
+            f"--model {name}: {(error.strerror or str(error)).lower()}{near}"
+        ) from None
+    if magic != _GGUF_MAGIC:
+        raise ConfigError(f"--model {name}: is not a GGUF file: it does not begin with GGUF")
+    return path
+
+
 def served_name(name: str) -> str:
-    """Return the name of `--model NAME` for clients: its directory's name, or the hub id."""
+    """Return the name of `--model NAME` for clients: its directory's or file's, or the hub id."""
+    if is_gguf(name):
+        return gguf_path(name).stem
     source = model_source(name)
     return source if source == name and not Path(name).exists() else Path(source).resolve().name
 
@@ -72,8 +114,6 @@ def _no_model(folder: Path) -> str:
     if not folder.exists():
         return f"no such directory{_nearby(folder)}; {_FORMAT} or a hub id"
     if folder.is_file():
-        if folder.suffix == ".gguf":
-            return _gguf(folder.name)
         return f"is a file; {_FORMAT}"
     if (folder / _ADAPTER).is_file():
         return (
@@ -81,8 +121,6 @@ def _no_model(folder: Path) -> str:
             "(merge_and_unload, then save_pretrained) and give the result"
         )
     files = sorted(file.name for file in folder.iterdir())
-    if gguf := [name for name in files if name.endswith(".gguf")]:
-        return _gguf(gguf[0])
     inside = [path.parent for path in sorted(folder.glob(f"*/{CONFIG}"))]
     inside += [path.parent for path in sorted(folder.glob(f"snapshots/*/{CONFIG}"))]
     if inside:
@@ -92,13 +130,6 @@ def _no_model(folder: Path) -> str:
     return f"no {CONFIG} there; {_FORMAT} or a hub id"
 
 
-def _gguf(name: str) -> str:
-    return (
-        f"{name} is in llama.cpp's format, GGUF, which is not read; give the directory of the "
-        "safetensors checkpoint that it was made from"
-    )
-
-
 def _base_of(folder: Path) -> str:
     try:
         return str(json.loads((folder / _ADAPTER).read_text())["base_model_name_or_path"])
@@ -106,10 +137,10 @@ def _base_of(folder: Path) -> str:
         return "another model"
 
 
-def _nearby(path: Path) -> str:
+def _nearby(path: Path, files: bool = False) -> str:
     """A sibling of a path that does not exist, with a similar name."""
     try:
-        siblings = [p.name for p in path.expanduser().parent.iterdir() if p.is_dir()]
+        siblings = [p.name for p in path.expanduser().parent.iterdir() if p.is_dir() or files]
     except OSError:
         return ""
     close = difflib.get_close_matches(path.name, siblings, 1, 0.6)
@@ -242,6 +273,8 @@ def weight_files(weights: Path) -> list[Path]:
 def weight_bytes(name: str) -> int | None:
     """Return the bytes of a model's weight files; None if some are not on this machine."""
     try:
+        if is_gguf(name):
+            return gguf_path(name).stat().st_size
         files = weight_files(find_weights(name, finder(name)))
         return sum(file.stat().st_size for file in files)
     except (OSError, ValueError, ConfigError):

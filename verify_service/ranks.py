@@ -42,6 +42,7 @@ from flyspec.engine.parallel import (
 )
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
+from flyspec.model_files import is_gguf
 from flyspec.serving import settle_memory
 from verify_service.rank_watch import Watch
 
@@ -205,6 +206,10 @@ def load(settings: VerifySettings, group: RankGroup | None) -> tuple[LoadedModel
 
     Each rank loads its share. All must have the same slots and run the same forwards.
     """
+    if is_gguf(settings.model):
+        from flyspec.engine.llama_cpp.loading import load as load_gguf  # needs an extra
+
+        return load_gguf(settings)
     device, size = (str(group.device), group.place.size) if group else (settings.device, 1)
     check = partial(check_fits, settings)
     identify = group is None or group.place.local_rank == 0  # once per host

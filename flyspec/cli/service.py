@@ -29,7 +29,7 @@ _ERROR = re.compile(r"(?:\w+: )?error: (.*)")
 DRAFT_FLAGS = {
     f"--{name}": f"--draft-{name}"
     for name in ("model", "device", "dtype", "threads", "port", "gpu-memory-utilization",
-                 "kv-cache-memory-bytes")
+                 "kv-cache-memory-bytes", "engine", "n-gpu-layers")
 }  # fmt: skip
 """The stack's flags by those of the draft service."""
 

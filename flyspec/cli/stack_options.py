@@ -151,15 +151,16 @@ class StackOptions(ModelFlags):
             return [*flags, *self.orchestrator_flags]
         if name == "verify":
             own = self._flags(
-                "model", "served_model_name", "verify_port", "device", "dtype", "threads",
+                "model", "served_model_name", "verify_port", "engine", "n_gpu_layers", "device",
+                "dtype", "threads",
                 "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
                 "kv_cache_memory_bytes", "autojudge_file",
             )  # fmt: skip
         else:
             own = self._flags(
-                "draft_model", "draft_port", "draft_device", "draft_dtype", "draft_threads",
-                "drafter", "datastore", "draft_gpu_memory_utilization",
-                "draft_kv_cache_memory_bytes",
+                "draft_model", "draft_port", "draft_engine", "draft_n_gpu_layers", "draft_device",
+                "draft_dtype", "draft_threads", "drafter", "datastore",
+                "draft_gpu_memory_utilization", "draft_kv_cache_memory_bytes",
             )  # fmt: skip
         limits = self._flags("max_sessions", "max_model_len", "block_size", "attention_backend",
                          "enforce_eager")  # fmt: skip

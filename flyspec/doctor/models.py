@@ -15,8 +15,9 @@ from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import NamedDevice
 from flyspec.engine.native.eligible import library_for
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.model_files import check_model_files, finder
+from flyspec.model_files import check_model_files, finder, gguf_path
 from flyspec.preflight.cuda import check_device
+from flyspec.preflight.gguf import serves_gguf
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.chat import Chat
 
@@ -68,7 +69,11 @@ def draft(settings: DraftSettings) -> Generator[Diagnosis, None, Examined | None
 
 def _model(found: Examined, ranks: int) -> Iterator[Diagnosis]:
     section, settings = found.section, found.settings
+    assert isinstance(settings, DraftSettings | VerifySettings)
     try:
+        if serves_gguf(settings):
+            yield from _gguf(found)
+            return
         found.device = check_device(settings.device)
         yield Diagnosis(section, "device", Mark.OK, f"{found.device} (--device {settings.device})")
         raw = check_model_files(found.name)
@@ -92,6 +97,20 @@ def _model(found: Examined, ranks: int) -> Iterator[Diagnosis]:
     size, fingerprint = _vocabulary_size(found.bundle), found.bundle.fingerprint
     text = f"{size:,} tokens, fingerprint {fingerprint}"
     yield Diagnosis(section, "tokenizer", Mark.OK, text, {"fingerprint": fingerprint})
+
+
+def _gguf(found: Examined) -> Iterator[Diagnosis]:
+    """What a GGUF file says of itself; llama.cpp reads the rest at the start."""
+    from flyspec.engine.llama_cpp.gguf_file import GgufFile
+
+    file = GgufFile(gguf_path(found.name))
+    text = (
+        f"GGUF, {file.architecture}, {file.own('block_count')} layers, {file.tensor_types}, "
+        f"context of {int(file.own('context_length', 0)):,} tokens"
+    )
+    yield Diagnosis(found.section, "model", Mark.OK, text)
+    text = "llama.cpp; memory, tokenizer and how exact it is are looked at when it loads"
+    yield Diagnosis(found.section, "engine", Mark.OK, text)
 
 
 def _checkpoint(found: Examined, ranks: int) -> Checkpoint:

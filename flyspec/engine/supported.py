@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flyspec.engine.heads import can_split, layer_heads, splits_heads
 from flyspec.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 SERVED_LAYERS = {"full_attention", "sliding_attention"}
 _INSTEAD = (
@@ -89,6 +92,14 @@ def check_length(max_model_len: int, limit: int | None) -> None:
             f"--max-model-len {max_model_len}: the model's own limit is {limit}; "
             f"use {limit} or less, or 0"
         )
+
+
+def within_limit(max_model_len: int, limit: int) -> int:
+    """Return a drafter's context: it merely proposes nothing beyond its own limit."""
+    if max_model_len > limit:
+        log.warning("--max-model-len %d exceeds the draft model's own limit; using %d",
+                    max_model_len, limit)  # fmt: skip
+    return min(max_model_len, limit)
 
 
 def unserved(name: str, reason: str) -> ConfigError:

@@ -25,6 +25,7 @@ from flyspec.engine.supported import check_heads, check_length, unserved
 from flyspec.errors import ConfigError
 from flyspec.model_files import check_model_files
 from flyspec.preflight.cuda import check_device, check_torch
+from flyspec.preflight.gguf import serves_gguf
 from flyspec.preflight.ports import check_port
 from flyspec.security import ApiKeys
 
@@ -36,6 +37,8 @@ def check_verify(settings: VerifySettings) -> None:
     """Check a verify service's settings and its model's files."""
     check_torch(f"--model {settings.model}")
     _check_port(settings, listens=os.environ.get(_RANK, "0") == "0")
+    if serves_gguf(settings):
+        return
     if (file := settings.autojudge_file) and not Path(file).expanduser().is_file():
         raise ConfigError(
             f"--autojudge-file {file}: no such file; make one with `flyspec autojudge train`"
@@ -60,7 +63,8 @@ def check_draft(settings: DraftSettings) -> None:
     if not settings.model:
         return
     check_torch(f"--model {settings.model}")
-    _check_model(settings, settings.model)
+    if not serves_gguf(settings):
+        _check_model(settings, settings.model)
 
 
 def check_orchestrator(settings: OrchestratorSettings) -> None:

@@ -591,7 +591,9 @@ class ModelInfo(_message.Message):
     context_length: _builtins.int
     """Maximum sequence length in tokens, prompt included."""
     dtype: _builtins.str
-    """Data type of the weights, as torch names it (bfloat16, float32, ...)."""
+    """Data type of the weights, as torch names it (bfloat16, float32, ...), or for a
+    GGUF file as llama.cpp does (Q8_0, BF16, ...).
+    """
     device: _builtins.str
     """Device, as torch names it (cpu, cuda:0)."""
     num_parameters: _builtins.int

@@ -17,7 +17,7 @@ from flyspec.config import (
     ServerSettings,
     VerifySettings,
 )
-from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, Flag, flags_of
+from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, EngineName, Flag, flags_of
 
 _GROUP = "Stack started by this command"
 _stack = partial(Flag, group=_GROUP)
@@ -79,11 +79,24 @@ class ModelFlags:
     """The models of a stack to start, with their devices, memory and rules."""
 
     model: Annotated[str | None, _stack(
-        "Target model: a directory or hub id (default: the bundled pair). With bench "
+        "Target model: a directory, hub id or GGUF file (default: the bundled pair). With bench "
         "--address: the target's files on this machine, if not found by name.",
     )] = None
     draft_model: Annotated[str | None, _stack(
-        "Draft model: a directory or hub id; '' (the default with --model): prompt lookup only.",
+        "Draft model: a directory, hub id or GGUF file; '' (the default with --model): prompt "
+        "lookup only.",
+    )] = None
+    engine: Annotated[EngineName, _verify("engine")] = "auto"
+    draft_engine: Annotated[EngineName, _verify(
+        "engine", help="--engine for the draft model.",
+    )] = "auto"
+    n_gpu_layers: Annotated[int | None, _verify(
+        "n_gpu_layers", default="all; none with --device cpu",
+        help="Layers of a GGUF target that llama.cpp keeps on GPUs (-1: all).",
+    )] = None
+    draft_n_gpu_layers: Annotated[int | None, _verify(
+        "n_gpu_layers", default="all; none with --draft-device cpu",
+        help="--n-gpu-layers for the draft model.",
     )] = None
     device: Annotated[str, _stack("Device of the target: cpu, cuda, cuda:N or auto.")] = "auto"
     draft_device: Annotated[str | None, _stack(

@@ -1,0 +1,220 @@
+"""flyspec on llama.cpp against llama.cpp's own server: `python -m bench.llama_cpp`.
+
+Both run the bundled pair from the same GGUF files, made here, with the same llama.cpp: `make
+llama-server` builds the server from the source of the llama-cpp-python that is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from demo.gguf import FOLDER, TYPES, convert, file_name
+from flyspec.bench.openai import OpenAIServer
+from flyspec.bench.pair_checkpoints import pad_layers
+from flyspec.bundled import DRAFT, TARGET
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, say, single
+from flyspec.cli.runtime import run_async
+from flyspec.errors import ConfigError, FlyspecError
+from flyspec.flags import Flag
+from flyspec.process import available_cores
+from flyspec.tokenizer import Tokenizer
+from flyspec.word_problems import problems
+
+SERVER = Path("build/llama.cpp/bin/llama-server")
+_DRAFTED = (3, 8, 15)
+_LEAST_CHANCES = (0.0, 0.5, 0.75)
+_CALIBRATED_ON, _CALIBRATED_TOKENS = 3, 64
+_START_S = 60
+
+
+# fmt: off
+@dataclass(frozen=True)
+class LlamaCppOptions:
+    """What to compare, and on what."""
+
+    server: Annotated[Path, Flag("llama.cpp's llama-server.")] = SERVER
+    type: Annotated[str, Flag(
+        f"Type of the files' matrices: {', '.join(TYPES)}.", metavar="TYPE",
+    )] = "bf16"
+    draft_type: Annotated[str | None, Flag(
+        "Type of the draft model's matrices.", metavar="TYPE", default="as --type",
+    )] = None
+    target_layers: Annotated[int, Flag(
+        "Layers to add to the target, which leave its texts as they are: a step of so small a "
+        "model is no longer than the messages of a round.", min=0,
+    )] = 0
+    problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 12
+    repeats: Annotated[int, Flag("Timed runs per prompt.", min=1)] = 3
+    rules: Annotated[str, Flag("Rules, comma-separated.")] = "exact,fly"
+    num_speculative_tokens: Annotated[str, Flag("Ks, comma-separated.")] = "auto,15"
+    output: Annotated[Path | None, Flag("File for the report, as JSON.", default="none")] = None
+    # fmt: on
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How llama-server runs: threads of the target; drafts at most, and their least probability."""
+
+    threads: int
+    drafted: int = 0
+    least_chance: float = 0.0
+
+    def __str__(self) -> str:
+        own = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        if not self.drafted:
+            return f"no drafts, {own}"
+        return f"up to {self.drafted} drafts of at least {self.least_chance:g}, {own}"
+
+    def flags(self, draft: Path) -> list[str]:
+        flags = ["-t", str(self.threads)]
+        if self.drafted:
+            flags += [
+                "-md", str(draft), "-td", "1", "--spec-type", "draft-simple",
+                "--spec-draft-n-max", str(self.drafted),
+                "--spec-draft-p-min", str(self.least_chance),
+            ]  # fmt: skip
+        return flags
+
+
+@dataclass(frozen=True)
+class Rival:
+    """The server and the files that it serves."""
+
+    program: Path
+    target: Path
+    draft: Path
+
+    @contextmanager
+    def serving(self, setup: Setup) -> Iterator[str]:
+        """Run the server; yields its URL."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        command = [
+            str(self.program), "-m", str(self.target), "--port", str(port), "-c", "4096", "-np",
+            "1", *setup.flags(self.draft),
+        ]  # fmt: skip
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+            try:
+                yield f"http://127.0.0.1:{port}"
+            finally:
+                process.kill()
+                process.wait()
+
+    async def seconds(self, setup: Setup, prompts: Sequence[Sequence[int]]) -> float:
+        """Return how long some prompts take, each one's best of three."""
+        with self.serving(setup) as url:
+            server = await connected(url, prompts[0])
+            total = 0.0
+            for prompt in prompts:
+                done = [await server.complete(prompt, _CALIBRATED_TOKENS) for _ in range(3)]
+                total += min(completion.seconds for completion in done)
+        return total
+
+    async def fastest(self, setups: Sequence[Setup], prompts: Sequence[Sequence[int]]) -> Setup:
+        """Return the setup that continues the prompts fastest."""
+        found = {}
+        for setup in setups:
+            found[setup] = await self.seconds(setup, prompts)
+            tokens = len(prompts) * _CALIBRATED_TOKENS
+            say(f"llama.cpp, {setup}: {tokens / found[setup]:.0f} tokens/s")
+        return min(setups, key=found.__getitem__)
+
+
+async def connected(url: str, prompt: Sequence[int]) -> OpenAIServer:
+    """Wait until a server answers."""
+    server = OpenAIServer("llama.cpp", url, None)
+    for left in reversed(range(_START_S * 10)):
+        try:
+            await server.connect(prompt)
+            return server
+        except FlyspecError:
+            if not left:
+                raise
+            await asyncio.sleep(0.1)
+    raise AssertionError
+
+
+def calibration_prompts() -> list[list[int]]:
+    """Return word problems as the bundled target's chats, in tokens."""
+    from transformers import AutoTokenizer, GenerationConfig
+
+    from flyspec.engine.bundle import tokenizer_bundle
+    from flyspec.values.chat import Chat
+
+    own = AutoTokenizer.from_pretrained(TARGET)
+    tokenizer = Tokenizer(tokenizer_bundle(own, GenerationConfig.from_pretrained(TARGET)))
+    chosen = problems("calibration", _CALIBRATED_ON)
+    return [tokenizer.encode_chat(Chat.of_user(problem.question)) for problem in chosen]
+
+
+async def compare(o: LlamaCppOptions, rival: Rival) -> int:
+    """Find llama.cpp's fastest setups, then measure all in one run; return its exit code.
+
+    Drafting is tried with the threads that are fastest without, and flyspec's target has as many.
+    """
+    prompts = calibration_prompts()
+    cores = sorted({1, available_cores()})
+    plain = await rival.fastest([Setup(threads) for threads in cores], prompts)
+    drafting = await rival.fastest(
+        [Setup(plain.threads, n, p) for n, p in itertools.product(_DRAFTED, _LEAST_CHANCES)],
+        prompts,
+    )
+    say(f"llama.cpp is fastest with {plain}, and with {drafting}")
+    with ExitStack() as servers:
+        against: list[Any] = []
+        for name, setup in (("llama.cpp", plain), ("llama.cpp drafting", drafting)):
+            url = servers.enter_context(rival.serving(setup))
+            await connected(url, prompts[0])
+            against += ["--against", f"{name}={url}"]
+        command = [
+            sys.executable, "-m", "flyspec.cli", "bench", "--model", rival.target, "--draft-model",
+            rival.draft, "--threads", plain.threads, "--problems", o.problems, "--repeats",
+            o.repeats, "--rules", o.rules, "--num-speculative-tokens", o.num_speculative_tokens,
+            *against, *(["--output", o.output] if o.output else []),
+        ]  # fmt: skip
+        process = await asyncio.create_subprocess_exec(*map(str, command))
+        return await process.wait()
+
+
+@with_flags
+def llama_cpp(options: LlamaCppOptions) -> None:
+    """Compare flyspec on llama.cpp with llama.cpp's own speculative decoding, in one run.
+
+    llama.cpp's server is tried with several numbers of threads, of drafts and probabilities first,
+    and then measured at its best, with and without drafts. Drafts and targets are the same files.
+    """
+    if not options.server.is_file():
+        raise ConfigError(f"--server {options.server}: no such file; build it: make llama-server")
+    kinds = (options.type, options.draft_type or options.type)
+    if unknown := next((kind for kind in kinds if kind not in TYPES), None):
+        raise ConfigError(f"--type {unknown}: must be one of {', '.join(TYPES)}")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    paths, target = [], TARGET
+    if options.target_layers:
+        target = FOLDER / f"target-and-{options.target_layers}-layers"
+        shutil.rmtree(target, ignore_errors=True)
+        pad_layers(TARGET, target, options.target_layers)
+    for model, kind in zip((target, DRAFT), kinds, strict=True):
+        paths.append(FOLDER / file_name(model, kind))
+        convert(model, kind, paths[-1])
+    code = run_async(compare(options, Rival(options.server, *paths)))
+    if code:
+        raise FlyspecError(f"flyspec bench ended with code {code}")
+
+
+if __name__ == "__main__":
+    run(single(llama_cpp))

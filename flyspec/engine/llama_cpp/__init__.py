@@ -1,0 +1,1 @@
+"""GGUF models through llama.cpp: reading a file, its tokenizer, the model, its trial."""

@@ -1,0 +1,263 @@
+"""llama.cpp through the C API that llama-cpp-python binds: a model, its vocabulary, a context.
+
+Sequences are numbered from 0; each has a part of the KV cache of its own (`kv_unified` off), so
+that a step reads no others' keys. The calls and their meaning: llama.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flyspec.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_Floats = np.ndarray[Any, np.dtype[np.float32]]
+_Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+CACHE_MULTIPLE = 256
+"""Tokens; llama.cpp rounds a sequence's part of the cache up to a multiple."""
+ALL_LAYERS = -1
+_MICRO_BATCH = 512
+"""Most tokens that llama.cpp computes at once; larger steps are several."""
+_WARNING = 3  # GGML_LOG_LEVEL_WARN
+_CONTINUED = 5
+
+
+def library() -> Any:
+    """Return llama-cpp-python's low-level binding. Raises `ConfigError` if it is missing."""
+    try:
+        import llama_cpp.llama_cpp as found
+    except (ImportError, OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"GGUF files need llama.cpp ({error}); pip install 'flyspec[llama-cpp]'"
+        ) from None
+    found.llama_log_set(_callback(found), None)
+    return found
+
+
+def _log_line(level: int, text: bytes, _: Any) -> None:
+    """Log llama.cpp's warnings and errors, at debug level: what matters is raised or logged."""
+    if _WARNING <= level < _CONTINUED:
+        log.debug("%s", text.decode(errors="replace").rstrip())
+
+
+_callbacks: list[Any] = []  # llama.cpp keeps only the address
+
+
+def _callback(found: Any) -> Any:
+    if not _callbacks:
+        _callbacks.append(found.llama_log_callback(_log_line))
+    return _callbacks[0]
+
+
+def version() -> str:
+    """Return llama.cpp's version, with that of the binding, which has one for each build."""
+    import llama_cpp
+
+    return f"llama.cpp {library().llama_version().decode()} ({llama_cpp.__version__})"
+
+
+def features() -> str:
+    """Return what the installed llama.cpp uses of this machine, such as "AVX512_BF16"."""
+    said: str = library().llama_print_system_info().decode().removeprefix("CPU : ")
+    return " ".join(part.split("=")[0].strip() for part in said.split("|") if "= 1" in part)
+
+
+class GgufVocabulary:
+    """The vocabulary of a loaded model: special tokens, and llama.cpp's own tokenizer."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self._model = model  # llama.cpp frees both together
+        lib, handle = model.lib, model.lib.llama_model_get_vocab(model.handle)
+        self._lib, self._handle = lib, handle
+        self.size = int(lib.llama_vocab_n_tokens(handle))
+        self.bos, self.eos, self.pad = (
+            None if (found := int(ask(handle))) < 0 else found
+            for ask in (lib.llama_vocab_bos, lib.llama_vocab_eos, lib.llama_vocab_pad)
+        )
+        self.adds_bos = bool(lib.llama_vocab_get_add_bos(handle))
+        self.adds_eos = bool(lib.llama_vocab_get_add_eos(handle))
+
+    def ends(self, token_id: int) -> bool:
+        """Whether a token ends a text or a turn (`llama_vocab_is_eog`)."""
+        return bool(self._lib.llama_vocab_is_eog(self._handle, token_id))
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as llama.cpp does, special tokens included."""
+        data = text.encode()
+        room = len(data) + 8
+        tokens = (ctypes.c_int32 * room)()
+        count = self._lib.llama_tokenize(self._handle, data, len(data), tokens, room, True, True)
+        return list(tokens[:count])
+
+
+class GgufModel:
+    """The weights of a GGUF file. Raises `ConfigError` for one that cannot be served.
+
+    `gpu_layers` go to the GPUs that llama.cpp was built for, from the last one on; `ALL_LAYERS`.
+    """
+
+    def __init__(self, path: Path, gpu_layers: int) -> None:
+        self.lib = lib = library()
+        lib.llama_backend_init()
+        parameters = lib.llama_model_default_params()
+        parameters.n_gpu_layers = gpu_layers
+        self.handle = lib.llama_model_load_from_file(str(path).encode(), parameters)
+        if not self.handle:
+            raise ConfigError(
+                f"--model {path}: llama.cpp cannot load it (its own messages: --log-level debug); "
+                "a newer llama-cpp-python may know its architecture"
+            )
+        self._end = weakref.finalize(self, lib.llama_model_free, self.handle)
+        if reason := self._unserved():
+            self._end()
+            raise ConfigError(f"--model {path}: cannot be served: {reason}")
+        self.vocabulary = GgufVocabulary(self)
+        self.context_length = int(lib.llama_model_n_ctx_train(self.handle))
+        self.num_parameters = int(lib.llama_model_n_params(self.handle))
+        self.num_bytes = int(lib.llama_model_size(self.handle))
+        self.file_type = _name(lib.llama_ftype_name(lib.llama_model_ftype(self.handle)))
+
+    def _unserved(self) -> str:
+        lib, handle = self.lib, self.handle
+        if lib.llama_model_is_recurrent(handle) or lib.llama_model_is_hybrid(handle):
+            return "it has recurrent state, which cannot be rolled back"
+        if lib.llama_model_is_diffusion(handle):
+            return "it generates by diffusion, not from left to right"
+        if lib.llama_model_has_encoder(handle) or not lib.llama_model_has_decoder(handle):
+            return "it has an encoder, and only decoders are served"
+        return ""
+
+
+def _name(text: bytes | None) -> str:
+    return (text or b"unknown").decode().replace("(guessed)", "").strip()
+
+
+class ContextPlan(NamedTuple):
+    """A context's size: sequences, tokens of each, tokens of a call; threads, type of the cache.
+
+    `float32`: keys and values in float32 and attention computed plainly, else in float16 with
+    whatever attention llama.cpp prefers, its defaults.
+    """
+
+    num_sequences: int
+    length: int
+    batch_tokens: int
+    threads: int
+    float32: bool
+
+
+class Context:
+    """A KV cache with sequences, and the calls that extend and shorten them."""
+
+    def __init__(self, model: GgufModel, plan: ContextPlan) -> None:
+        self._lib, self._model, self.plan = model.lib, model, plan
+        lib, capacity = model.lib, plan.batch_tokens
+        parameters = lib.llama_context_default_params()
+        parameters.n_seq_max = plan.num_sequences
+        length = -(-plan.length // CACHE_MULTIPLE) * CACHE_MULTIPLE
+        parameters.n_ctx = plan.num_sequences * length
+        parameters.n_batch = capacity
+        parameters.n_ubatch = min(capacity, _MICRO_BATCH)
+        parameters.n_threads = parameters.n_threads_batch = plan.threads
+        parameters.kv_unified = False
+        parameters.swa_full = True  # a sliding window forgets what a rollback needs
+        parameters.no_perf = True
+        if plan.float32:
+            parameters.type_k = parameters.type_v = lib.GGML_TYPE_F32
+            parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.handle = lib.llama_init_from_model(model.handle, parameters)
+        if not self.handle:
+            raise MemoryError("llama.cpp cannot allocate the KV cache")
+        weakref.finalize(self, lib.llama_free, self.handle)
+        self._memory = lib.llama_get_memory(self.handle)
+        self._vocab_size = model.vocabulary.size
+        self._batch(capacity)
+
+    def _batch(self, capacity: int) -> None:
+        """Make a batch whose arrays are filled from here."""
+        self._tokens, self._positions, self._sequences = (
+            np.zeros(capacity, np.int32) for _ in range(3)
+        )
+        self._wanted = np.zeros(capacity, np.int8)
+        ones = np.ones(capacity, np.int32)
+        # llama.h wants a pointer to each token's sequence ids, of which it has one.
+        pointers = self._sequences.ctypes.data + 4 * np.arange(capacity, dtype=np.uint64)
+        self._kept = (ones, pointers)
+        batch = self._lib.llama_batch()
+        for field, array in (
+            ("token", self._tokens), ("pos", self._positions), ("n_seq_id", ones),
+            ("seq_id", pointers), ("logits", self._wanted),
+        ):  # fmt: skip
+            kind = dict(batch._fields_)[field]
+            setattr(batch, field, ctypes.cast(array.ctypes.data, kind))
+        self._llama_batch = batch
+
+    def keep(self, sequence: int, length: int) -> None:
+        """Drop what a sequence holds beyond its first `length` tokens."""
+        if not self._lib.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            raise RuntimeError("llama.cpp cannot shorten this model's sequences")
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Make `target` begin with the first `length` tokens of `source`, and hold nothing else."""
+        self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        self.keep(target, length)
+
+    def decode(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int],
+        wanted: Sequence[int],
+    ) -> _Floats:  # fmt: skip
+        """Append tokens to their sequences; return the rows of logits wanted [rows, vocab].
+
+        `wanted` are increasing indexes of tokens; tokens of a sequence are together, sequences in
+        order. The rows are valid until the next call.
+        """
+        size = self.plan.batch_tokens
+        if len(tokens) <= size:
+            return self._decode(tokens, positions, sequences, wanted)
+        rows = []
+        for at in range(0, len(tokens), size):
+            part = slice(at, at + size)
+            own = [i - at for i in wanted if at <= i < at + size]
+            found = self._decode(tokens[part], positions[part], sequences[part], own)
+            rows.append(found.copy())
+        return np.concatenate(rows)
+
+    def decode_one(self, token: int, position: int, sequence: int) -> _Floats:
+        """Append one token to a sequence; return its row of logits [vocab], as `decode` does."""
+        self._tokens[0], self._positions[0], self._sequences[0] = token, position, sequence
+        self._wanted[0] = 1
+        row: _Floats = self._run(1, 1)[0]
+        return row
+
+    def _decode(
+        self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int],
+        wanted: Sequence[int],
+    ) -> _Floats:  # fmt: skip
+        count = len(tokens)
+        self._tokens[:count], self._positions[:count] = tokens, positions
+        self._sequences[:count] = sequences
+        self._wanted[:count] = 0
+        self._wanted[wanted] = 1
+        return self._run(count, len(wanted))
+
+    def _run(self, count: int, num_rows: int) -> _Floats:
+        batch = self._llama_batch
+        batch.n_tokens = count
+        code = self._lib.llama_decode(self.handle, batch)
+        if code:
+            raise RuntimeError(f"llama.cpp could not run a step (llama_decode returned {code})")
+        if not num_rows:
+            return np.empty((0, self._vocab_size), np.float32)
+        address = ctypes.cast(self._lib.llama_get_logits(self.handle), ctypes.c_void_p).value
+        size = 4 * num_rows * self._vocab_size
+        floats = memoryview((ctypes.c_byte * size).from_address(address or 0))
+        return np.frombuffer(floats, np.float32).reshape(num_rows, self._vocab_size)

@@ -1,0 +1,139 @@
+"""Loads a GGUF file into llama.cpp: file, tokenizer, weights, KV cache. Raises `ConfigError`."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
+from flyspec import process
+from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
+from flyspec.engine.device_memory import host_memory
+from flyspec.engine.devices import no_cuda
+from flyspec.engine.llama_cpp import binding, tokenizer
+from flyspec.engine.llama_cpp.binding import CACHE_MULTIPLE, Context, ContextPlan, GgufModel
+from flyspec.engine.llama_cpp.gguf_file import GgufFile
+from flyspec.engine.llama_cpp.model import LlamaCppModel
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.memory import KVCachePlan, plan_slots, readable
+from flyspec.engine.supported import check_length, within_limit
+from flyspec.errors import ConfigError
+from flyspec.model_files import gguf_path, served_name
+from flyspec.startup import stage
+from flyspec.values.admin import ModelInfo
+
+log = logging.getLogger(__name__)
+
+CACHE_SHARE = 0.25
+"""Share of free memory for the KV cache by default: llama.cpp takes all of it at the start, and a
+drafter or a target may start beside it."""
+BYTES_PER_THREAD = 4_000_000
+"""Weights for which another thread pays: smaller models wait longer for each other's threads."""
+
+
+def load(
+    settings: DraftSettings | VerifySettings, drafts: bool = False
+) -> tuple[LoadedModel, LlamaCppModel]:
+    """Load `--model` of a service, or of one that only drafts; warm it up next.
+
+    Raises `ConfigError` with what to change.
+    """
+    model = settings.model
+    path = gguf_path(model)
+    binding.library()  # before a large file is read
+    stage("reading weights")
+    file = GgufFile(path)
+    gpu_layers = settings.n_gpu_layers
+    if gpu_layers is None:
+        gpu_layers = 0 if settings.device == "cpu" else binding.ALL_LAYERS
+    with ThreadPoolExecutor(1, "weights_fingerprint") as pool:
+        fingerprint = pool.submit(file.weights_fingerprint)
+        weights = GgufModel(path, gpu_layers)
+        stage("reading the tokenizer")
+        bundle = tokenizer.read_bundle(file, weights.vocabulary)
+        tokenizer.check(file, weights.vocabulary, bundle)
+        weights_fingerprint = fingerprint.result()
+    process.count_model_load()
+    length, limit = settings.max_model_len, weights.context_length
+    if drafts:
+        length = within_limit(length, limit)
+    check_length(length, limit)
+    length = length or limit
+    float32 = file.is_float32
+    per_token = file.cache_elements_per_token() * (4 if float32 else 2)
+    slots = _num_slots(settings, model, length, per_token, weights)
+    threads = settings.threads or threads_for(weights.num_bytes)
+    context = _context(
+        model,
+        weights,
+        ContextPlan(slots, length, settings.max_num_batched_tokens, threads, float32),
+    )
+    offloads = bool(weights.lib.llama_supports_gpu_offload())
+    if settings.device.startswith("cuda") and not offloads:
+        raise no_cuda(settings.device, "the installed llama-cpp-python was built without GPUs")
+    layers = gpu_layers if offloads else 0
+    info = ModelInfo(
+        name=settings.served_model_name or served_name(model),
+        tokenizer_fingerprint=bundle.fingerprint,
+        vocab_size=weights.vocabulary.size,
+        context_length=length,
+        dtype=weights.file_type,
+        device="cpu",  # where its logits are; `numerics` has its layers' place
+        num_parameters=weights.num_parameters,
+        weights_fingerprint=weights_fingerprint,
+        numerics=_numerics(weights, layers, threads, float32),
+    )
+    served = LlamaCppModel(info, context, per_token)
+    log.info("loaded %s: %.1f M parameters, %s (%s) in %s",
+             info.name, info.num_parameters / 1e6, info.dtype, readable(weights.num_bytes),
+             served)  # fmt: skip
+    return LoadedModel(None, info, bundle), served
+
+
+def threads_for(num_bytes: int) -> int:
+    """Return how many threads run a model with so many bytes of weights by default."""
+    return max(1, min(process.available_cores(), round(num_bytes / BYTES_PER_THREAD)))
+
+
+def _num_slots(
+    settings: ModelServerSettings, name: str, length: int, per_token: int, weights: GgufModel
+) -> int:
+    """Return how many sequences fit; logs the plan."""
+    rounded = -(-length // CACHE_MULTIPLE) * CACHE_MULTIPLE
+    slot = max(1, rounded * per_token)
+    most = min(settings.max_sessions, int(weights.lib.llama_max_parallel_sequences()))
+    budget, memory = settings.kv_cache_memory_bytes, host_memory()
+    if not budget and memory is not None:
+        budget = max(int(CACHE_SHARE * memory.free), slot)
+        if slot > memory.free:
+            raise ConfigError(
+                f"--model {name}: not even one session fits: its KV cache of {rounded} tokens "
+                f"takes {readable(slot)}, and {readable(memory.free)} are free; lower "
+                f"--max-model-len to {memory.free // per_token // 2} or less"
+            )
+    slots = plan_slots(slot, budget, most) if budget else most
+    log.info("%s", KVCachePlan(slots, rounded, slot))
+    return slots
+
+
+def _context(name: str, weights: GgufModel, plan: ContextPlan) -> Context:
+    try:
+        return Context(weights, plan)
+    except MemoryError as error:
+        raise ConfigError(
+            f"--model {name}: {error} of {plan.num_sequences} sessions x {plan.length} tokens; "
+            "lower --max-sessions, --max-model-len or --kv-cache-memory-bytes"
+        ) from None
+
+
+def _numerics(weights: GgufModel, gpu_layers: int, threads: int, float32: bool) -> str:
+    """What determines the bits besides the weights; see `flyspec.engine.numerics`."""
+    return ", ".join(
+        (
+            weights.file_type,
+            binding.version(),
+            binding.features(),
+            *([f"{'all' if gpu_layers < 0 else gpu_layers} layers on GPUs"] if gpu_layers else []),
+            f"{threads} thread{'s' * (threads > 1)}",
+            f"{'float32' if float32 else 'float16'} cache",
+        )
+    )

@@ -1,0 +1,64 @@
+"""What is checked of a GGUF model and its service's settings before anything large is imported."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from flyspec.config import DraftSettings, VerifySettings
+from flyspec.engine.devices import read_device
+from flyspec.errors import ConfigError
+from flyspec.model_files import gguf_path, is_gguf
+
+_PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
+"""Modules that serving a GGUF file needs, and the packages that have them."""
+
+
+def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
+    """Whether llama.cpp is to serve `--model`. Raises `ConfigError` for what cannot go together."""
+    name = settings.model
+    if not is_gguf(name):
+        if settings.engine == "llama-cpp":
+            raise ConfigError(
+                f"--engine llama-cpp: --model {name} is no GGUF file; give one, or --engine auto"
+            )
+        if settings.n_gpu_layers is not None:
+            raise ConfigError(
+                f"--n-gpu-layers {settings.n_gpu_layers}: is for GGUF files, which --model {name} "
+                "is not; use --device"
+            )
+        return False
+    gguf_path(name)
+    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
+    if missing:
+        raise ConfigError(
+            f"--model {name}: is a GGUF file, which needs {' and '.join(missing)}: "
+            "pip install 'flyspec[llama-cpp]' (llama.cpp is compiled, which takes minutes)"
+        )
+    read_device(settings.device)
+    for flag, wrong, advice in _unsuitable(settings):
+        if wrong:
+            raise ConfigError(f"{flag}: not for a GGUF file (--model {name}): {advice}")
+    return True
+
+
+def _unsuitable(settings: DraftSettings | VerifySettings) -> list[tuple[str, bool, str]]:
+    """Flags that llama.cpp does not know: as typed, whether they are set, what to do instead."""
+    found = [
+        (f"--dtype {settings.dtype}", settings.dtype != "auto",
+         "its tensors have the types they were written in; convert it again for others"),
+        (f"--block-size {settings.block_size}", bool(settings.block_size),
+         "llama.cpp's cache has no blocks; use 0"),
+    ]  # fmt: skip
+    if isinstance(settings, VerifySettings):
+        size = settings.tensor_parallel_size
+        found += [
+            (f"--tensor-parallel-size {size}", size > 1,
+             "llama.cpp itself splits a model over the GPUs it sees"),
+            ("--batch-invariant", bool(settings.batch_invariant),
+             "llama.cpp has no such mode; the log says how far rows of a batch are from single "
+             "steps"),
+            (f"--autojudge-file {settings.autojudge_file}", bool(settings.autojudge_file),
+             "a judge reads hidden rows, which llama.cpp does not return; serve the safetensors "
+             "checkpoint"),
+        ]  # fmt: skip
+    return found
