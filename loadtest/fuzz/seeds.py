@@ -125,6 +125,12 @@ def verify(facts: Facts) -> Iterator[Session]:
             verify_pb2.VerifyRequest, {"open": opening}, *({"distributions": p} for p in pieces),
             {"round": judged}, {"round": plain}, *scored,
         )  # fmt: skip
+    head = {"name": "none", "max_tokens": 5, "min_confidence": 0.1}  # refused: there is no head
+    yield messages(
+        verify_pb2.VerifyRequest,
+        {"open": {"token_ids": PROMPT, "prompt_length": 1, "rule": {"name": "exact"}}},
+        {"round": {"round_id": 1, "keep_length": LENGTH, "head": head}},
+    )
     end = facts.context_length - 5
     yield messages(
         verify_pb2.VerifyRequest,

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from flyspec.drafter_names import LOOKUP, NAME, NAME_RULE, PREDICTION
 from flyspec.errors import (
     AlreadyExistsError,
     FlyspecError,
@@ -28,11 +28,7 @@ from orchestrator.upstreams.protocol import DraftUpstream
 
 log = logging.getLogger(__name__)
 
-LOOKUP = "prompt_lookup"
-PREDICTION = "prediction"
-"""A request's predicted output, as a drafter."""
 DRAIN_LOOK_S = 0.02
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class Drafters:
@@ -163,11 +159,8 @@ class Drafters:
         """
         if name == PREDICTION:
             raise InvalidArgumentError(f"name: {name!r} stands for predicted outputs; use another")
-        if not _NAME.fullmatch(name):
-            raise InvalidArgumentError(
-                f"name: invalid name {name!r}; use 1 to 64 letters, digits, dots, dashes and "
-                "underscores"
-            )
+        if not NAME.fullmatch(name):
+            raise InvalidArgumentError(f"name: invalid name {name!r}; {NAME_RULE}")
         async with self._changing:
             known = self._drafters.get(name)
             if known is not None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from flyspec.drafter_names import LOOKUP
 from flyspec.errors import (
     FlyspecError,
     PrefixMismatchError,
@@ -24,7 +25,7 @@ from flyspec.values.admin import BreakerState, ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from orchestrator.fleet.drafter import RegisteredDrafter
-from orchestrator.fleet.drafters import LOOKUP, Drafters
+from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.handshake import drafter_vocab_size
 from orchestrator.fleet.replicas import Replica
 from orchestrator.generation.plan import GenerationPlan

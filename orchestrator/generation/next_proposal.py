@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Callable
 
+from flyspec.drafter_names import PREDICTION
 from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import DraftAdvance, DraftChunk
-from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.experience import Recent
 from orchestrator.generation.following import Follower

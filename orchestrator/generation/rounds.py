@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 
+from flyspec.drafter_names import PREDICTION
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import DraftChunk, RuleSegment, Verdict, VerifyRound
-from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
