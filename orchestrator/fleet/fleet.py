@@ -132,6 +132,7 @@ class Fleet:
         if problem := target_misfit(service, info):
             return problem
         self._kinds.note(service.address, info.model)
+        self.drafters.adopt_heads(self.targets, info.heads)
         known = self._target
         if (
             known is not None

@@ -1,5 +1,8 @@
 """Gets a generation's proposals from its drafter, or from a fallback.
 
+A head of the target has its proposal ready: it came with the last verdict. In a relay, a draft
+service extends it, and prompt lookup where that has nothing.
+
 The ladder (DESIGN, section 5): the assigned drafter, on any replica that works; the other drafters;
 local prompt lookup. A round retries only within the time allowed for one proposal; a failed replica
 is retried when its breaker allows.
@@ -10,7 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -21,13 +24,16 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from flyspec.prefix import num_same
 from flyspec.values.admin import BreakerState, ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
-from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen, HeadRequest, Verdict
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.handshake import drafter_vocab_size
+from orchestrator.fleet.heads import TargetHead
 from orchestrator.fleet.replicas import Replica
+from orchestrator.generation.head_drafts import MAX_MISSES, HeadDrafts, joined, still_needed
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.proposals import LocalLookup, fit_proposal
@@ -84,6 +90,10 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         )
         self._target, self._vocab_size = target, target.vocab_size
         self._lookup = LocalLookup(plan.distribution is not None)
+        self._from_head = HeadDrafts(replace(self._template, drafter_vocab_size=self._vocab_size))
+        self._lost_heads: set[TargetHead] = set()  # of no use to this generation
+        self._block: tuple[int, Sequence[int]] = 0, ()
+        """Where the session's sequence has a head's block that was not verified then."""
         self._drafter = assigned
         self._unfit: set[RegisteredDrafter] = set()  # reported that they cannot draft this sequence
         self._failed: list[Replica[DraftUpstream]] = []  # in this round, not to be retried
@@ -109,15 +119,33 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         `keep_length` and `append_token_ids` of `request` are filled in by the session. `token_ids`
         must not change meanwhile.
         """
-        began_ns = self._began_ns = time.perf_counter_ns()
-        self._look_around()
+        self._began_ns = time.perf_counter_ns()
+        self.look_around()
         self._failed.clear()
         self._lost.clear()
+        if not self.reads_verdicts:
+            if self._drafter.head is not None:
+                self._trouble = self._trouble or (self._began_ns, "its head is of no use now")
+            proposal = await self._ask_services(token_ids, request, self._ladder())
+            if proposal is not None:
+                return proposal
+        if self.reads_verdicts:
+            return await self._beside_target(token_ids, request)
+        return self._fall_back(token_ids, request.max_tokens)
+
+    async def _ask_services(
+        self, token_ids: Sequence[int], request: DraftAdvance, rungs: Iterable[RegisteredDrafter]
+    ) -> DraftChunk | None:
+        """Return the proposal of a draft service, that of the first of `rungs` that has one.
+
+        None if there is none, or if a head of the target comes before it.
+        """
+        began_ns, rungs = self._began_ns, [*rungs]
         deadline: float | None = None
         for _ in range(MAX_TRIES):
             if deadline is not None and deadline - time.monotonic() < MIN_TRY_S:
                 break
-            if self._session is None and not self._open():
+            if self._session is None and not self._open(rungs):
                 break
             assert self._session is not None
             assert self._replica is not None
@@ -135,7 +163,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._drafter.stats.proposal_ns_total += now_ns - began_ns
             proposal = replace(proposal, drafter=self._drafter.name, arrived_ns=now_ns)
             return fit_proposal(proposal, self._vocab_size)
-        return self._fall_back(token_ids, request.max_tokens)
+        return None
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
         """Request a draft of what follows `length` tokens, the last of which were just proposed.
@@ -147,7 +175,85 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             with suppress(FlyspecError):
                 await session.propose_ahead(length, request)
 
-    def _look_around(self) -> None:
+    # --- heads of the target ------------------------------------------------------------------
+
+    @property
+    def reads_verdicts(self) -> bool:
+        """Whether the current drafter's proposals come with verdicts, if they are requested."""
+        return self._head_of(self._drafter) is not None
+
+    def _head_of(self, drafter: RegisteredDrafter) -> TargetHead | None:
+        """Return the head that a drafter drafts with now, if any."""
+        head = drafter.head
+        return head if head and head not in self._lost_heads and head.usable else None
+
+    def head_request(self, max_tokens: int, min_confidence: float) -> HeadRequest | None:
+        """Return the request for the proposal that is to come with the next verdict, if any."""
+        head = self._head_of(self._drafter)
+        if head is None or max_tokens <= 0 or (info := head.info) is None:
+            return None
+        return HeadRequest(head.name, min(max_tokens, info.max_tokens), min_confidence)
+
+    def received(self, request: HeadRequest | None, verdict: Verdict) -> None:
+        """Take a head's proposal from a verdict on a round with that request."""
+        drafter = self._drafter
+        try:
+            self._from_head.received(request, verdict)
+            reason = "" if self._from_head.misses < MAX_MISSES else "its proposals do not come"
+        except DrafterFaultError as error:
+            drafter.faults[error.fault] += 1
+            reason = str(error)
+        if reason and drafter.head is not None:
+            log.warning("drafter %s: %s", drafter.name, reason)
+            drafter.stats.failures_total += 1
+            self._lost_heads.add(drafter.head)
+            self._from_head.misses = 0
+
+    def take_block(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk | None:
+        """Return the head's proposal behind `token_ids`; None if none has come."""
+        block = self._from_head.take(token_ids, max_tokens)
+        if block is None:
+            return None
+        drafter = self._drafter
+        drafter.stats.proposal_ns_total += block.timings.model_ns
+        if drafter.pool is None or self._trouble is None:
+            self._recovered(drafter, "the target")
+        return replace(block, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
+
+    async def _beside_target(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
+        """Return the head's proposal, extended in a relay; no tokens if none has come yet."""
+        drafter = self._drafter
+        block = self.take_block(token_ids, request.max_tokens)
+        if block is None:
+            block = DraftChunk(start_position=len(token_ids), drafter=drafter.name)
+        if drafter.pool is None:
+            return block
+        missing = request.max_tokens - len(block.token_ids)
+        needed = still_needed(request.min_confidence, block.confidences)
+        if missing <= 0 or needed > 1:
+            return block
+        self._forget_block(token_ids)
+        behind = [*token_ids, *block.token_ids]
+        rest = replace(request, max_tokens=missing, min_confidence=needed, score=False)
+        extension = await self._ask_services(behind, rest, [drafter])
+        self._block = len(token_ids), block.token_ids
+        if extension is None or not extension.token_ids:
+            extension = self._lookup.propose(behind, missing)
+            self._lookup.keep(len(token_ids))
+        whole = joined(block, extension)
+        return replace(whole, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
+
+    def _forget_block(self, token_ids: Sequence[int]) -> None:
+        """Take the part of the last block that is not in the sequence out of the session."""
+        start, block = self._block
+        same = num_same(block, token_ids[start : start + len(block)])
+        if self._session is not None and same < len(block):
+            self._session.keep(start + same)
+        self._block = 0, ()
+
+    # --- draft services -----------------------------------------------------------------------
+
+    def look_around(self) -> None:
         """Switch to the drafter and replica that should be used now, if usable."""
         wanted = self._drafters.current(self._assigned, self._by_name)
         if wanted is not self._assigned:
@@ -157,18 +263,37 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._assigned = wanted
             wanted.users.add(self)
         if self._drafter is not wanted:
-            if wanted not in self._unfit and wanted.usable:
+            if self._can_use(wanted):
                 self._close_session()
                 self._drafter = wanted
         elif wanted.pool is not None:
             self._move_on(wanted.pool)
 
-    def _open(self) -> bool:
-        """Choose a drafter and a replica; return False if only local prompt lookup is left."""
+    def _can_use(self, drafter: RegisteredDrafter) -> bool:
+        if self._head_of(drafter):
+            return True
+        if drafter.pool is None:
+            return drafter.head is None
+        return drafter not in self._unfit and bool(drafter.pool.usable)
+
+    def _ladder(self) -> Iterator[RegisteredDrafter]:
+        """Yield the drafters to try, up to a head of the target or to prompt lookup."""
         for drafter in self._drafters.ladder(self._assigned):
-            if drafter.pool is None:
-                break
-            if drafter in self._unfit:
+            if drafter.pool is None and drafter.head is None:
+                return
+            yield drafter
+
+    def _open(self, rungs: Iterable[RegisteredDrafter]) -> bool:
+        """Choose a drafter and a replica of its service; return False if there is none.
+
+        Also stops at another drafter with a head of the target, which becomes the current one.
+        """
+        for drafter in rungs:
+            if drafter is not self._drafter and self._head_of(drafter):
+                self._drafter = drafter
+                drafter.users.add(self)
+                return False
+            if drafter.pool is None or drafter in self._unfit:
                 continue
             replica = drafter.pool.choose((), self._weight, self._failed)
             if replica is None or replica in self._failed:
@@ -176,7 +301,8 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._drafter = drafter
             ids = drafter_vocab_size(drafter.model, self._target)
             self._join(
-                replica, replace(self._template, drafter=drafter.kind, drafter_vocab_size=ids)
+                replica,
+                replace(self._template, drafter=drafter.service_kind, drafter_vocab_size=ids),
             )
             drafter.users.add(self)
             return True
@@ -193,10 +319,10 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         request = replace(request, max_tokens=wanted)
         proposal = await session.propose(token_ids, request, timeout_s)
         replica.breaker.succeeded()
-        self._recovered(drafter, replica)
+        self._recovered(drafter, replica.address)
         return proposal
 
-    def _recovered(self, drafter: RegisteredDrafter, replica: Replica[DraftUpstream]) -> None:
+    def _recovered(self, drafter: RegisteredDrafter, where: str) -> None:
         """Record a recovery if this proposal follows a failure or another drafter's proposal."""
         trouble, self._trouble = self._trouble, None
         last, self._last = self._last, drafter.name
@@ -206,13 +332,13 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         since_ns, reason = trouble or (self._began_ns, swapped or "available again")
         if swapped:
             kind = RecoveryKind.DRAFTER_SWAPPED
-        elif last in ("", drafter.name):
+        elif last == drafter.name or (not last and drafter is self._assigned):
             kind = RecoveryKind.DRAFTER_REOPENED
         elif drafter is self._assigned:
             kind = RecoveryKind.DRAFTER_RESTORED
         else:
             kind = RecoveryKind.DRAFTER_REPLACED
-        self._recoveries.note(kind, since_ns, f"{drafter.name} at {replica.address}", reason)
+        self._recoveries.note(kind, since_ns, f"{drafter.name} at {where}", reason)
 
     def _lose(self, error: FlyspecError, began_ns: int) -> None:
         drafter, replica = self._drafter, self._replica
@@ -248,7 +374,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         proposal = replace(self._lookup.propose(token_ids, max_tokens), drafter=LOOKUP)
         self._drafter = self._drafters.lookup
         trouble, self._trouble = self._trouble, None
-        if self._last != FALLBACK and self._assigned.pool is not None:
+        if self._last != FALLBACK and self._assigned is not self._drafters.lookup:
             since_ns, reason = trouble or (self._began_ns, self._assigned.reason)
             self._recoveries.note(RecoveryKind.DRAFTER_FALLBACK, since_ns, FALLBACK, reason)
         self._last = FALLBACK
@@ -266,19 +392,24 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def keep(self, length: int) -> None:
         """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         self._lookup.keep(length)
+        self._from_head.keep(length)
         if self._session is not None:
             self._session.keep(length)
 
     def repeats(self, proposal: DraftChunk) -> bool:
-        """Return whether the drafter, given part of its proposal, would propose the rest again."""
+        """Return whether the drafter, given part of its proposal, would propose the rest again.
+
+        A head has to be told how the sequence goes on first.
+        """
         drafter, spoken = self._drafter, self._template.tokenizer_fingerprint
         model = drafter.model
-        if model is None or drafter.name != proposal.drafter:
+        if model is None or drafter.head is not None or drafter.name != proposal.drafter:
             return False
         return model.tokenizer_fingerprint == spoken  # else proposals are translated as text
 
     def _close_session(self) -> None:
-        if self._session is not None and self._drafter is not self._assigned:
+        used = self._session is not None or self._drafter.head is not None
+        if used and self._drafter is not self._assigned:
             self._drafter.users.discard(self)
         super()._close_session()
 

@@ -130,6 +130,7 @@ class Rounds:
             if num_checked < len(proposal.token_ids):  # the rest were not worth verifying
                 proposal = proposal.cut(0, num_checked)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request)
+            self._next.heard(request.head, verdict)
             asked = self._next.begin()
             if asked:
                 await asyncio.sleep(0)  # send the request before counting the round
@@ -152,6 +153,7 @@ class Rounds:
                 continue
             round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
             self._count(round_)
+            self._next.heard(request.head, verdict)
             self._next.follow()
             ends = verdict.last or self._next.is_wanted
             if ends and not self._next.is_there:
@@ -246,6 +248,8 @@ class Rounds:
         plain = 1
         if proposal is NOTHING:
             most = self._next.turn.max_plain_tokens or plan.max_plain_tokens
+            if self._next.head_query:
+                most = 1
             plain = max(1, min(most, plan.max_plain_tokens, self._remaining))
         exact = plan.exact_until_position if self._exact_from is None else plan.context_length
         return VerifyRound(
@@ -261,6 +265,7 @@ class Rounds:
             num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
             return_plain_confidence=plan.adaptive and proposal is NOTHING,
             rule_segments=self._segments(proposal),
+            head=self._next.head_request(plan.num_speculative_tokens),
         )
 
     def _advance(
