@@ -33,11 +33,9 @@ class HeadDrafts:
     def __init__(self, open_: DraftOpen) -> None:
         self._open = open_
         self._proposal: DraftChunk | None = None
+        self.name = ""
+        """The head that the proposal is of."""
         self.misses = 0
-
-    @property
-    def is_there(self) -> bool:
-        return self._proposal is not None
 
     def received(self, request: HeadRequest | None, verdict: Verdict) -> None:
         """Take the proposal of a verdict. Raises `DrafterFaultError` if it is invalid."""
@@ -47,7 +45,7 @@ class HeadDrafts:
         if verdict.proposal is None:
             self.misses += not verdict.failed
             return
-        self.misses = 0
+        self.name, self.misses = request.name, 0
         self._proposal = self._checked(request, verdict, verdict.proposal)
 
     def _checked(

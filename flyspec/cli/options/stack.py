@@ -121,6 +121,9 @@ class ModelFlags:
     autojudge_file: Annotated[str | None, _verify(
         "autojudge_file", default="with the bundled pair, the one that comes with it",
     )] = None
+    heads: Annotated[str | None, _verify(
+        "heads", default="with the bundled pair, the one that comes with it",
+    )] = None
     rules_file: Annotated[str | None, setting(
         OrchestratorSettings, "rules_file", group=_GROUP,
     )] = None
