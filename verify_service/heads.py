@@ -269,7 +269,7 @@ def load_heads(setting: str, loaded: LoadedModel, model: Model) -> Heads:
 
 def _try(what: str, head: DraftHead, model: Model) -> None:
     """Have a head read and draft after a few tokens. Raises `ConfigError`."""
-    tokens = [1 + i % 7 for i in range(min(8, model.info.context_length - 1))]
+    tokens = [i % 7 for i in range(min(8, model.info.context_length - 1))]
     slot = model.cache.acquire().slot
     try:
         step = Step(slot, 0, tokens[:-1], 1, head.hidden_layers, len(tokens) - 1)
