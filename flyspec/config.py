@@ -268,6 +268,11 @@ class VerifySettings(ModelServerSettings):
         description="judge of the rule autojudge, a file that `flyspec autojudge train` made for "
         "this target (empty: none, and the rule is refused)",
     )
+    heads: str = Field(
+        "",
+        description="draft heads beside the target, which requests name as drafters: "
+        "space-separated NAME=DIRECTORY of eagle3, medusa or mtp heads for this target",
+    )
     max_plain_tokens: int = Field(
         64, ge=1, le=4096, description="maximum tokens per round of plain decoding"
     )

@@ -70,7 +70,7 @@ class ScriptedModel:
         return stepwise.draw(self.forward, draws, interrupt)
 
     def _rows(self, step: Step) -> Rows:
-        slot, start, token_ids, count, layers = step
+        slot, start, token_ids, count, layers, _ = step
         assert self.cache.length(slot) == start, "the step builds on what the slot lacks"
         self._memory[self.cache.rows(slot, start, len(token_ids))] = token_ids
         tokens = self._memory[self.cache.rows(slot, 0, start + len(token_ids))].tolist()
@@ -78,5 +78,6 @@ class ScriptedModel:
         assert tokens == self.cache.held(slot)
         ends = range(len(tokens) - count + 1, len(tokens) + 1)
         logits = torch.tensor([self._script(tokens[:end]) for end in ends], dtype=torch.float64)
-        hidden = [torch.tensor([[tokens[end - 1], i] for end in ends]) for i in layers]
+        kept = range(len(tokens) - step.hidden_count + 1, len(tokens) + 1)
+        hidden = [torch.tensor([[tokens[end - 1], i] for end in kept]) for i in layers]
         return Rows(logits.view(count, self.info.vocab_size), tuple(hidden))

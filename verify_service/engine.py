@@ -27,6 +27,7 @@ from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTiming
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
+from verify_service.heads import Heads
 from verify_service.sessions import TargetSession, check_open
 from verify_service.slot_queue import SessionPlace, SlotQueue
 from verify_service.verdicts import RoundContext, RoundJudge
@@ -39,10 +40,14 @@ message up to the second. A longer step takes precedence."""
 
 
 class Judged(NamedTuple):
-    """A round's verdict, or what prevents it, and when judging began (`perf_counter_ns`)."""
+    """A round's verdict, or what prevents it; when judging began (`perf_counter_ns`).
+
+    `head_ns` is the time that heads took for all rounds of the step.
+    """
 
     verdict: Verdict | Exception
     judging_ns: int
+    head_ns: int = 0
 
 
 class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
@@ -64,9 +69,12 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         max_waiting: int | None = None,
         step_timeout_s: float = math.inf,
         autojudge: AutoJudge | None = None,
+        heads: Heads | None = None,
     ) -> None:
         super().__init__(model, prepare, budget, on_step, step_timeout_s)
         self._judge = RoundJudge(tokenizer.eos_token_ids, tokenizer.control_token_ids, autojudge)
+        info = model.info
+        self.heads = heads or Heads({}, info.vocab_size, info.context_length)
         self._max_queue = max_queue
         self.costs = StepCosts()
         self._step_ns = STREAMED_NS  # of the last plainly decoded token
@@ -190,10 +198,11 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows | Drafted | Judged]:
         """Return each step's tokens if all decode plainly, else what one forward's rows say.
 
-        The rounds of all slots are judged together; a step without a round gets its rows. With
-        several rounds, drafts not worth their share of the step have no row.
+        The rounds of all slots are judged together, then heads read what they need of all steps; a
+        step without a round gets its rows. With several rounds, drafts not worth their share of the
+        step have no row.
         """
-        if all(want.sampling is not None or not want.step.num_logits for want in wants):
+        if all(_is_drawn(want) for want in wants):
             return self.model.draw(wants, self.arrival)
         watch = Stopwatch(self.model.info.device or "cpu")
         steps = self._admitted([want.step for want in wants])
@@ -206,8 +215,12 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         }
         # The only wait for the device, so that the forward's time is known after it.
         verdicts = self._judge.judge_all([*rounds.values()])
-        for index, verdict in zip(rounds, verdicts, strict=True):
-            found[index] = Judged(verdict, watch.marked_ns)
+        judged = dict(zip(rounds, verdicts, strict=True))
+        proposals, head_ns = self.heads.follow(steps, found, self._rounds, judged)
+        for index, verdict in judged.items():
+            if isinstance(verdict, Verdict) and index in proposals:
+                verdict = replace(verdict, proposal=proposals[index])
+            found[index] = Judged(verdict, watch.marked_ns, head_ns)
         return found
 
     def _admitted(self, steps: list[Step]) -> list[Step]:
@@ -221,10 +234,15 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             step._replace(
                 token_ids=step.token_ids[: len(step.token_ids) - cut],
                 num_logits=step.num_logits - cut,
+                num_hidden=None if step.num_hidden is None else step.num_hidden - cut,
             )
             for step, chances, count in zip(steps, survivals, kept, strict=True)
             for cut in (len(chances) - count if step.num_logits else 0,)
         ]
+
+    def spoiled(self, slot: int) -> None:
+        super().spoiled(slot)
+        self.heads.forget(slot)
 
     def steps_of(self, want: Draw, result: Rows | Drafted | Judged) -> int:
         return max(1, len(result.token_ids)) if isinstance(result, Drafted) else 1
@@ -238,18 +256,23 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         arrived_ns: int,
     ) -> Work[Rows | Drafted | Judged]:
         """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step."""
+        self.heads.check(round_.head)
         session.begin(round_)
         first = session.slot is None
         if session.slot is None:
             session.slot, session.cached = self.model.cache.acquire(session.sequence.tokens)
+            self.heads.adopt(session)
         slot, drafts = session.slot, round_.draft_token_ids
-        plainly = not drafts and round_.open_window is None and session.draws_plainly
+        plainly = not (drafts or round_.open_window or round_.head) and session.draws_plainly
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         streamed_ns = FIRST_STREAMED_NS
         while True:
-            context = RoundContext(session, round_, distributions)
-            want = Draw(session.step(drafts, context.hidden_layers))
+            head = self.heads.wanted(session, round_.head)
+            is_last = bool(drafts) or remaining <= 1 or session.interrupted
+            context = RoundContext(session, round_, distributions, head, is_last)
+            layers = (*context.hidden_layers, *self.heads.layers(head))
+            want = Draw(session.step(drafts, layers, head.name if head else ""))
             if plainly:
                 steps = 1
                 if not first:
@@ -266,7 +289,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 ran = yield want
             finally:
                 del self._rounds[slot]
-            result = ran.result
+            result, head_ns = ran.result, 0
             if not session.place.has_run:
                 session.place.has_run = True
                 self._slots.look_again()
@@ -276,7 +299,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 self._step_ns = ran.model_ns // len(result.token_ids)
             else:
                 assert isinstance(result, Judged), "the slot has a round"
-                judged, judging_ns = result
+                judged, judging_ns, head_ns = result
                 if isinstance(judged, Exception):
                     raise judged
                 verdict = judged
@@ -290,13 +313,20 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             timings = VerifyTimings(
                 queue_ns=ran.began_ns - arrived_ns,
                 forward_ns=judging_ns - ran.began_ns,
-                judge_ns=now_ns - judging_ns,
+                judge_ns=now_ns - judging_ns - head_ns,
                 service_ns=now_ns - arrived_ns,
+                head_ns=head_ns,
             )
             deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
             if last:
                 return
             arrived_ns = now_ns
+
+
+def _is_drawn(want: Draw) -> bool:
+    """Whether a step's tokens are drawn by the model itself, or it only fills the cache."""
+    step = want.step
+    return want.sampling is not None or not (step.num_logits or step.hidden_count)
 
 
 def _plain_verdict(start: int, drawn: Drafted) -> Verdict:

@@ -16,6 +16,7 @@ from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.autojudge import fitted
 from verify_service.engine import VerifyEngine
+from verify_service.heads import load_heads
 from verify_service.ranks import Ranks, find_place, follow, load, set_threads
 from verify_service.service import VerifyServicer
 from verify_service.step_trial import measure_steps
@@ -49,6 +50,7 @@ def build(
                 ranks.lead(model)
             if autojudge is not None:
                 autojudge = fitted(autojudge, model, file)
+            heads = load_heads(settings.heads, loaded, model)
             stage("timing steps")
             costs = StepCosts(measure_steps(model))
     except Exception as error:
@@ -59,7 +61,7 @@ def build(
     on_step = observer.engine_metrics.step
     engine = VerifyEngine(
         model, loaded.tokenizer, settings.max_queue, prepare, budget, on_step,
-        settings.max_waiting, settings.step_timeout_s, autojudge,
+        settings.max_waiting, settings.step_timeout_s, autojudge, heads,
     )  # fmt: skip
     engine.costs = costs
     return engine, VerifyServicer(engine, loaded.tokenizer, settings, observer)

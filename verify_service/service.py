@@ -55,6 +55,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 step_costs=self._engine.costs.measured,
                 max_rules=MAX_RULES,
                 judge=judge,
+                heads=self._engine.heads.infos,
             )
         )
         return info

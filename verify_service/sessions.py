@@ -28,6 +28,9 @@ from verify_service.rules.arguments import check_segments
 from verify_service.slot_queue import SessionPlace
 
 MAX_ORCHESTRATOR_ID_CHARACTERS = 64
+READ_AGAIN = 64
+"""Maximum tokens that the target reads again for a head that misses them. They cost little beside
+a step, and a head that knows only the last few drafts badly."""
 
 
 def check_token_ids(name: str, token_ids: Sequence[int], info: ModelInfo) -> None:
@@ -113,6 +116,9 @@ class TargetSession:
     logprobs: int | None = None
     slot: int | None = None
     cached: int = 0
+    heads: dict[str, int] = field(default_factory=dict)
+    """How many positions of the sequence each head of the target holds, the last token's never."""
+    failed_heads: set[str] = field(default_factory=set)
     interrupted: bool = False
     """Whether the next round has arrived, which ends plain decoding."""
     distribution: DistributionSpec | None = field(init=False)
@@ -184,6 +190,7 @@ class TargetSession:
         check_segments(round_.rule_segments, len(self.rules), length)
         self.sequence.keep(round_.keep_length)
         self.cached = min(self.cached, round_.keep_length)
+        self.cut_heads(round_.keep_length)
         self.sequence.extend(round_.append_token_ids)
         if round_.prefix_hash not in (0, self.sequence.hash):
             raise PrefixMismatchError(
@@ -226,19 +233,34 @@ class TargetSession:
                 f"{name} must have a number for each token; send the window back as received"
             )
 
-    def step(self, draft_token_ids: Sequence[int], hidden_layers: tuple[int, ...] = ()) -> Step:
+    def cut_heads(self, length: int) -> None:
+        """Record that only the first `length` tokens still follow what the heads have read.
+
+        What a head holds of a position depends on the token after it.
+        """
+        self.heads = {name: min(held, max(0, length - 1)) for name, held in self.heads.items()}
+
+    def step(
+        self, draft_token_ids: Sequence[int], hidden_layers: tuple[int, ...] = (), head: str = ""
+    ) -> Step:
         """Return the step of this round: the uncached tokens, then the drafts.
 
-        The last token is rerun even if cached: its logits judge the first draft.
+        The last token is rerun even if cached: its logits judge the first draft. For a `head`, so
+        are some that it misses, and the hidden rows are those of all positions that it misses.
         """
         assert self.slot is not None
         start = min(self.cached, len(self.sequence) - 1)
+        held = self.heads.get(head, 0)
+        if head:
+            start = min(start, max(held, start - READ_AGAIN))
+        token_ids = [*self.sequence.tokens[start:], *draft_token_ids]
         return Step(
             slot=self.slot,
             start=start,
-            token_ids=[*self.sequence.tokens[start:], *draft_token_ids],
+            token_ids=token_ids,
             num_logits=len(draft_token_ids) + 1,
             hidden_layers=hidden_layers,
+            num_hidden=len(token_ids) - max(0, held - start) if head else None,
         )
 
     def apply(self, verdict: Verdict, draft_token_ids: Sequence[int]) -> None:

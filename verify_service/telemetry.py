@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 
 from flyspec.telemetry import Telemetry
 from flyspec.telemetry.logs import session_line
@@ -49,6 +49,12 @@ class VerifyTelemetry:
             "Seconds spent on the rule and on sampling, per verdict.",
             "rule",
         )
+        self._head_seconds = step_histogram(
+            registry,
+            "flyspec_verify_head_seconds",
+            "Seconds that a head took to read a step and draft, per verdict.",
+            "head",
+        )
 
     def watch(self, engine: VerifyEngine) -> None:
         self.engine_metrics.watch(lambda: engine.failures.num_total, lambda: engine.step_running_ns)
@@ -63,6 +69,14 @@ class VerifyTelemetry:
                 engine.sessions.waiting,
             )
             yield gauge("flyspec_verify_queue_rounds", "Rounds not answered yet.", engine.waiting)
+            failures = CounterMetricFamily(
+                "flyspec_verify_head_failures",
+                "Rounds without a proposal because the head failed.",
+                labels=["head"],
+            )
+            for name, count in engine.heads.failures.items():
+                failures.add_metric([name], count)
+            yield failures
 
         self._telemetry.collect(collect)
 
@@ -84,17 +98,19 @@ class VerifyTelemetry:
             raise
         finally:
             rule = session.rule_of(round_).name
-            self._count(rule, verdicts)
+            self._count(rule, round_, verdicts)
             if round_.traceparent:
                 self._trace(rule, round_, verdicts, began_ns, error)
 
-    def _count(self, rule: str, verdicts: list[Verdict]) -> None:
+    def _count(self, rule: str, round_: VerifyRound, verdicts: list[Verdict]) -> None:
         judging = self._judge_seconds.labels(rule)
         for verdict in verdicts:
             timings = verdict.timings
             self._queue_seconds.observe(timings.queue_ns / 1e9)
             self._forward_seconds.observe(timings.forward_ns / 1e9)
             judging.observe(timings.judge_ns / 1e9)
+            if round_.head and timings.head_ns:
+                self._head_seconds.labels(round_.head.name).observe(timings.head_ns / 1e9)
 
     def _trace(
         self,
@@ -114,6 +130,9 @@ class VerifyTelemetry:
             "flyspec.forward_s": sum(t.forward_ns for t in timings) / 1e9,
             "flyspec.judge_s": sum(t.judge_ns for t in timings) / 1e9,
         }
+        if round_.head:
+            attributes["flyspec.head"] = round_.head.name
+            attributes["flyspec.head_s"] = sum(t.head_ns for t in timings) / 1e9
         if error:
             attributes["error.type"] = error
         ended_ns = time.perf_counter_ns()

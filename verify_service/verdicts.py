@@ -13,7 +13,7 @@ from flyspec.engine.distributions import decode
 from flyspec.engine.model import History, Rows
 from flyspec.engine.sampling import TARGET_STREAM
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import Decision, Outcome, Verdict, VerifyRound
+from flyspec.values.rounds import Decision, HeadRequest, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution
 from verify_service.rules import decide_all, hear
 from verify_service.rules.inquiry import Answers, Hearing, Inquiry, Round
@@ -23,11 +23,16 @@ _GREEDY = SamplingParams()
 
 
 class RoundContext(NamedTuple):
-    """A session's round, and the distributions of its drafts, one per draft or none."""
+    """A session's round, and the distributions of its drafts, one per draft or none.
+
+    `head` is the request for a proposal of a head, which drafts after the round's last verdict.
+    """
 
     session: TargetSession
     round: VerifyRound
     distributions: Sequence[TokenDistribution] = ()
+    head: HeadRequest | None = None
+    is_last: bool = True
 
     @property
     def survivals(self) -> Sequence[float]:
@@ -61,7 +66,7 @@ class RoundJudge:
     ) -> list[Verdict | Exception]:
         """Return the verdict on each round's rows, or the error that it alone fails with.
 
-        Logits are [K + 1, V]; drafts beyond K are left out. Hidden rows are those of
+        Logits are [K + 1, V]; drafts beyond K are left out. Hidden rows begin with those of
         `RoundContext.hidden_layers`. `at_once` is as in `decide_all`.
         """
         found: dict[int, Verdict | Exception] = {}
@@ -75,7 +80,7 @@ class RoundJudge:
         return [found[index] for index in range(len(rounds))]
 
     def _hear(self, context: RoundContext, rows: Rows) -> Hearing:
-        session, round_, distributions = context
+        session, round_, distributions, *_ = context
         logits = rows.logits
         drafts = round_.draft_token_ids[: logits.shape[0] - 1]
         if round_.teacher_forced:
@@ -108,7 +113,7 @@ class RoundJudge:
                 if distributions
                 else None,
                 history=History(session.sequence.tokens, session.prompt_length, self.eos),
-                hidden_rows=rows.hidden[0] if rows.hidden else None,
+                hidden_rows=rows.hidden[0][-len(logits) :] if context.hidden_layers else None,
                 autojudge=self.autojudge,
                 resolved=True,
             )

@@ -132,7 +132,7 @@ class ReplayModel:
         return [self._draw(draw) for draw in draws]
 
     def _draw(self, draw: Draw) -> Drafted:
-        slot, start, token_ids, num_rows, _ = draw.step
+        slot, start, token_ids, num_rows, *_ = draw.step
         self.cache.reserve(slot, start, len(token_ids))
         self.cache.record(slot, start, token_ids)
         if draw.sampling is None:

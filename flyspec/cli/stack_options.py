@@ -81,6 +81,8 @@ class StackOptions(ModelFlags):
                 changes["draft_model"] = str(bundled.DRAFT)
             if self.autojudge_file is None and bundled.AUTOJUDGE.is_file():
                 changes["autojudge_file"] = str(bundled.AUTOJUDGE)
+            if self.heads is None and bundled.EAGLE3.is_dir():
+                changes["heads"] = f"{bundled.EAGLE3.name}={bundled.EAGLE3}"
         elif self.draft_model is None:
             changes["draft_model"] = ""
         if self.draft_device is None:
@@ -92,8 +94,8 @@ class StackOptions(ModelFlags):
         return replace(self, **changes)
 
     def with_target(self, model: str) -> StackOptions:
-        """Return these options with another target; a judge is of the target."""
-        return replace(self, model=model, autojudge_file=None)
+        """Return these options with another target; a judge and heads are of the target."""
+        return replace(self, model=model, autojudge_file=None, heads=None)
 
     def on_free_ports(self, **changes: Any) -> StackOptions:
         """Return these options, changed, for another stack beside one that runs."""
@@ -154,7 +156,7 @@ class StackOptions(ModelFlags):
                 "model", "served_model_name", "verify_port", "engine", "n_gpu_layers", "device",
                 "dtype", "threads",
                 "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
-                "kv_cache_memory_bytes", "autojudge_file",
+                "kv_cache_memory_bytes", "autojudge_file", "heads",
             )  # fmt: skip
         else:
             own = self._flags(

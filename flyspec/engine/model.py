@@ -63,12 +63,22 @@ class Step(NamedTuple):
     """Layers whose hidden rows are returned too, numbered as in transformers'
     `output_hidden_states`: 0 the embeddings, i the output of layer i, the last after the final
     norm. Negative numbers count from the end: -1 is the last."""
+    num_hidden: int | None = None
+    """Hidden rows to return, of the last tokens (None: `num_logits`). Unlike logits, they cost
+    nothing but their memory, so that a prompt's can be read."""
+
+    @property
+    def hidden_count(self) -> int:
+        """Hidden rows that it returns for each layer."""
+        if not self.hidden_layers:
+            return 0
+        return self.num_logits if self.num_hidden is None else self.num_hidden
 
 
 class Rows(NamedTuple):
     """The rows that a forward returns for one step.
 
-    `logits` [num_logits, vocab]; `hidden` [num_logits, hidden size] for each requested layer, in
+    `logits` [num_logits, vocab]; `hidden` [num_hidden, hidden size] for each requested layer, in
     that order.
     """
 

@@ -32,7 +32,7 @@ class PackedSteps:
         wanted: list[int] = []
         positions: list[int] = []
         index: list[int] = []
-        for slot, start, tokens, num_logits, _ in steps:
+        for slot, start, tokens, num_logits, *_ in steps:
             row, count = len(token_ids), len(tokens)
             segments.append(Segment(slot, start, count, row))
             token_ids += tokens
@@ -57,9 +57,10 @@ class PackedSteps:
         )
         found: list[Rows] = []
         at = 0
-        for step in steps:
-            end = at + step.num_logits
-            hidden = (output.hidden_states[i][0, kept[at:end]] for i in step.hidden_layers)
+        for step, segment in zip(steps, segments, strict=True):
+            end, stop = at + step.num_logits, segment.row + segment.length
+            own = slice(stop - step.hidden_count, stop)
+            hidden = (output.hidden_states[i][0, own] for i in step.hidden_layers)
             found.append(Rows(output.logits[0, at:end], tuple(hidden)))
             at = end
         return found

@@ -68,7 +68,10 @@ class Pieces:
         if count == len(step.token_ids):
             return step
         piece = step._replace(start=step.start + first, token_ids=step.token_ids[first:end])
-        return piece if end == len(step.token_ids) else piece._replace(num_logits=0)
+        total = len(step.token_ids)
+        if step.num_hidden is not None:  # those of its own tokens that are among the last
+            piece = piece._replace(num_hidden=max(0, end - max(first, total - step.num_hidden)))
+        return piece if end == total else piece._replace(num_logits=0)
 
 
 def allot(work: Iterable[Pieces], budget: StepBudget) -> list[int]:

@@ -18,6 +18,7 @@ from flyspec.config import (
 )
 from flyspec.datastore.store import DatastoreFacts
 from flyspec.drafter_kinds import missing
+from flyspec.drafter_names import head_directories
 from flyspec.engine.architectures import kind_of
 from flyspec.engine.heads import layer_heads
 from flyspec.engine.native.family import FAMILIES
@@ -43,6 +44,12 @@ def check_verify(settings: VerifySettings) -> None:
         raise ConfigError(
             f"--autojudge-file {file}: no such file; make one with `flyspec autojudge train`"
         )
+    for name, directory in head_directories(settings.heads).items():
+        if not Path(directory).expanduser().is_dir():
+            raise ConfigError(
+                f"--heads {name}={directory}: no such directory; make a head with "
+                "`flyspec heads train`, or download one"
+            )
     text = _check_model(settings, settings.model)
     if text is None:
         return

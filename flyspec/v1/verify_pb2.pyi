@@ -94,6 +94,7 @@ class VerifyServiceDescribeResponse(_message.Message):
     STEP_COSTS_FIELD_NUMBER: _builtins.int
     MAX_RULES_FIELD_NUMBER: _builtins.int
     JUDGE_FIELD_NUMBER: _builtins.int
+    HEADS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -128,6 +129,10 @@ class VerifyServiceDescribeResponse(_message.Message):
     def judge(self) -> Global___JudgeInfo:
         """The judge of the rule autojudge. Unset: there is none, and `rules` lacks it."""
 
+    @_builtins.property
+    def heads(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeadInfo]:
+        """Draft heads beside the target, which rounds name in `HeadRequest`."""
+
     def __init__(
         self,
         *,
@@ -141,16 +146,57 @@ class VerifyServiceDescribeResponse(_message.Message):
         step_costs: _abc.Iterable[Global___StepCost] | None = ...,
         max_rules: _builtins.int = ...,
         judge: Global___JudgeInfo | None = ...,
+        heads: _abc.Iterable[Global___HeadInfo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "judge", b"judge", "model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "heads", b"heads", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__judge: _TypeAlias = _typing.Literal["judge"]  # noqa: Y015
     _WhichOneofArgType__judge: _TypeAlias = _typing.Literal["_judge", b"_judge"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__judge) -> _WhichOneofReturnType__judge | None: ...
 
 Global___VerifyServiceDescribeResponse: _TypeAlias = VerifyServiceDescribeResponse  # noqa: Y015
+
+@_typing.final
+class HeadInfo(_message.Message):
+    """A draft head: a small network that reads the target's hidden states, in its process."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
+    FINGERPRINT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in `HeadRequest`, unique, 1 to 64 letters, digits, dots, dashes and
+    underscores.
+    """
+    kind: _builtins.str
+    """The kind of network: eagle3, medusa or mtp."""
+    max_tokens: _builtins.int
+    """Maximum tokens per proposal."""
+    num_parameters: _builtins.int
+    """Weights of its own, without those that it shares with the target."""
+    fingerprint: _builtins.str
+    """Digest of its weights, 32 hexadecimal digits."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        max_tokens: _builtins.int = ...,
+        num_parameters: _builtins.int = ...,
+        fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "kind", b"kind", "max_tokens", b"max_tokens", "name", b"name", "num_parameters", b"num_parameters"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadInfo: _TypeAlias = HeadInfo  # noqa: Y015
 
 @_typing.final
 class JudgeInfo(_message.Message):
@@ -632,6 +678,7 @@ class VerifyRound(_message.Message):
     TEACHER_FORCED_FIELD_NUMBER: _builtins.int
     RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -703,6 +750,10 @@ class VerifyRound(_message.Message):
         everywhere.
         """
 
+    @_builtins.property
+    def head(self) -> Global___HeadRequest:
+        """The head that drafts after this round's last response. Unset: none."""
+
     def __init__(
         self,
         *,
@@ -723,17 +774,22 @@ class VerifyRound(_message.Message):
         teacher_forced: _builtins.bool = ...,
         rule_segments: _abc.Iterable[Global___RuleSegment] | None = ...,
         num_top_tokens: _builtins.int = ...,
+        head: Global___HeadRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "head", b"head", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__head: _TypeAlias = _typing.Literal["head"]  # noqa: Y015
+    _WhichOneofArgType__head: _TypeAlias = _typing.Literal["_head", b"_head"]  # noqa: Y015
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
     _WhichOneofReturnType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["remaining_loose_cost_nats"]  # noqa: Y015
     _WhichOneofArgType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats"]  # noqa: Y015
     _WhichOneofReturnType__remaining_loose_tokens: _TypeAlias = _typing.Literal["remaining_loose_tokens"]  # noqa: Y015
     _WhichOneofArgType__remaining_loose_tokens: _TypeAlias = _typing.Literal["_remaining_loose_tokens", b"_remaining_loose_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__head) -> _WhichOneofReturnType__head | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__open_window) -> _WhichOneofReturnType__open_window | None: ...
     @_typing.overload
@@ -742,6 +798,74 @@ class VerifyRound(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_tokens) -> _WhichOneofReturnType__remaining_loose_tokens | None: ...
 
 Global___VerifyRound: _TypeAlias = VerifyRound  # noqa: Y015
+
+@_typing.final
+class HeadRequest(_message.Message):
+    """Requests a proposal of a draft head for the next round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The head: one of those in `Describe`."""
+    max_tokens: _builtins.int
+    """Maximum tokens of the proposal; 0: the head only reads the round."""
+    min_confidence: _builtins.float
+    """The proposal ends after the token with which its probability, as the head
+    estimates it, falls below this. 0: no limit.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        max_tokens: _builtins.int = ...,
+        min_confidence: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadRequest: _TypeAlias = HeadRequest  # noqa: Y015
+
+@_typing.final
+class HeadProposal(_message.Message):
+    """What a head proposes after a verdict: tokens that follow its `next_token_id`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CONFIDENCES_FIELD_NUMBER: _builtins.int
+    DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens, in order."""
+
+    @_builtins.property
+    def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The head's probability of each token, in [0, 1]."""
+
+    @_builtins.property
+    def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
+        """One per token if a rule of the session needs them."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        confidences: _abc.Iterable[_builtins.float] | None = ...,
+        distributions: _abc.Iterable[_common_pb2.TokenDistribution] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confidences", b"confidences", "distributions", b"distributions", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeadProposal: _TypeAlias = HeadProposal  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):
@@ -825,6 +949,8 @@ class VerifyResponse(_message.Message):
     PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PROPOSAL_FIELD_NUMBER: _builtins.int
+    HEAD_NS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the round."""
     keep_length: _builtins.int
@@ -849,6 +975,8 @@ class VerifyResponse(_message.Message):
     """If requested: the target's mean probability of `plain_token_ids` and
     `next_token_id`; 0 if unknown, as in a step shared with drafts.
     """
+    head_ns: _builtins.int
+    """Time in the head, ns."""
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
         """One per verified draft: all of them, or the first ones if `draft_survivals`
@@ -882,6 +1010,12 @@ class VerifyResponse(_message.Message):
         sequence, rejected ones included.
         """
 
+    @_builtins.property
+    def proposal(self) -> Global___HeadProposal:
+        """The requested head's proposal, in the last response to a round. Unset: none was
+        requested, the sequence has ended, or the head failed; the verdict stands anyway.
+        """
+
     def __init__(
         self,
         *,
@@ -901,17 +1035,23 @@ class VerifyResponse(_message.Message):
         plain_confidence: _builtins.float = ...,
         sessions: _common_pb2.SessionStatus | None = ...,
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        proposal: Global___HeadProposal | None = ...,
+        head_ns: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_sessions", b"_sessions", "open_window", b"open_window", "sessions", b"sessions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "open_window", b"open_window", "proposal", b"proposal", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
+    _WhichOneofReturnType__proposal: _TypeAlias = _typing.Literal["proposal"]  # noqa: Y015
+    _WhichOneofArgType__proposal: _TypeAlias = _typing.Literal["_proposal", b"_proposal"]  # noqa: Y015
     _WhichOneofReturnType__sessions: _TypeAlias = _typing.Literal["sessions"]  # noqa: Y015
     _WhichOneofArgType__sessions: _TypeAlias = _typing.Literal["_sessions", b"_sessions"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__open_window) -> _WhichOneofReturnType__open_window | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__proposal) -> _WhichOneofReturnType__proposal | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sessions) -> _WhichOneofReturnType__sessions | None: ...
 

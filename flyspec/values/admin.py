@@ -103,6 +103,17 @@ class JudgeInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadInfo:
+    """A draft head beside the target (see the proto message of this name)."""
+
+    name: str
+    kind: str
+    max_tokens: int
+    num_parameters: int = 0
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyServiceInfo:
     """Response of `VerifyService.Describe`; `step_costs` are measured at startup.
 
@@ -119,6 +130,7 @@ class VerifyServiceInfo:
     step_costs: tuple[MeasuredStep, ...] = ()
     max_rules: int = 0
     judge: JudgeInfo | None = None
+    heads: tuple[HeadInfo, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -282,6 +282,28 @@ class DraftDistributions:
     distributions: Sequence[TokenDistribution]
 
 
+class HeadRequest(NamedTuple):
+    """Which head of the target drafts after a round, up to `max_tokens` (0: it only reads it).
+
+    The proposal ends as one of `DraftAdvance` with that `min_confidence`.
+    """
+
+    name: str
+    max_tokens: int
+    min_confidence: float = 0.0
+
+
+class HeadProposal(NamedTuple):
+    """A head's proposal, to follow a verdict's `next_token_id`, with one confidence per token.
+
+    `distributions` has one per token if a rule of the session needs them.
+    """
+
+    token_ids: Sequence[int] = ()
+    confidences: Sequence[float] = ()
+    distributions: Sequence[TokenDistribution] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyRound:
     """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`.
@@ -291,7 +313,8 @@ class VerifyRound:
     `num_speculative_tokens` drafts are judged as several rounds of that many (0: as one).
     `traceparent` is the caller's span; empty if not traced. `teacher_forced` accepts all drafts, to
     score them by their log-probabilities. `rule_segments` say which rule judges where (none: rule
-    0). With drafts, `num_top_tokens` most likely tokens are returned for each verified row.
+    0). With drafts, `num_top_tokens` most likely tokens are returned for each verified row. A
+    `head` of the target proposes what follows the last verdict.
     """
 
     round_id: int
@@ -310,16 +333,18 @@ class VerifyRound:
     teacher_forced: bool = False
     rule_segments: Sequence[RuleSegment] = ()
     num_top_tokens: int = 0
+    head: HeadRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyTimings:
-    """Times of one verdict in the verify service, ns."""
+    """Times of one verdict in the verify service, ns; `head_ns` is of its head's proposal."""
 
     queue_ns: int = 0
     forward_ns: int = 0
     judge_ns: int = 0
     service_ns: int = 0
+    head_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,8 +358,9 @@ class Verdict:
     if smaller, up to and including `next_token_id`. A round of plain decoding has several
     verdicts; its `plain_token_ids` are the last of the `keep_length` tokens, and
     `plain_confidence` is their mean probability (0: unknown). `top_token_ids`, if requested, has
-    equally many for each row, in the rows' order. The response that grants a session its slot has
-    only `keep_length` and `sessions`.
+    equally many for each row, in the rows' order. `proposal` is that of the round's head, if
+    requested and possible. The response that grants a session its slot has only `keep_length` and
+    `sessions`.
     """
 
     keep_length: int
@@ -350,6 +376,7 @@ class Verdict:
     plain_confidence: float = 0.0
     sessions: SessionStatus | None = None
     top_token_ids: tuple[int, ...] = ()
+    proposal: HeadProposal | None = None
 
     @property
     def failed(self) -> bool:

@@ -41,6 +41,7 @@ class Facts:
     text: Sequence[int]
     draft_address: str = ""
     rules: Sequence[str] = tuple(RULE_PRESETS)
+    heads: Sequence[str] = ()
 
 
 def answered(message: Message) -> bool:
@@ -125,6 +126,15 @@ def verify(facts: Facts) -> Iterator[Session]:
         yield messages(
             verify_pb2.VerifyRequest, {"open": opening}, *({"distributions": p} for p in pieces),
             {"round": judged}, {"round": plain}, *scored,
+        )  # fmt: skip
+    for name in facts.heads:
+        head = {"name": name, "max_tokens": 5, "min_confidence": 0.1}
+        yield messages(
+            verify_pb2.VerifyRequest,
+            {"open": {"token_ids": PROMPT, "prompt_length": 1, "rule": {"name": "exact"}}},
+            {"round": {"round_id": 1, "keep_length": LENGTH, "max_plain_tokens": 2, "head": head}},
+            {"round": {"round_id": 2, "keep_length": LENGTH - 2, "append_token_ids": [5, 6],
+                       "draft_token_ids": drafts, "head": head}},
         )  # fmt: skip
     end = facts.context_length - 5
     yield messages(

@@ -85,6 +85,7 @@ class Server:
             [getattr(drafter, "name", drafter) for drafter in getattr(info, "drafters", ())],
             self._tokens[-COUNT:], self._addresses.get("draft", ""),
             tuple(getattr(info, "rules", ())) or tuple(RULE_PRESETS),
+            [head.name for head in getattr(info, "heads", ())],
         ))  # fmt: skip
         for method, (first, *_) in self.source.sessions.items():
             if method.path.endswith("/AddTokenizer"):  # whose ids other sessions speak

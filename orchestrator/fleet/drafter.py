@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
 from flyspec.values.rounds import MAX_TOP_TOKENS
+from orchestrator.fleet.heads import TargetHead
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.upstreams.proposal_checks import DraftFault
 from orchestrator.upstreams.protocol import DraftUpstream
@@ -15,9 +16,11 @@ from orchestrator.upstreams.protocol import DraftUpstream
 
 @dataclass(eq=False, slots=True)
 class RegisteredDrafter:
-    """A registered drafter. Without a pool, it is prompt lookup inside the orchestrator.
+    """A registered drafter: at a draft service (`pool`), a `head` of the target, or both.
 
-    `users` are the generations drafting with it now; `faults` counts its invalid responses.
+    With both it is a relay: the service's drafter `extends` the head's proposals. Without either,
+    it is prompt lookup inside the orchestrator. `users` are the generations drafting with it now;
+    `faults` counts its invalid responses.
     """
 
     name: str
@@ -28,6 +31,8 @@ class RegisteredDrafter:
     stats: DrafterStats = field(default_factory=DrafterStats)
     users: set[object] = field(default_factory=set)
     faults: Counter[DraftFault] = field(default_factory=Counter)
+    head: TargetHead | None = None
+    extends: str = ""
     _owed: float = 0.0
 
     @property
@@ -35,10 +40,16 @@ class RegisteredDrafter:
         return self.pool.replicas if self.pool else []
 
     @property
+    def service_kind(self) -> str:
+        """The name of its drafter at the draft service."""
+        return self.extends or self.kind
+
+    @property
     def info(self) -> DrafterInfo | None:
         """Its description, as last reported by a replica; None if none has answered."""
         for replica in self.replicas:
-            if replica.info is not None and (info := of_kind(replica.info.drafters, self.kind)):
+            offered = replica.info.drafters if replica.info is not None else ()
+            if info := of_kind(offered, self.service_kind):
                 return info
         return None
 
@@ -60,11 +71,16 @@ class RegisteredDrafter:
 
     @property
     def usable(self) -> bool:
-        return self.pool is None or bool(self.pool.usable)
+        """Whether it can draft now; a relay can while one of its parts can."""
+        if self.head is not None and self.head.usable:
+            return True
+        return bool(self.pool.usable) if self.pool is not None else self.head is None
 
     @property
     def reason(self) -> str:
-        return "" if self.pool is None or self.usable else self.pool.reason
+        if self.usable:
+            return ""
+        return "; ".join(part.reason for part in (self.head, self.pool) if part is not None)
 
     @property
     def max_draft_tokens(self) -> int | None:

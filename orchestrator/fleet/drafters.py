@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
+from flyspec.drafter_names import LOOKUP, NAME, NAME_RULE, PREDICTION, RELAY
 from flyspec.errors import (
     AlreadyExistsError,
     FlyspecError,
@@ -20,19 +20,17 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
-from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats
+from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, HeadInfo
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafter import RegisteredDrafter, of_kind
+from orchestrator.fleet.heads import TargetHead
 from orchestrator.fleet.replicas import Pool, Replica
-from orchestrator.upstreams.protocol import DraftUpstream
+from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream
 
 log = logging.getLogger(__name__)
 
-LOOKUP = "prompt_lookup"
-PREDICTION = "prediction"
-"""A request's predicted output, as a drafter."""
 DRAIN_LOOK_S = 0.02
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_TAKEN = {PREDICTION: "predicted outputs", RELAY: "a head that a draft service extends"}
 
 
 class Drafters:
@@ -56,6 +54,7 @@ class Drafters:
         self.active = self.lookup
         """The default drafter."""
         self._changing = asyncio.Lock()
+        self._offered: set[str] = set()  # heads and the relay, once each
 
     # --- lookup -----------------------------------------------------------------------------
 
@@ -92,6 +91,34 @@ class Drafters:
         self._drafters |= known
         if self.active is self.lookup:
             self._make_active(self._drafters[offered[0].name])
+        self._add_relay()
+
+    def adopt_heads(self, targets: Pool[VerifyUpstream], offered: Sequence[HeadInfo]) -> None:
+        """Register heads of the target when they are first seen. Existing names keep theirs."""
+        for info in offered:
+            if info.name in self._offered:
+                continue
+            self._offered.add(info.name)
+            if info.name in self._drafters:
+                log.warning("head %s: a drafter of that name exists already", info.name)
+                continue
+            head = TargetHead(info.name, targets)
+            self._drafters[info.name] = RegisteredDrafter(info.name, info.kind, None, head=head)
+            log.info("drafter %s registered: the target's %s head", info.name, info.kind)
+        self._add_relay()
+
+    def _add_relay(self) -> None:
+        """Register the relay once there are a head and a draft service's model."""
+        if RELAY in self._offered:
+            return
+        drafters = [*self._drafters.values()]
+        head = next((d.head for d in drafters if d.head is not None), None)
+        service = next((d for d in drafters if d.pool is not None and d.model is not None), None)
+        if head is not None and service is not None:
+            self._offered.add(RELAY)
+            self._drafters[RELAY] = RegisteredDrafter(
+                RELAY, RELAY, service.pool, head=head, extends=service.kind
+            )
 
     # --- assignment -------------------------------------------------------------------------
 
@@ -161,13 +188,10 @@ class Drafters:
 
         Returns the drafter and the time the probe took, in ns.
         """
-        if name == PREDICTION:
-            raise InvalidArgumentError(f"name: {name!r} stands for predicted outputs; use another")
-        if not _NAME.fullmatch(name):
-            raise InvalidArgumentError(
-                f"name: invalid name {name!r}; use 1 to 64 letters, digits, dots, dashes and "
-                "underscores"
-            )
+        if taken := _TAKEN.get(name):
+            raise InvalidArgumentError(f"name: {name!r} stands for {taken}; use another")
+        if not NAME.fullmatch(name):
+            raise InvalidArgumentError(f"name: invalid name {name!r}; {NAME_RULE}")
         async with self._changing:
             known = self._drafters.get(name)
             if known is not None:
@@ -181,13 +205,14 @@ class Drafters:
                 await pool.close()
                 raise
             self._drafters[name] = drafter
+            self._add_relay()
             log.info("drafter %s registered: %s at %s", name, drafter.kind, address)
             return drafter, probe_ns
 
     async def _add_address(self, drafter: RegisteredDrafter, address: str, kind: str) -> int:
         """Add an address to an existing drafter; return the time its probe took, in ns."""
         pool = drafter.pool
-        if pool is None or kind not in ("", drafter.kind):
+        if pool is None or drafter.head is not None or kind not in ("", drafter.kind):
             raise AlreadyExistsError(
                 f"name: drafter {drafter.name!r} already exists with kind {drafter.kind}; remove "
                 "it first, or choose another name"

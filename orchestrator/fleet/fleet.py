@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from flyspec.config import OrchestratorSettings
+from flyspec.drafter_names import named_values
 from flyspec.errors import ConfigError, FlyspecError, IncompatibleError, UnavailableError
 from flyspec.security import is_loopback
 from flyspec.tokenizer import Tokenizer
@@ -61,7 +62,7 @@ class Fleet:
         self._draft_pool: Pool[DraftUpstream] | None = None
         if settings.draft_address:
             self._draft_pool = self._connect_drafter(settings.draft_address, "draft service")
-        self._named = dict(_named_addresses(settings.drafters))
+        self._named = _named_addresses(settings.drafters)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> None:
@@ -132,6 +133,7 @@ class Fleet:
         if problem := target_misfit(service, info):
             return problem
         self._kinds.note(service.address, info.model)
+        self.drafters.adopt_heads(self.targets, info.heads)
         known = self._target
         if (
             known is not None
@@ -274,15 +276,9 @@ def _refuse_misfit(pool: Pool[Any]) -> None:
             raise IncompatibleError(replica.problem)
 
 
-def _named_addresses(setting: str) -> list[tuple[str, str]]:
-    found = []
-    for part in setting.split():
-        name, equals, address = part.partition("=")
-        if not (name and equals and address):
-            raise ConfigError(
-                f"--drafters: {part!r} is not NAME=ADDRESS; give NAME=host:port[,host:port], "
-                "separated by spaces"
-            )
+def _named_addresses(setting: str) -> dict[str, str]:
+    form = "NAME=ADDRESS; give NAME=host:port[,host:port]"
+    found = named_values("--drafters", setting, form)
+    for name, address in found.items():
         Addresses(address, f"--drafters {name}")
-        found.append((name, address))
     return found

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flyspec.drafter_names import PREDICTION
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DraftChunk
-from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.acceptance import Acceptance
 from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Recent, TextKind
 from orchestrator.generation.following import Overtaken

@@ -1,73 +1,44 @@
 """Gets a generation's proposals from its drafter, or from a fallback.
 
-The ladder (DESIGN, section 5): the assigned drafter, on any replica that works; the other drafters;
-local prompt lookup. A round retries only within the time allowed for one proposal; a failed replica
-is retried when its breaker allows.
+A head of the target has its proposal ready: it came with the last verdict. In a relay, a draft
+service extends it, and prompt lookup where that has nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from flyspec.drafter_kinds import NEED_MODEL
+from flyspec.drafter_names import LOOKUP
 from flyspec.errors import (
     FlyspecError,
-    PrefixMismatchError,
-    ResourceExhaustedError,
-    UnavailableError,
 )
-from flyspec.values.admin import BreakerState, ModelInfo
+from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
-from flyspec.values.rounds import (
-    MAX_TOP_TOKENS,
-    DraftAdvance,
-    DraftChunk,
-    DraftOpen,
-    TopTokens,
-    VerifyRound,
-)
-from orchestrator.fleet.drafter import RegisteredDrafter
-from orchestrator.fleet.drafters import LOOKUP, Drafters
-from orchestrator.fleet.handshake import drafter_vocab_size, is_foreign
-from orchestrator.fleet.replicas import Replica
+from flyspec.values.rounds import DraftAdvance, DraftChunk, HeadRequest, Verdict
+from orchestrator.fleet.drafters import Drafters
+from orchestrator.generation.head_drafts import MAX_MISSES, HeadDrafts, joined, still_needed
 from orchestrator.generation.plan import GenerationPlan
-from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.proposals import LocalLookup, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.service_drafting import ServiceDrafting
 from orchestrator.upstreams.proposal_checks import DrafterFaultError
 from orchestrator.upstreams.protocol import (
     UNKNOWN,
     Correlation,
-    DraftSession,
-    DraftUpstream,
-    SilentError,
 )
 
 log = logging.getLogger(__name__)
 
 FALLBACK = "local prompt lookup"
-REOPENED = 2
-"""Maximum times a round reopens a lost stream to the same replica."""
-MAX_LOST = 8
-"""Streams to one replica that a generation may lose before each counts as the replica's failure."""
-MAX_TRIES = 6
-"""Maximum tries per round: two replicas, each with reopened streams."""
-READ_TOKENS_PER_S = 1000
-"""Minimum prompt processing speed assumed of a drafter, to extend its timeout."""
-MIN_TRY_S = 0.05
-"""Minimum seconds left for another try."""
 
 
-class Drafting(PooledSession[DraftUpstream, DraftSession]):
-    """Gets the proposals of one generation, from the plan's drafter or the one assigned to it.
-
-    `target` is the model to draft for; `sharing_scope` is as in `DraftOpen`.
-    """
+class Drafting(ServiceDrafting):
+    """Gets the proposals of one generation, from the plan's drafter or the one assigned to it."""
 
     def __init__(
         self,
@@ -79,56 +50,9 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         correlation: Correlation = UNKNOWN,
         sharing_scope: str = "",
     ) -> None:
-        super().__init__(plan.max_total_tokens, metrics, recoveries, correlation)
-        assigned = drafters.assign(plan.drafter)
-        self._drafters, self._assigned, self._by_name = drafters, assigned, bool(plan.drafter)
-        self._template = DraftOpen(
-            token_ids=(),
-            sampling=plan.sampling,
-            seed=plan.seed,
-            prompt_length=len(plan.prompt_token_ids),
-            distribution=plan.distribution,
-            tokenizer_fingerprint=target.tokenizer_fingerprint,
-            sharing_scope=sharing_scope,
-        )
-        self._target, self._vocab_size = target, target.vocab_size
+        super().__init__(drafters, plan, target, metrics, recoveries, correlation, sharing_scope)
         self._lookup = LocalLookup(plan.distribution is not None)
-        self._drafter = assigned
-        self._unfit: set[RegisteredDrafter] = set()  # reported that they cannot draft this sequence
-        self._failed: list[Replica[DraftUpstream]] = []  # in this round, not to be retried
-        self._lost: list[Replica[DraftUpstream]] = []  # in this round
-        self._num_lost: Counter[Replica[DraftUpstream]] = Counter()  # in all rounds
-        self._swapped = ""  # why the operator moved the generation to another drafter
-        self._last = ""  # drafter of the last proposal
-        self._began_ns = 0  # when this round's proposal was requested
-        self._top_tokens: list[TopTokens] = []  # of which the drafter has not been told
-        assigned.users.add(self)
-
-    @property
-    def assigned_name(self) -> str:
-        return self._assigned.name
-
-    @property
-    def relative_size(self) -> float:
-        """Parameters of the assigned draft model divided by the target's."""
-        return self._assigned.relative_size(self._target)
-
-    @property
-    def num_top_tokens(self) -> int:
-        """How many of the target's most likely tokens the drafter wants to learn from rounds."""
-        drafter = self._drafter
-        return 0 if is_foreign(drafter.model, self._target) else drafter.num_top_tokens
-
-    def learn(
-        self, tokens: Sequence[int], round_: VerifyRound, top_token_ids: Sequence[int]
-    ) -> None:
-        """Tell the drafter with its next request what the target said in a round after `tokens`."""
-        width = min(round_.num_top_tokens, self._vocab_size)
-        rows = len(top_token_ids) // width
-        context = [*tokens[-2:], *round_.draft_token_ids[: rows - 1]]
-        if len(context) == rows + 1:
-            self._top_tokens.append(TopTokens(context, top_token_ids))
-            del self._top_tokens[:-MAX_TOP_TOKENS]
+        self._from_head = HeadDrafts(replace(self._template, drafter_vocab_size=self._vocab_size))
 
     async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
         """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
@@ -136,32 +60,18 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         `keep_length` and `append_token_ids` of `request` are filled in by the session. `token_ids`
         must not change meanwhile.
         """
-        began_ns = self._began_ns = time.perf_counter_ns()
-        self._look_around()
+        self._began_ns = time.perf_counter_ns()
+        self.look_around()
         self._failed.clear()
         self._lost.clear()
-        deadline: float | None = None
-        for _ in range(MAX_TRIES):
-            if deadline is not None and deadline - time.monotonic() < MIN_TRY_S:
-                break
-            if self._session is None and not self._open():
-                break
-            assert self._session is not None
-            assert self._replica is not None
-            unread = len(token_ids) - self._session.held
-            allowed = self._replica.service.timeout_s + unread / READ_TOKENS_PER_S
-            now = time.monotonic()
-            deadline = deadline or now + allowed
-            timeout_s = min(allowed, deadline - now)
-            try:
-                proposal = await self._ask(token_ids, request, timeout_s)
-            except FlyspecError as error:
-                self._lose(error, began_ns)
-                continue
-            now_ns = time.perf_counter_ns()
-            self._drafter.stats.proposal_ns_total += now_ns - began_ns
-            proposal = replace(proposal, drafter=self._drafter.name, arrived_ns=now_ns)
-            return fit_proposal(proposal, self._vocab_size)
+        if not self.reads_verdicts:
+            if self._drafter.head is not None and self._drafter.pool is None:
+                self._trouble = self._trouble or (self._began_ns, "its head is of no use now")
+            proposal = await self._ask_services(token_ids, request, self._ladder())
+            if proposal is not None:
+                return proposal
+        if self.reads_verdicts:
+            return await self._beside_target(token_ids, request)
         return self._fall_back(token_ids, request.max_tokens)
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
@@ -174,109 +84,75 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             with suppress(FlyspecError):
                 await session.propose_ahead(length, request)
 
-    def _look_around(self) -> None:
-        """Switch to the drafter and replica that should be used now, if usable."""
-        wanted = self._drafters.current(self._assigned, self._by_name)
-        if wanted is not self._assigned:
-            self._swapped = f"{self._assigned.name} gave way to {wanted.name}"
-            if self._drafter is not self._assigned or self._session is None:
-                self._assigned.users.discard(self)
-            self._assigned = wanted
-            wanted.users.add(self)
-        if self._drafter is not wanted:
-            if wanted not in self._unfit and wanted.usable:
-                self._close_session()
-                self._drafter = wanted
-        elif wanted.pool is not None:
-            self._move_on(wanted.pool)
+    # --- heads of the target ------------------------------------------------------------------
 
-    def _open(self) -> bool:
-        """Choose a drafter and a replica; return False if only local prompt lookup is left."""
-        for drafter in self._drafters.ladder(self._assigned):
-            if drafter.pool is None:
-                break
-            if drafter in self._unfit:
-                continue
-            replica = drafter.pool.choose((), self._weight, self._failed)
-            if replica is None or replica in self._failed:
-                continue
-            self._drafter = drafter
-            ids = drafter_vocab_size(drafter.model, self._target)
-            self._join(
-                replica, replace(self._template, drafter=drafter.kind, drafter_vocab_size=ids)
-            )
-            drafter.users.add(self)
-            return True
-        return False
+    @property
+    def reads_verdicts(self) -> bool:
+        """Whether the current drafter's proposals come with verdicts, if they are requested."""
+        return self._head_of(self._drafter) is not None
 
-    async def _ask(
-        self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
-    ) -> DraftChunk:
-        session, replica, drafter = self._session, self._replica, self._drafter
-        assert session is not None
-        assert replica is not None
-        limit = drafter.max_draft_tokens
-        wanted = request.max_tokens if limit is None else min(request.max_tokens, limit)
-        request = replace(request, max_tokens=wanted, top_tokens=self._top_tokens)
-        self._top_tokens = []
-        proposal = await session.propose(token_ids, request, timeout_s)
-        replica.breaker.succeeded()
-        self._recovered(drafter, replica)
-        return proposal
+    def head_request(self, max_tokens: int, min_confidence: float) -> HeadRequest | None:
+        """Return the request for the proposal that is to come with the next verdict, if any."""
+        head = self._head_of(self._drafter)
+        if head is None or max_tokens <= 0 or (info := head.info) is None:
+            return None
+        return HeadRequest(head.name, min(max_tokens, info.max_tokens), min_confidence)
 
-    def _recovered(self, drafter: RegisteredDrafter, replica: Replica[DraftUpstream]) -> None:
-        """Record a recovery if this proposal follows a failure or another drafter's proposal."""
-        trouble, self._trouble = self._trouble, None
-        last, self._last = self._last, drafter.name
-        swapped, self._swapped = self._swapped, ""
-        if trouble is None and last in ("", drafter.name):
-            return
-        since_ns, reason = trouble or (self._began_ns, swapped or "available again")
-        if swapped:
-            kind = RecoveryKind.DRAFTER_SWAPPED
-        elif last in ("", drafter.name):
-            kind = RecoveryKind.DRAFTER_REOPENED
-        elif drafter is self._assigned:
-            kind = RecoveryKind.DRAFTER_RESTORED
-        else:
-            kind = RecoveryKind.DRAFTER_REPLACED
-        self._recoveries.note(kind, since_ns, f"{drafter.name} at {replica.address}", reason)
-
-    def _lose(self, error: FlyspecError, began_ns: int) -> None:
-        drafter, replica = self._drafter, self._replica
-        assert replica is not None
-        log.log(
-            logging.WARNING if isinstance(error, UnavailableError) else logging.DEBUG,
-            "drafter %s: %s",
-            drafter.name,
-            error,
-        )
-        self._close_session()
-        self._trouble = self._trouble or (began_ns, error)
-        drafter.stats.failures_total += isinstance(error, UnavailableError)
-        if isinstance(error, DrafterFaultError):  # a new stream would not help
+    def received(self, request: HeadRequest | None, verdict: Verdict) -> None:
+        """Take a head's proposal from a verdict on a round with that request."""
+        drafter = self._drafter
+        try:
+            self._from_head.received(request, verdict)
+            reason = "" if self._from_head.misses < MAX_MISSES else "its proposals do not come"
+        except DrafterFaultError as error:
             drafter.faults[error.fault] += 1
-            self._failed.append(replica)
-            replica.faulted(str(error))
-            return
-        lost = isinstance(error, PrefixMismatchError | UnavailableError)
-        final = isinstance(error, SilentError) or replica.breaker.state is not BreakerState.CLOSED
-        self._num_lost[replica] += lost
-        final = final or self._num_lost[replica] > MAX_LOST
-        if lost and not final and self._lost.count(replica) < REOPENED:
-            self._lost.append(replica)  # maybe only the stream, not the service
-            return
-        self._failed.append(replica)
-        if lost:
-            replica.failed(error)
-        elif not isinstance(error, ResourceExhaustedError):
-            self._unfit.add(drafter)
+            reason = str(error)
+        if reason and drafter.head is not None:
+            log.warning("drafter %s: %s", drafter.name, reason)
+            drafter.stats.failures_total += 1
+            self._lost_heads.add(drafter.head)
+            self._from_head.misses = 0
+
+    def take_block(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk | None:
+        """Return the head's proposal behind `token_ids`; None if none has come."""
+        drafter, head = self._drafter, self._head_of(self._drafter)
+        block = self._from_head.take(token_ids, max_tokens)
+        if block is None or head is None or head.name != self._from_head.name:
+            return None
+        drafter.stats.proposal_ns_total += block.timings.model_ns
+        if drafter.pool is None or self._trouble is None:
+            self._recovered(drafter, "the target")
+        return replace(block, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
+
+    async def _beside_target(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
+        """Return the head's proposal, extended in a relay; no tokens if none has come yet."""
+        drafter = self._drafter
+        block = self.take_block(token_ids, request.max_tokens)
+        if block is None:
+            block = DraftChunk(start_position=len(token_ids), drafter=drafter.name)
+        if drafter.pool is None:
+            return block
+        missing = request.max_tokens - len(block.token_ids)
+        needed = still_needed(request.min_confidence, block.confidences)
+        if missing <= 0 or needed > 1:
+            return block
+        behind = [*token_ids, *block.token_ids]
+        rest = replace(request, max_tokens=missing, min_confidence=needed, score=False)
+        extension = await self._ask_services(behind, rest, [drafter])
+        self._block = len(token_ids), block.token_ids
+        if extension is None or not extension.token_ids:
+            extension = self._lookup.propose(behind, missing)
+            self._lookup.keep(len(token_ids))
+        whole = joined(block, extension)
+        return replace(whole, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
 
     def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:
         proposal = replace(self._lookup.propose(token_ids, max_tokens), drafter=LOOKUP)
+        if self._drafter is not self._assigned:
+            self._drafter.users.discard(self)
         self._drafter = self._drafters.lookup
         trouble, self._trouble = self._trouble, None
-        if self._last != FALLBACK and self._assigned.pool is not None:
+        if self._last != FALLBACK and self._assigned is not self._drafters.lookup:
             since_ns, reason = trouble or (self._began_ns, self._assigned.reason)
             self._recoveries.note(RecoveryKind.DRAFTER_FALLBACK, since_ns, FALLBACK, reason)
         self._last = FALLBACK
@@ -294,22 +170,19 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def keep(self, length: int) -> None:
         """Record that the sequence was truncated to `length` tokens, and may have grown again."""
         self._lookup.keep(length)
+        self._from_head.keep(length)
         if self._session is not None:
             self._session.keep(length)
 
     def repeats(self, proposal: DraftChunk) -> bool:
-        """Return whether the drafter, given part of its proposal, would propose the rest again."""
+        """Return whether the drafter, given part of its proposal, would propose the rest again.
+
+        A head has to be told how the sequence goes on first.
+        """
         drafter, spoken = self._drafter, self._template.tokenizer_fingerprint
         model = drafter.model
-        if model is None or drafter.name != proposal.drafter or drafter.kind not in NEED_MODEL:
+        if model is None or drafter.head is not None or drafter.name != proposal.drafter:
+            return False
+        if drafter.service_kind not in NEED_MODEL:
             return False
         return model.tokenizer_fingerprint == spoken  # else proposals are translated as text
-
-    def _close_session(self) -> None:
-        if self._session is not None and self._drafter is not self._assigned:
-            self._drafter.users.discard(self)
-        super()._close_session()
-
-    def close(self) -> None:
-        super().close()
-        self._assigned.users.discard(self)

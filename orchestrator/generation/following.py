@@ -12,15 +12,19 @@ from flyspec.values.rounds import DraftChunk, DraftTimings
 
 
 class Follower(NamedTuple):
-    """A pending proposal, to follow the first `length` tokens of the sequence."""
+    """A pending proposal, to follow the first `length` tokens of the sequence.
 
-    task: asyncio.Task[DraftChunk]
+    It is compared once the sequence has `at_least` more tokens.
+    """
+
+    task: asyncio.Future[DraftChunk]
     length: int
     asked_ns: int
+    at_least: int = 0
 
     def arrived(self, tokens: Sequence[int], now_ns: int) -> Overtaken | None:
         """Compare the proposal with the sequence, now `tokens`; None while it is pending."""
-        if not self.task.done():
+        if not self.task.done() or len(tokens) < self.length + self.at_least:
             return None
         proposal, behind = self.task.result(), tokens[self.length :]
         matched = num_same(proposal.token_ids, behind)

@@ -7,9 +7,9 @@ import math
 import time
 from collections.abc import Callable
 
+from flyspec.drafter_names import PREDICTION
 from flyspec.prefix import TokenSequence
-from flyspec.values.rounds import DraftAdvance, DraftChunk
-from orchestrator.fleet.drafters import PREDICTION
+from flyspec.values.rounds import DraftAdvance, DraftChunk, HeadRequest, Verdict
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.experience import Recent
 from orchestrator.generation.following import Follower
@@ -54,6 +54,8 @@ class NextProposal:
         self._if_whole = 0  # the sequence's length if all of the last proposal is accepted
         self._useful = Recent(1.0, AHEAD_MEMORY, prior=1.0)
         self._prediction = prediction
+        self.head_query = 0
+        """Drafts that the next plain token is to bring from a head, to learn how good they are."""
 
     @property
     def is_there(self) -> bool:
@@ -62,8 +64,10 @@ class NextProposal:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the next round has drafts, so that plain decoding should end."""
-        return self.is_there or (self._follower is None and self._useful_drafts(0) > 0)
+        """Whether the next round has drafts, or should, so that plain decoding should end."""
+        if self.is_there or self.head_query:
+            return True
+        return self._follower is None and self._useful_drafts(0) > 0
 
     def begin(self) -> bool:
         """Begin a round, requesting as many drafts as are useful; return whether there are any."""
@@ -141,20 +145,20 @@ class NextProposal:
             self._useful.observe(proposal.ahead)
         if proposal.ahead:
             self.round_id = proposal.round_id  # this round's own ID was not used
-        if not proposal.token_ids:
+        if not proposal.token_ids and not self._drafting.reads_verdicts:
             self._pace.nothing_drafted()
         if math.prod(proposal.confidences) < self.turn.min_confidence:
             self._ledger.metrics.num_drafter_stops += 1
         return proposal
 
-    async def _catch_up(self, behind_prompt: asyncio.Task[DraftChunk]) -> None:
+    async def _catch_up(self, behind_prompt: asyncio.Future[DraftChunk]) -> None:
         """Wait for the proposal requested after the prompt; if the output differs, ask again."""
         await self._in_time(behind_prompt)
         self.follow()
         if self._follower is None and self._rest is None:
             self.begin()
 
-    async def _in_time(self, asked: asyncio.Task[DraftChunk]) -> bool:
+    async def _in_time(self, asked: asyncio.Future[DraftChunk]) -> bool:
         """Wait for a proposal up to this turn's patience; return whether it arrived."""
         patience_ns = self.turn.patience_ns
         if not asked.done():
@@ -167,10 +171,14 @@ class NextProposal:
 
         The prediction is asked first.
         """
-        if self._predicts():
+        if self._predicts() or self.head_query:
             return
         if self._follower is None:
             if k := self._pace.follows(len(self._sequence) - self._followed_length):
+                self._drafting.look_around()
+                if self._drafting.reads_verdicts:
+                    self.head_query, self._followed_length = k, len(self._sequence)
+                    return
                 self.round_id += 1
                 asked = self._ask(k, score=True)
                 self._follower = Follower(asked, len(self._sequence), time.perf_counter_ns())
@@ -183,6 +191,37 @@ class NextProposal:
                 limit = self._useful_drafts(0)
                 self._wanted = min(self._wanted - overtaken.num_behind, limit)
                 self._rest = overtaken.rest(limit)
+
+    def head_request(self, most: int) -> HeadRequest | None:
+        """Return the request for the proposal that comes with the next verdict, if any.
+
+        `most` drafts are asked for where this turn's number says nothing of the next one's.
+        """
+        turn = self.turn
+        if self._pace.repeats or turn.max_plain_tokens == 1:
+            wanted = most
+        else:
+            wanted = self.head_query or turn.num_drafts
+        return self._drafting.head_request(self._limit(1, wanted), turn.min_confidence)
+
+    def heard(self, request: HeadRequest | None, verdict: Verdict) -> None:
+        """Take a head's proposal from a verdict that the sequence has just been extended by.
+
+        If it was only asked how good it is, what the target decodes next will tell.
+        """
+        self._drafting.received(request, verdict)
+        if request is None or not verdict.last or not self.head_query:
+            return
+        self.head_query = 0
+        if self._pace.turn().num_drafts:
+            return  # `begin` takes it
+        tokens = self._sequence.tokens
+        if (block := self._drafting.take_block(tokens, request.max_tokens)) and block.token_ids:
+            task: asyncio.Future[DraftChunk] = asyncio.get_running_loop().create_future()
+            task.set_result(block)
+            self._follower = Follower(
+                task, len(tokens), time.perf_counter_ns(), len(block.token_ids)
+            )
 
     def _useful_drafts(self, num_more: int) -> int:
         """Return how many of this turn's drafts are useful behind `num_more` more tokens."""

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flyspec.drafter_names import PREDICTION
 from flyspec.lookup import PromptLookup
 from flyspec.values.rounds import DraftChunk, Verdict
 from flyspec.values.tokens import Origin, TokenDistribution
-from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.prediction import Prediction
 from orchestrator.upstreams.half_floats import all_impossible
 

@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 
+from flyspec.drafter_names import PREDICTION
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import DraftChunk, RuleSegment, Verdict, VerifyRound
-from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
@@ -132,6 +132,7 @@ class Rounds:
             if verdict.top_token_ids:
                 self._drafting.learn(self._sequence.tokens, request, verdict.top_token_ids)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request)
+            self._next.heard(request.head, verdict)
             asked = self._next.begin()
             if asked:
                 await asyncio.sleep(0)  # send the request before counting the round
@@ -154,6 +155,7 @@ class Rounds:
                 continue
             round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
             self._count(round_)
+            self._next.heard(request.head, verdict)
             self._next.follow()
             ends = verdict.last or self._next.is_wanted
             if ends and not self._next.is_there:
@@ -248,6 +250,8 @@ class Rounds:
         plain = 1
         if proposal is NOTHING:
             most = self._next.turn.max_plain_tokens or plan.max_plain_tokens
+            if self._next.head_query:
+                most = 1
             plain = max(1, min(most, plan.max_plain_tokens, self._remaining))
         exact = plan.exact_until_position if self._exact_from is None else plan.context_length
         return VerifyRound(
@@ -264,6 +268,7 @@ class Rounds:
             return_plain_confidence=plan.adaptive and proposal is NOTHING,
             num_top_tokens=self._drafting.num_top_tokens if proposal.token_ids else 0,
             rule_segments=self._segments(proposal),
+            head=self._next.head_request(plan.num_speculative_tokens),
         )
 
     def _advance(

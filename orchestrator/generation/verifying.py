@@ -11,6 +11,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from itertools import count
 
 from flyspec.errors import (
@@ -23,6 +24,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
+from orchestrator.fleet.heads import head_of
 from orchestrator.fleet.replicas import Replica
 from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.generation.plan import GenerationPlan
@@ -147,7 +149,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 session, replica = self._session, self._replica
                 if session is None or replica is None:
                     session, replica = await self._begin(sequence.tokens)
-                await session.send(sequence, round_, distributions)
+                await session.send(sequence, _for_replica(round_, replica), distributions)
                 yield None
                 while True:
                     verdict = await session.read(round_.round_id)
@@ -199,3 +201,10 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         session = self._join(replica, self._template)
         targets.joined(replica)
         return session, replica
+
+
+def _for_replica(round_: VerifyRound, replica: Replica[VerifyUpstream]) -> VerifyRound:
+    """Return the round without a request for a head that the replica does not have."""
+    if round_.head is None or head_of(replica, round_.head.name):
+        return round_
+    return replace(round_, head=None)

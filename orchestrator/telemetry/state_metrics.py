@@ -63,7 +63,7 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
         labels=["drafter", "fault"],
     )
     for drafter in drafters:
-        for fault in DraftFault if drafter.pool else ():
+        for fault in DraftFault if drafter.pool or drafter.head else ():
             faults.add_metric([drafter.name, fault], drafter.faults[fault])
     yield faults
     family = partial(_gauge, "drafter", labels=("drafter",))

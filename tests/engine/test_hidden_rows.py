@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 
 from flyspec.bundled import TARGET
+from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.loading import load_model
-from flyspec.engine.model import Step
-from flyspec.engine.runner import ModelRunner
+from flyspec.engine.model import Rows, Step
+from flyspec.engine.native.library import find
+from flyspec.engine.native.model import NativeModel
+from flyspec.engine.runner import ModelRunner, Paging
 
 LAYERS = (3, 0)
 """Not sorted: they come in the requested order."""
@@ -45,6 +51,43 @@ def test_hidden_rows_equal_transformers(dtype: str, tolerance: float) -> None:
                 assert torch.equal(hidden, expected)
             scale = float(expected.abs().max())
             torch.testing.assert_close(hidden, expected, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("kind", ["slots", "blocks", "fixed", "native"])
+def test_hidden_rows_need_no_logits(kind: str) -> None:
+    """A prompt's rows can be read without computing its logits."""
+    loaded = load_model(str(TARGET), "cpu", "bfloat16" if kind == "native" else "float32")
+    if kind == "native":
+        if isinstance(library := find(), str):
+            pytest.skip(library)
+        runner: Any = NativeModel(loaded, 2, library)
+    else:
+        paging = {"slots": None, "blocks": Paging(16), "fixed": Paging(16, attention="sdpa")}
+        runner = ModelRunner(loaded, 2, paging=paging[kind])
+        if kind == "fixed":
+            runner.accelerate(eagerly, compiled=False)
+            runner.cache.forget()
+    # More rows than the native step runs at once.
+    text = [(11 * i * i) % 250 + 3 for i in range(300)]
+    layers, last = (2, -1), [*range(297, 300)]
+    (whole,) = runner.forward([Step(0, 0, text, len(text), layers)])
+    runner.cache.forget()
+    whole = Rows(whole.logits.clone(), tuple(rows.clone() for rows in whole.hidden))
+    steps = [
+        Step(1, 0, text[:200], 0, layers, 200),
+        Step(0, 0, text[::-1], 2),
+    ]
+    first, other = runner.forward(steps)
+    assert first.logits.shape[0] == 0
+    assert other.hidden == ()
+    found = [rows.clone() for rows in first.hidden]
+    (rest,) = runner.forward([Step(1, 200, text[200:], 3, layers, 90)])
+    close = partial(torch.testing.assert_close, rtol=0.02, atol=0.05 if kind == "native" else 1e-3)
+    close(rest.logits, whole.logits[last])
+    for rows, more, expected in zip(found, rest.hidden, whole.hidden, strict=True):
+        assert (rows.shape[0], more.shape[0]) == (200, 90)
+        close(rows, expected[:200])
+        close(more, expected[210:])
 
 
 def test_a_layer_that_there_is_not_is_refused() -> None:

@@ -17,7 +17,9 @@ from loadtest.fuzz.servers import Server
 from loadtest.fuzz.source import SERVICES, ScriptSource
 from loadtest.report.files import LabResults
 
-FACTS = Facts(400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1")
+FACTS = Facts(
+    400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1", heads=("head",)
+)
 FAST = {
     "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0,
     "SHRINK_S": 0.5,

@@ -17,12 +17,14 @@ import grpc
 from flyspec import wire
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
+from flyspec.values.admin import HeadInfo
 from flyspec.values.rounds import (
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
     DraftDistributions,
     DraftOpen,
+    HeadProposal,
     Verdict,
     VerifyOpen,
     VerifyRound,
@@ -42,10 +44,11 @@ from orchestrator.upstreams.draft import GrpcDraftSession
 from orchestrator.upstreams.half_floats import IMPOSSIBLE
 from orchestrator.upstreams.protocol import UNKNOWN
 from orchestrator.upstreams.verify import GrpcVerifySession
-from tests.orchestrator.pools import TARGET, pool_of, registry_of
+from tests.orchestrator.pools import INFO, TARGET, pool_of, registry_of
 from tests.orchestrator.world import EOS, World, judge
 
 CERTAIN = b"\0\0"
+HEAD = HeadInfo("head", "eagle3", 5)
 NEVER_S = 3600.0
 """The fakes' timeouts: a machine that stalls for seconds must not look like a lost service, since
 other drafts may give another output under a loose rule."""
@@ -202,15 +205,20 @@ class _DraftCall(_Call):
 
 
 class FakeVerify(_Service):
-    """A verify service. `rounds` holds what each was asked to check; less while it is `full`."""
+    """A verify service. `rounds` holds what each was asked to check; less while it is `full`.
+
+    Its head guesses as the drafter does, up to `head_k` tokens; at times it has no proposal.
+    """
 
     full = False
+    head_k = 1000
 
     def __init__(self, world: World, window_size: int) -> None:
         super().__init__()
         self.world, self.window_size = world, window_size
         self.rounds: dict[int, VerifyRound] = {}
         self.distributions: dict[int, list[TokenDistribution]] = {}
+        self.distributes = False
         self.stub = SimpleNamespace(Verify=lambda metadata=(): _VerifyCall(self))
 
     def open(self, open_, metrics, correlation=UNKNOWN):
@@ -299,7 +307,23 @@ class _VerifyCall(_Call):
                 for i in range(first, len(self.tokens))
             )
             verdict = replace(verdict, logprobs=logprobs)
-        return wire.encode(verdict)
+        return wire.encode(replace(verdict, proposal=self._proposal(verdict, request.head)))
+
+    def _proposal(self, verdict, asked):
+        world, tokens = self._service.world, list(self.tokens)
+        if asked is None or not verdict.last or verdict.failed or tokens[-1] == EOS:
+            return None
+        if not world.choice(tokens, 5):
+            return None
+        chances = []
+        while len(chances) < min(asked.max_tokens, self._service.head_k):
+            chances.append(world.confidence(tokens))
+            tokens.append(world.guess(tokens))
+            if tokens[-1] == EOS or math.prod(chances) < asked.min_confidence:
+                break
+        drafted = tokens[len(self.tokens) :]
+        points = [TokenDistribution()] * (len(drafted) if self._service.distributes else 0)
+        return HeadProposal(drafted, chances, points)
 
 
 def plan_of(**changes) -> GenerationPlan:
@@ -339,7 +363,7 @@ def plan_of(**changes) -> GenerationPlan:
 
 @dataclass
 class Fakes:
-    """A generation over fake services."""
+    """A generation over fake services, with the default drafter, or `head` or `relay`."""
 
     world: World
     plan: GenerationPlan
@@ -347,9 +371,10 @@ class Fakes:
     window_size: int = 3
     offer: Offer = field(default_factory=lambda: Offer(1000))
     pace: Pace | None = None
+    drafter: str = ""
 
     def __post_init__(self) -> None:
-        plan = self.plan
+        plan = self.plan = replace(self.plan, drafter=self.drafter)
         self.verify = FakeVerify(self.world, self.window_size)
         self.draft = FakeDraft(self.world, self.offer)
         self.ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
@@ -357,9 +382,13 @@ class Fakes:
         self.recoveries = Recoveries()
         accounts = self.ledger.metrics, self.recoveries
         self.drafters = registry_of(self.draft)
+        self.verify.distributes = plan.distribution is not None
+        targets = pool_of(self.verify)
+        if self.drafter:
+            targets = pool_of(self.verify, info=SimpleNamespace(**vars(INFO), heads=(HEAD,)))
+            self.drafters.adopt_heads(targets, (HEAD,))
         self.drafting = Drafting(self.drafters, plan, TARGET, *accounts)
-        targets = TargetReplicas(pool_of(self.verify), TARGET)
-        self.verifying = Verifying(targets, plan, NEVER_S, *accounts)
+        self.verifying = Verifying(TargetReplicas(targets, TARGET), plan, NEVER_S, *accounts)
         self.pace = self.pace or FixedPace(plan.num_speculative_tokens)
         self.rounds = Rounds(
             plan, self.pace, self.drafting, self.verifying, self.ledger, self.recoveries

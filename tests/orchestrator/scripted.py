@@ -17,12 +17,20 @@ from flyspec.telemetry import Telemetry
 from flyspec.values.admin import (
     DrafterInfo,
     DraftServiceInfo,
+    HeadInfo,
     ModelInfo,
     SessionStatus,
     TokenizerBundle,
     VerifyServiceInfo,
 )
-from flyspec.values.rounds import Decision, DraftChunk, Outcome, Verdict
+from flyspec.values.rounds import (
+    Decision,
+    DraftChunk,
+    HeadProposal,
+    HeadRequest,
+    Outcome,
+    Verdict,
+)
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
@@ -89,13 +97,37 @@ class Session:
 
 
 class Target(Service):
-    """A verify service; `limit` sessions."""
+    """A verify service; `limit` sessions. Its `heads` propose by these functions of the tokens.
+
+    `requests` are those for heads, in order; a head that is `faulty` breaks what it proposes.
+    """
 
     limit = 4
+    head_max_tokens = 5
+    faulty: Callable[[HeadProposal], HeadProposal | None] = staticmethod(lambda proposal: proposal)
+
+    def __init__(self, address: str, next_token: Script, pause_s: float = 0.0) -> None:
+        super().__init__(address, next_token, pause_s)
+        self.heads: dict[str, Script] = {}
+        self.requests: list[HeadRequest | None] = []
 
     async def describe(self, timeout_s: float = 1.0) -> VerifyServiceInfo:
         await self.answer()
-        return VerifyServiceInfo(MODEL, SessionStatus(0, self.limit), 64, 8, ("exact", "fly"))
+        heads = tuple(HeadInfo(n, "eagle3", self.head_max_tokens, 9, "f" * 32) for n in self.heads)
+        return VerifyServiceInfo(
+            MODEL, SessionStatus(0, self.limit), 64, 8, ("exact", "fly"), heads=heads
+        )
+
+    def proposal(self, tokens: Sequence[int], request: HeadRequest | None) -> HeadProposal | None:
+        """What a head proposes after these tokens."""
+        self.requests.append(request)
+        if request is None or not request.max_tokens:
+            return None
+        assert request.max_tokens <= self.head_max_tokens
+        drafts: list[int] = []
+        while len(drafts) < request.max_tokens:
+            drafts.append(self.heads[request.name]([*tokens, *drafts]))
+        return self.faulty(HeadProposal(drafts, [0.9] * len(drafts)))
 
     async def tokenizer(self) -> TokenizerBundle:
         return BUNDLE
@@ -128,8 +160,9 @@ class TargetSession(Session):
         keep_length = len(self.tokens)
         self.tokens.append(self.service.next_token(self.tokens))
         return Verdict(
-            keep_length, self.tokens[-1], tuple(decisions), start_length=start, round_id=round_id
-        )
+            keep_length, self.tokens[-1], tuple(decisions), start_length=start, round_id=round_id,
+            proposal=self.service.proposal(self.tokens, self.round.head),
+        )  # fmt: skip
 
 
 class Drafter(Service):
@@ -196,13 +229,15 @@ class Scripted:
 
 
 @asynccontextmanager
-async def scripted(targets=1, pause_s=0.0, next_token=script, **changes):
-    """Runs generations over services in this process."""
+async def scripted(targets=1, pause_s=0.0, next_token=script, heads=None, **changes):
+    """Runs generations over services in this process; all targets have these `heads`."""
     names = [f"target:{n}" for n in range(1, targets + 1)]
     inside = Scripted(
         {name: Target(name, next_token, pause_s) for name in names},
         {"drafter:1": Drafter("drafter:1", guess)},
     )
+    for target in inside.targets.values():
+        target.heads = dict(heads or {})
     values = {"rule": "exact", "num_speculative_tokens": 4, "max_waiting": 100, **changes}
     settings = OrchestratorSettings(
         verify_address=",".join(names), draft_address="drafter:1", **values

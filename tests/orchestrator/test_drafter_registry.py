@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flyspec.drafter_names import LOOKUP
 from flyspec.errors import (
     AlreadyExistsError,
     IncompatibleError,
@@ -19,7 +20,7 @@ from flyspec.values.admin import DrafterInfo, DrafterState, ProcessInfo
 from flyspec.values.sessions import SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
-from orchestrator.fleet.drafters import LOOKUP, Drafters
+from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.replicas import Pool
 from tests.waiting import until
 

@@ -36,6 +36,7 @@ class Generations(RuleBasedStateMachine):
     """One generation; the rules run rounds, with K changing, or break a stream."""
 
     pace: Pace | None = None
+    drafter = ""
 
     @initialize(
         world=st.builds(
@@ -68,7 +69,9 @@ class Generations(RuleBasedStateMachine):
         )
         self.world = world
         self.plan = replace(self.plan, adaptive=self.pace is not None)
-        self.fakes = Fakes(world, self.plan, TOKENIZER, window_size, pace=self.pace)
+        self.fakes = Fakes(
+            world, self.plan, TOKENIZER, window_size, pace=self.pace, drafter=self.drafter
+        )
         self.loop = asyncio.new_event_loop()
         self.running = self.fakes.run(MAX_ROUNDS)
         self.history: list[list[int]] = []
@@ -108,7 +111,11 @@ class Generations(RuleBasedStateMachine):
             # A proposal that plain decoding overtook, as after the first token, was asked for under
             # another id; one that was drafted ahead, before the last token.
             drafted_on = draft.sequences.get(round_id)
-            if round_.proposal.ahead:
+            if self.drafter:  # a relay asked for what follows the head's block
+                assert not round_.proposal.ahead
+                asked, drafts = drafted_on or tokens, list(round_.proposal.token_ids)
+                assert asked == [*tokens, *drafts][: len(asked)]
+            elif round_.proposal.ahead:
                 assert drafted_on == tokens[:-1]
             else:
                 overtaken = (
@@ -282,6 +289,22 @@ class WilfulGenerations(Generations):
         tell(self.fakes, whim)
 
 
+class HeadGenerations(WilfulGenerations):
+    """One generation drafted by a head of the target, which may have no proposal."""
+
+    drafter = "head"
+
+
+class RelayGenerations(WilfulGenerations):
+    """One drafted by a head and a draft service."""
+
+    drafter = "relay"
+
+    @rule(k=st.sampled_from([0, 1, 3, 1000]))
+    def shorten(self, k):
+        self.fakes.verify.head_k = k
+
+
 def tell(fakes: Fakes, whim: Whim) -> None:
     """Change everyone's behaviour."""
     fakes.pace.will(whim)
@@ -293,6 +316,10 @@ TestGenerations = Generations.TestCase
 TestGenerations.settings = settings(max_examples=examples(40), stateful_step_count=25)
 TestWilfulGenerations = WilfulGenerations.TestCase
 TestWilfulGenerations.settings = settings(max_examples=examples(50), stateful_step_count=30)
+TestHeadGenerations = HeadGenerations.TestCase
+TestHeadGenerations.settings = settings(max_examples=examples(40), stateful_step_count=25)
+TestRelayGenerations = RelayGenerations.TestCase
+TestRelayGenerations.settings = settings(max_examples=examples(40), stateful_step_count=25)
 
 WORLDS = st.builds(
     World,
@@ -317,14 +344,21 @@ async def whole(fakes: Fakes, minds: Sequence[Whim] = ()) -> list[int]:
     return final
 
 
-@given(world=WORLDS, minds=st.lists(whims, min_size=1, max_size=8), max_tokens=st.integers(1, 60))
-@settings(max_examples=examples(50))
-def test_an_exact_text_is_that_of_plain_decoding_whatever_the_pace(world, minds, max_tokens):
+@given(
+    world=WORLDS,
+    minds=st.lists(whims, min_size=1, max_size=8),
+    max_tokens=st.integers(1, 60),
+    drafter=st.sampled_from(["", "head", "relay"]),
+)
+@settings(max_examples=examples(80))
+def test_an_exact_text_is_that_of_plain_decoding_whatever_the_pace(
+    world, minds, max_tokens, drafter
+):
     world = replace(world, tolerance=0.0)
     plan = plan_of(
         rule=Rule("exact"), adaptive=True, num_speculative_tokens=7, max_tokens=max_tokens
     )
-    fakes = Fakes(world, plan, TOKENIZER, window_size=0, pace=WilfulPace())
+    fakes = Fakes(world, plan, TOKENIZER, window_size=0, pace=WilfulPace(), drafter=drafter)
     tokens = list(plan.prompt_token_ids)
     while len(tokens) < len(plan.prompt_token_ids) + max_tokens and tokens[-1] != EOS:
         tokens.append(world.own(tokens))
@@ -336,14 +370,15 @@ def test_an_exact_text_is_that_of_plain_decoding_whatever_the_pace(world, minds,
     minds=st.lists(whims, min_size=1, max_size=8),
     max_tokens=st.integers(1, 60),
     window_size=st.sampled_from([3, 6, 2, 1, 0]),
+    drafter=st.sampled_from(["", "head"]),
 )
-@settings(max_examples=examples(50))
-def test_a_lossy_run_is_repeated_by_its_rounds(world, minds, max_tokens, window_size):
+@settings(max_examples=examples(80))
+def test_a_lossy_run_is_repeated_by_its_rounds(world, minds, max_tokens, window_size, drafter):
     plan = plan_of(adaptive=True, num_speculative_tokens=7, max_tokens=max_tokens)
-    fakes = Fakes(world, plan, TOKENIZER, window_size, pace=WilfulPace())
+    fakes = Fakes(world, plan, TOKENIZER, window_size, pace=WilfulPace(), drafter=drafter)
     tokens = asyncio.run(whole(fakes, minds))
     rounds = fakes.ledger.num_draft_tokens_per_round
     pace = RepeatedPace(rounds, FixedPace(0))
-    again = Fakes(world, plan, TOKENIZER, window_size, pace=pace)
+    again = Fakes(world, plan, TOKENIZER, window_size, pace=pace, drafter=drafter)
     assert asyncio.run(whole(again)) == tokens
     assert again.ledger.num_draft_tokens_per_round == rounds

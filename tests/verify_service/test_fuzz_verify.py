@@ -22,9 +22,11 @@ from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from tests.hostile import fuzz, logged
+from tests.scripted_heads import ScriptedHead
 from tests.verify_service.sessions import HELD, drained, open_message, round_message, status_of
 from tests.waiting import until
 from verify_service.engine import VerifyEngine
+from verify_service.heads import Heads
 from verify_service.server import SERVICE_NAME
 from verify_service.service import VerifyServicer
 
@@ -49,12 +51,17 @@ async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, 
     monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
     runner = ModelRunner(load_model(target_dir, "cpu", "float64"), num_slots=40)
     engine = VerifyEngine(runner, loaded.tokenizer, 256, lambda: torch.set_num_threads(1))
+    info = engine.info
+    head = ScriptedHead(lambda tokens: sum(tokens) % 400)
+    engine.heads = Heads({"head": head}, info.vocab_size, info.context_length)
     engine.start()
     try:
         async with address_of(engine, loaded, idle_timeout_s=6.0) as address:
             report = await fuzz("verify", {"verify": address}, 2500)
         assert report.statuses["OK"] > 50
         assert report.statuses["INVALID_ARGUMENT"] > 100
+        assert head.steps
+        assert not engine.heads.failures["head"]
         # The engine's thread hears of the last ones a moment later.
         await until(lambda: runner.cache.num_free == runner.cache.num_slots)
     finally:

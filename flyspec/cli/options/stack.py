@@ -138,6 +138,9 @@ class ModelFlags:
     datastore: Annotated[str | None, setting(
         DraftSettings, "datastore", group=_GROUP, default="none",
     )] = None
+    heads: Annotated[str | None, _verify(
+        "heads", default="with the bundled pair, the one that comes with it",
+    )] = None
     rules_file: Annotated[str | None, setting(
         OrchestratorSettings, "rules_file", group=_GROUP,
     )] = None

@@ -83,9 +83,13 @@ class CapturedSteps:
         if not layers:
             return [Rows(program.logits[rows]) for rows in found]
         hidden = program.output.hidden_states
+        kept = [
+            slice(own.stop - s.hidden_count, own.stop)
+            for s, own in zip(steps, program.rows, strict=True)
+        ]
         return [
             Rows(program.logits[rows], tuple(hidden[i][0, own] for i in step.hidden_layers))
-            for step, rows, own in zip(steps, found, program.rows, strict=True)
+            for step, rows, own in zip(steps, found, kept, strict=True)
         ]
 
     def draw(self, draws: Sequence[Draw]) -> list[Drafted]:

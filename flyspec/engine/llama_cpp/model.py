@@ -146,7 +146,7 @@ class LlamaCppModel:
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
-        for _, start, token_ids, num_logits, _ in steps:
+        for _, start, token_ids, num_logits, *_ in steps:
             tokens += token_ids
             positions += range(start, start + len(token_ids))
             wanted += range(len(tokens) - num_logits, len(tokens))

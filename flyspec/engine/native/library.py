@@ -66,10 +66,10 @@ class SamplerStruct(ctypes.Structure):
 class BatchStruct(ctypes.Structure):
     """`Batch` in step.cpp."""
 
-    SIZES = ("rows", "num_wanted", "num_hidden", "stride")
+    SIZES = ("rows", "num_wanted", "num_kept", "num_hidden", "stride")
     POINTERS = (
-        "ids", "positions", "slots", "wanted", "hidden_layers", "logits", "hidden", "chances",
-        "tokens", "samplers",
+        "ids", "positions", "slots", "wanted", "kept", "hidden_layers", "logits", "hidden",
+        "chances", "tokens", "samplers",
     )  # fmt: skip
     _fields_ = (*((name, c_int64) for name in SIZES), *((name, c_void_p) for name in POINTERS))
 

@@ -78,21 +78,22 @@ class NativeModel:
         check_layers(steps, count)
         # The native step numbers them from 0.
         layers = sorted({layer % (count + 1) for step in steps for layer in step.hidden_layers})
-        batch, kept = self._begin(steps)
+        batch, arrays = self._begin(steps)
         logits = torch.empty((batch.num_wanted, self.info.vocab_size))
-        hidden = torch.empty((len(layers), batch.num_wanted, width))
+        hidden = torch.empty((len(layers), batch.num_kept, width))
         numbers = array("i", layers)
         batch.logits, batch.hidden = logits.data_ptr(), hidden.data_ptr()
         batch.num_hidden, batch.hidden_layers = len(layers), _at(numbers)
-        batch.stride = batch.num_wanted * width
+        batch.stride = batch.num_kept * width
         self._check(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
-        del kept
+        del arrays
         found: list[Rows] = []
-        at = 0
+        at = had = 0
         for step in steps:
             self.cache.record(step.slot, step.start, step.token_ids)
             rows = slice(at, at := at + step.num_logits)
-            own = (hidden[layers.index(i % (count + 1)), rows] for i in step.hidden_layers)
+            kept = slice(had, had := had + step.hidden_count)
+            own = (hidden[layers.index(i % (count + 1)), kept] for i in step.hidden_layers)
             found.append(Rows(logits[rows], tuple(own)))
         return found
 
@@ -155,7 +156,7 @@ class NativeModel:
         del kept
         found = []
         further = iter(range(len(drawing)))
-        for draw, (slot, start, fed, num_logits, _) in zip(draws, steps, strict=True):
+        for draw, (slot, start, fed, num_logits, *_) in zip(draws, steps, strict=True):
             tokens: list[int] = []
             sure: list[float] = []
             sent: list[TokenDistribution] | None = None
@@ -191,9 +192,10 @@ class NativeModel:
             end = -(-length // PANEL) * PANEL
             cache[:, target, :, :, :end] = cache[:, source, :, :, :end]
         self.cache.pending_copies.clear()
-        ids, positions, slots, wanted = (array("i") for _ in range(4))
+        ids, positions, slots, wanted, kept = (array("i") for _ in range(5))
         further = iter(most)
-        for slot, start, tokens, num_logits, _ in steps:
+        for step in steps:
+            slot, start, tokens, num_logits, *_ = step
             count = len(tokens)
             more = next(further) - 1 if most and num_logits else 0
             self.cache.reserve(slot, start, count + more)
@@ -201,13 +203,15 @@ class NativeModel:
             positions.extend(range(start, start + count))
             slots.extend([slot] * count)
             wanted.extend(range(len(ids) - num_logits, len(ids)))
+            if step.hidden_layers:
+                kept.extend(range(len(ids) - step.hidden_count, len(ids)))
         if not (min(ids) >= 0 and max(ids) < self.info.vocab_size):
             raise ValueError(f"token ids must be between 0 and {self.info.vocab_size - 1}")
         batch = BatchStruct(
-            len(ids), len(wanted), ids=_at(ids), positions=_at(positions), slots=_at(slots),
-            wanted=_at(wanted),
+            len(ids), len(wanted), len(kept), ids=_at(ids), positions=_at(positions),
+            slots=_at(slots), wanted=_at(wanted), kept=_at(kept),
         )  # fmt: skip
-        return batch, (ids, positions, slots, wanted)
+        return batch, (ids, positions, slots, wanted, kept)
 
     def _check(self, status: int) -> None:
         if status:

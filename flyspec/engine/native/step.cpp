@@ -137,10 +137,11 @@ struct Shape {
 };
 size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 // Input from Python: rows, which of them are wanted, where to write logits [wanted][vocabulary], or
-// if null, tokens drawn from them and their probabilities, and hidden [layers][wanted][hidden].
+// if null, tokens drawn from them and their probabilities; and hidden [layers][kept][hidden] of the
+// rows that are kept.
 struct Batch {
-  int64_t rows, num_wanted, num_hidden, stride;  // stride: of a hidden layer
-  const int32_t *ids, *positions, *slots, *wanted, *hidden_layers;
+  int64_t rows, num_wanted, num_kept, num_hidden, stride;  // stride: of a hidden layer
+  const int32_t *ids, *positions, *slots, *wanted, *kept, *hidden_layers;
   float *logits, *hidden, *chances;
   int32_t* tokens;
   const Sampler* samplers;  // [wanted]; null if all are greedy
@@ -290,8 +291,8 @@ struct Model : Shape {
   }
   void keep_hidden(int l) {
     for (int h = 0; h < b.num_hidden; h++)
-      for (int i = 0; b.hidden_layers[h] == l && i < b.num_wanted; i++) {
-        const float *row = row_of(b.wanted[i]), *from = l < layers ? row : qkv.p;
+      for (int i = 0; b.hidden_layers[h] == l && i < b.num_kept; i++) {
+        const float *row = row_of(b.kept[i]), *from = l < layers ? row : qkv.p;
         auto take = [&](int j, Vec v) { store(qkv.p + j, v); };
         if (l == layers) normalize(row, norm, C, hidden, take);
         memcpy(b.hidden + h * b.stride + i * hidden, from, 4 * hidden);
@@ -393,21 +394,25 @@ extern "C" {
 int flyspec_prepare() { return prepare_tiles(); }
 void* flyspec_open(const Shape* shape) { return new Model(*shape); }
 void flyspec_close(void* model) { delete (Model*)model; }
-// Runs a batch of any size; `wanted` must be ascending. Returns 1 if logits are not finite: one is
+// Runs a batch of any size; `wanted` and `kept` must be ascending. Returns 1 if logits are not finite: one is
 // NaN or +infinity, or, where tokens are picked, all of a row are -infinity.
 int flyspec_forward(void* model, const Batch* all) {
   Model& m = *(Model*)model;
-  std::vector<int32_t> here;
+  std::vector<int32_t> here, kept;
   m.not_finite = false;
-  for (int first = 0, done = 0; first < all->rows; first += MAX_ROWS, done += here.size()) {
+  for (int first = 0, done = 0, had = 0; first < all->rows;
+       first += MAX_ROWS, done += here.size(), had += kept.size()) {
     Batch& b = m.b = *all;
     b.rows = std::min<int64_t>(MAX_ROWS, b.rows - first);
     b.ids += first, b.positions += first, b.slots += first;
-    here.clear();
-    for (int i = done; i < all->num_wanted && b.wanted[i] < first + b.rows; i++)
-      here.push_back(b.wanted[i] - first);
+    here.clear(), kept.clear();
+    for (int i = done; i < all->num_wanted && all->wanted[i] < first + b.rows; i++)
+      here.push_back(all->wanted[i] - first);
+    for (int i = had; i < all->num_kept && all->kept[i] < first + b.rows; i++)
+      kept.push_back(all->kept[i] - first);
     b.wanted = here.data(), b.num_wanted = here.size();
-    b.hidden += done * m.hidden;
+    b.kept = kept.data(), b.num_kept = kept.size();
+    b.hidden += had * m.hidden;
     if (b.tokens) b.tokens += done, b.chances += done;
     if (b.samplers) b.samplers += done;
     if (b.logits) b.logits += done * m.vocabulary;

@@ -6,9 +6,9 @@ from itertools import chain
 from typing import Any
 
 from flyspec.client.recordings import recordable
+from flyspec.drafter_names import PREDICTION
 from flyspec.values.generation import Chunk, Completion, FinishReason, Models, Started
 from flyspec.values.requests import GenerateOptions
-from orchestrator.fleet.drafters import PREDICTION
 from orchestrator.front.http.bodies import ChatBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import chat_logprobs

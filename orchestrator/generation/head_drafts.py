@@ -1,0 +1,100 @@
+"""The proposals of a target's head, which come with the verdicts before them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from flyspec.values.rounds import (
+    DraftAdvance,
+    DraftChunk,
+    DraftOpen,
+    DraftTimings,
+    HeadProposal,
+    HeadRequest,
+    Verdict,
+)
+from flyspec.values.tokens import Origin
+from orchestrator.upstreams.proposal_checks import Answer
+
+MAX_MISSES = 3
+"""Consecutive verdicts without the requested proposal after which a generation does without."""
+
+
+class HeadDrafts:
+    """The latest proposal, until the sequence is not the one that it follows.
+
+    `open_` is the generation's draft session, whose distributions and vocabulary a proposal has.
+    `misses` counts consecutive verdicts without a requested proposal.
+    """
+
+    def __init__(self, open_: DraftOpen) -> None:
+        self._open = open_
+        self._proposal: DraftChunk | None = None
+        self.name = ""
+        """The head that the proposal is of."""
+        self.misses = 0
+
+    def received(self, request: HeadRequest | None, verdict: Verdict) -> None:
+        """Take the proposal of a verdict. Raises `DrafterFaultError` if it is invalid."""
+        self._proposal = None
+        if request is None or not request.max_tokens or not verdict.last:
+            return
+        if verdict.proposal is None:
+            self.misses += not verdict.failed
+            return
+        self.name, self.misses = request.name, 0
+        self._proposal = self._checked(request, verdict, verdict.proposal)
+
+    def _checked(
+        self, request: HeadRequest, verdict: Verdict, proposal: HeadProposal
+    ) -> DraftChunk:
+        """Return a proposal that passes the checks of a draft service's."""
+        keep, following, now = verdict.keep_length, verdict.next_token_id, time.perf_counter_ns()
+        asked = DraftAdvance(verdict.round_id, keep, (following,), request.max_tokens)
+        answer = Answer(asked, self._open, following, now)
+        chunk = DraftChunk(
+            verdict.round_id, keep, following, keep + 1, list(proposal.token_ids),
+            [Origin.EXACT_MODEL] * len(proposal.token_ids),
+            distributions=proposal.distributions, confidences=proposal.confidences,
+        )  # fmt: skip
+        answer.add(chunk, now)
+        head_ns = verdict.timings.head_ns
+        timings = DraftTimings(model_ns=head_ns, service_ns=head_ns)
+        return replace(answer.proposal, timings=timings)
+
+    def take(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk | None:
+        """Return the proposal that follows `tokens`, up to `max_tokens` of it; None without one."""
+        proposal, self._proposal = self._proposal, None
+        if proposal is None or proposal.start_position != len(tokens):
+            return None
+        if tokens[-1] != proposal.next_token_id:
+            return None
+        return proposal.cut(0, max_tokens)
+
+    def keep(self, length: int) -> None:
+        """Record that the sequence was truncated to `length` tokens, whatever follows now."""
+        if self._proposal is not None and length < self._proposal.start_position:
+            self._proposal = None
+
+
+def still_needed(min_confidence: float, confidences: Sequence[float]) -> float:
+    """Return the minimum probability of what follows tokens of these; above 1, nothing does."""
+    left = math.prod(confidences)
+    return min_confidence / left if left > 0 else math.inf
+
+
+def joined(block: DraftChunk, extension: DraftChunk) -> DraftChunk:
+    """Return a head's block and what another drafter proposes behind it, as one proposal."""
+    both = block.joined(extension)
+    one, other = block.timings, extension.timings
+    timings = DraftTimings(
+        one.queue_ns + other.queue_ns,
+        one.model_ns + other.model_ns,
+        one.service_ns + other.service_ns,
+    )
+    if len(both.confidences) != len(both.token_ids):  # one of them does not know its own
+        both = replace(both, confidences=())
+    return replace(both, timings=timings, agreements=())

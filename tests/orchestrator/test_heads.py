@@ -1,0 +1,270 @@
+"""Generations drafted by a head of the target, and by a relay of a head and a draft service."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from flyspec.errors import InvalidArgumentError, NotFoundError
+from flyspec.values.generation import Chunk, Completion, RecoveryKind, RoundRecord
+from flyspec.values.requests import GenerateOptions, GenerationRequest
+from flyspec.values.tokens import Origin
+from orchestrator.admission.clients import Caller
+from tests.orchestrator.scripted import guess, script, scripted
+
+PROMPT = [5, 6, 7]
+HEADS = {
+    "right": script,
+    "mostly": guess,
+    "garbage": lambda tokens: 3 + sum(tokens) % 150,
+}
+
+
+def expected(count):
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(script(tokens))
+    return tokens[len(PROMPT) :]
+
+
+class Run:
+    """A finished generation."""
+
+    def __init__(self, events):
+        self.events = events
+        self.tokens = [t for e in events if isinstance(e, Chunk) for t in e.token_ids]
+        self.origins = [o for e in events if isinstance(e, Chunk) for o in e.origins]
+        self.rounds = [e for e in events if isinstance(e, RoundRecord)]
+        self.completion = next(e for e in events if isinstance(e, Completion))
+        self.drafters = [share.drafter for share in self.completion.drafters]
+
+
+async def run(inside, at=None, **options):
+    """Run a generation; `at` maps numbers of tokens to what is then awaited."""
+    asked = GenerateOptions(
+        **{"max_tokens": 60, "num_speculative_tokens": 4, "return_rounds": True, **options}
+    )
+    events, count, at = [], 0, dict(at or {})
+    async for event in inside.generations.run(GenerationRequest(PROMPT, asked), Caller()):
+        events.append(event)
+        count += len(event.token_ids) if isinstance(event, Chunk) else 0
+        for due in [due for due in at if due <= count]:
+            await at.pop(due)()
+    return Run(events)
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("k", [1, 4, 15])
+async def test_the_text_is_the_targets_whatever_a_head_proposes(head, k):
+    async with scripted(heads=HEADS) as inside:
+        found = await run(inside, drafter=head, num_speculative_tokens=k)
+        assert found.tokens == expected(60)
+        # The first round brings the first proposal, and no draft service is asked.
+        assert found.completion.num_draft_tokens_per_round[0] == 0
+        assert found.drafters == [head]
+        assert inside.drafters["drafter:1"].opened == 0
+        longest = max(found.completion.num_draft_tokens_per_round)
+        assert longest == min(k, 5)
+        if head == "right":
+            assert found.completion.speculation.draft_acceptance_rate == 1
+            assert found.origins.count(Origin.EXACT_MODEL) > 25
+        assert not any(inside.left)
+
+
+@pytest.mark.parametrize("head", HEADS)
+async def test_adaptive_k_with_a_head(head):
+    async with scripted(heads=HEADS, num_speculative_tokens="auto", pause_s=0.001) as inside:
+        for _ in range(3):
+            found = await run(inside, drafter=head, num_speculative_tokens=None, max_tokens=150)
+            assert found.tokens == expected(150)
+        requests = inside.targets["target:1"].requests
+        assert any(requests)
+        assert None in requests  # plain decoding does not wait for a head
+        if head == "right":
+            assert found.completion.speculation.num_spec_steps > 5
+            # Its Ks, given back, give the same rounds.
+            ks = found.completion.num_draft_tokens_per_round
+            again = await run(
+                inside, drafter=head, num_speculative_tokens=None, max_tokens=150,
+                num_draft_tokens_per_round=ks,
+            )  # fmt: skip
+            assert again.completion.num_draft_tokens_per_round == ks
+
+
+async def test_heads_are_drafters_of_the_registry():
+    async with scripted(heads=HEADS) as inside:
+        drafters = inside.fleet.drafters
+        names = {"guess", "prompt_lookup", "right", "mostly", "garbage", "relay"}
+        assert {drafter.name for drafter in drafters.all} == names
+        right = drafters.get("right")
+        assert (right.kind, right.usable, right.max_draft_tokens) == ("eagle3", True, None)
+        drafters.activate("right", 0.5)
+        names = {(await run(inside)).drafters[0] for _ in range(4)}
+        assert names == {"guess", "right"}
+        drafters.activate("right", None)
+        assert (await run(inside)).drafters == ["right"]
+        drafters.activate("guess", None)
+        await drafters.drain("right", 0)
+        await drafters.remove("right", False)
+        await inside.fleet.targets.refresh()  # it does not come back by itself
+        with pytest.raises(NotFoundError, match="no drafter 'right'"):
+            await run(inside, drafter="right")
+        with pytest.raises(InvalidArgumentError, match="'relay' stands for a head that"):
+            await drafters.register("relay", "drafter:1", "")
+
+
+async def test_swapping_between_a_head_and_a_draft_service():
+    async with scripted(heads=HEADS) as inside:
+        drafters, target = inside.fleet.drafters, inside.targets["target:1"]
+
+        async def to(name):
+            drafters.activate(name, None)
+
+        at = {10: lambda: to("right"), 25: lambda: to("guess"), 40: lambda: to("mostly")}
+        found = await run(inside, at)
+        assert found.tokens == expected(60)
+        assert found.drafters == ["guess", "right", "mostly"]
+        assert {r.kind for r in found.completion.recoveries} == {RecoveryKind.DRAFTER_SWAPPED}
+        assert target.opened == 1
+        assert not any(inside.left)
+
+
+async def test_swaps_under_load():
+    async with scripted(heads=HEADS) as inside:
+        drafters = inside.fleet.drafters
+        inside.targets["target:1"].limit = 16
+        await inside.fleet.targets.refresh()
+
+        async def swap():
+            for name in ("right", "guess", "relay", "mostly", "garbage") * 2:
+                drafters.activate(name, None)
+                await asyncio.sleep(0.005)
+
+        *found, _ = await asyncio.gather(*(run(inside, max_tokens=150) for _ in range(16)), swap())
+        assert all(each.tokens == expected(150) for each in found)
+        assert not any(inside.left)
+
+
+async def test_a_head_that_never_proposes_gives_way():
+    async with scripted(heads=HEADS) as inside:
+        inside.targets["target:1"].faulty = lambda proposal: None
+        found = await run(inside, drafter="right")
+        assert found.tokens == expected(60)
+        assert found.completion.num_draft_tokens_per_round[:3] == [0, 0, 0]
+        assert found.drafters == ["guess"]
+        (recovery,) = found.completion.recoveries
+        assert recovery.kind is RecoveryKind.DRAFTER_REPLACED
+        assert not any(inside.left)
+
+
+@pytest.mark.parametrize(
+    "faulty",
+    [
+        lambda proposal: proposal._replace(token_ids=[400] * 4),
+        lambda proposal: proposal._replace(token_ids=[5] * 6, confidences=[0.5] * 6),
+        lambda proposal: proposal._replace(confidences=[float("nan")] * 4),
+        lambda proposal: proposal._replace(confidences=[0.5]),
+    ],
+)
+async def test_an_invalid_proposal_is_a_fault_of_the_head(faulty):
+    async with scripted(heads=HEADS) as inside:
+        inside.targets["target:1"].faulty = faulty
+        found = await run(inside, drafter="right")
+        assert found.tokens == expected(60)
+        assert found.drafters == ["guess"]
+        assert sum(inside.fleet.drafters.get("right").faults.values()) == 1
+
+
+async def test_a_lost_target_brings_the_next_proposal_with_its_first_verdict():
+    async with scripted(targets=2, heads=HEADS) as inside:
+
+        async def lose():
+            busy = next(t for t in inside.targets.values() if t.sessions)
+            busy.lost = True
+
+        found = await run(inside, {20: lose}, drafter="right")
+        assert found.tokens == expected(60)
+        assert found.drafters == ["right"]
+        assert found.completion.speculation.draft_acceptance_rate == 1
+        assert [r.kind for r in found.completion.recoveries] == [RecoveryKind.TARGET_REOPENED]
+        # One round went without drafts besides the first, if any.
+        assert found.completion.num_draft_tokens_per_round.count(0) <= 2
+
+
+async def test_a_replica_without_the_head_makes_it_unusable():
+    async with scripted(targets=2, heads=HEADS) as inside:
+        right = inside.fleet.drafters.get("right")
+        assert right.usable
+        inside.targets["target:2"].heads = {}
+        await inside.fleet.targets.refresh()
+        assert not right.usable
+        assert "target:2 has no head 'right'" in right.reason
+        found = await run(inside, drafter="right")
+        assert found.tokens == expected(60)
+        assert found.drafters == ["guess"]
+        assert inside.targets["target:2"].requests.count(None) == len(
+            inside.targets["target:2"].requests
+        )
+
+
+async def test_a_head_is_a_rung_of_the_ladder():
+    async with scripted(heads={"right": script}) as inside:
+
+        async def lose():
+            inside.drafters["drafter:1"].lost = True
+
+        found = await run(inside, {20: lose})
+        assert found.tokens == expected(60)
+        assert found.drafters[0] == "guess"
+        assert "right" in found.drafters or "relay" in found.drafters
+        assert not any(inside.left)
+
+
+# --- relay ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [3, 8, 15])
+@pytest.mark.parametrize("head", HEADS)
+async def test_a_relay_extends_the_heads_block(head, k):
+    async with scripted(heads={"head": HEADS[head]}) as inside:
+        found = await run(inside, drafter="relay", num_speculative_tokens=k, max_tokens=100)
+        assert found.tokens == expected(100)
+        assert found.drafters == ["relay"]
+        # Near the end drafts that cannot be emitted are not made.
+        assert max(found.completion.num_draft_tokens_per_round) == k
+        if head == "right" and k > 5:
+            blocks = [r.draft_token_ids[:5] for r in found.rounds if len(r.draft_token_ids) > 5]
+            assert blocks
+        assert not any(inside.left)
+
+
+async def test_a_relay_is_as_good_as_both_its_parts_together():
+    async with scripted(heads={"head": script}, num_speculative_tokens=12) as inside:
+        drafter = inside.drafters["drafter:1"]
+        wrong = random.Random(1).sample(range(203), 40)
+        drafter.next_token = lambda tokens: 5 if len(tokens) in wrong else script(tokens)
+        mean = {}
+        for name in ("head", "guess", "relay"):
+            found = await run(inside, drafter=name, num_speculative_tokens=12, max_tokens=200)
+            mean[name] = found.completion.speculation.mean_acceptance_length
+        assert mean["relay"] > max(mean["head"], mean["guess"])
+
+
+async def test_a_relay_goes_on_with_what_works():
+    async with scripted(heads={"head": script}) as inside:
+        drafter, target = inside.drafters["drafter:1"], inside.targets["target:1"]
+
+        async def lose():
+            drafter.lost = True
+
+        found = await run(inside, {20: lose}, drafter="relay", num_speculative_tokens=8)
+        assert found.tokens == expected(60)
+        assert found.drafters == ["relay"]
+        drafter.lost = False
+        target.faulty = lambda proposal: None
+        await asyncio.sleep(0.3)
+        found = await run(inside, drafter="relay", num_speculative_tokens=8)
+        assert found.tokens == expected(60)
+        assert found.completion.speculation.num_spec_steps > 3

@@ -1,0 +1,438 @@
+"""Draft heads beside the target: the rows they read, what they hold, and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flyspec import wire
+from flyspec.config import VerifySettings
+from flyspec.engine import draft_heads
+from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.rules import Rule, WindowScope
+from flyspec.v1 import verify_pb2
+from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
+from flyspec.values.rounds import HeadRequest, OpenWindow, Verdict, VerifyRound
+from flyspec.values.tokens import Drafted, SamplingParams
+from tests.scripted import ScriptedModel
+from tests.scripted_heads import ScriptedHead
+from tests.verify_service.conftest import CACHES, JUDGE
+from tests.verify_service.sessions import PROMPT, answers, opening
+from verify_service.engine import VerifyEngine
+from verify_service.heads import Heads, load_heads
+from verify_service.service import VerifyServicer
+from verify_service.sessions import READ_AGAIN
+
+LAYERS = (0, 1, -1)
+HEAD = HeadRequest("head", 5)
+
+
+def garbage(tokens):
+    """A token that depends on all before it."""
+    return 3 + (31 * sum(tokens) + len(tokens)) % 390
+
+
+def with_head(engine, head, name="head"):
+    info = engine.info
+    engine.heads = Heads({name: head}, info.vocab_size, info.context_length, [1])
+    return head
+
+
+@pytest.fixture
+def rows_of(loaded):
+    """transformers' own hidden rows at each of some tokens."""
+
+    def rows(tokens, layers):
+        with torch.inference_mode():
+            found = loaded.model(
+                torch.tensor([list(tokens)]), use_cache=False, output_hidden_states=True
+            )
+        return [found.hidden_states[layer][0] for layer in layers]
+
+    return rows
+
+
+async def generate(engine, session, prompt, num_tokens, request=HEAD, first=1):
+    """Decode with a head alone; return the tokens and how many drafts each round had."""
+    tokens, drafts, counts = list(prompt), (), []
+    for round_id in range(1, 1000):
+        held = len(tokens) if round_id > 1 else len(prompt)
+        round_ = VerifyRound(round_id, held, (), drafts, max_plain_tokens=first, head=request)
+        for verdict in await answers(engine, session, round_):
+            accepted = verdict.keep_length - len(tokens)
+            tokens += [*drafts[:accepted], verdict.next_token_id]
+        counts.append(len(drafts))
+        if len(tokens) >= len(prompt) + num_tokens or tokens[-1] == 1:
+            return tokens[len(prompt) :][:num_tokens], counts
+        assert verdict.proposal is not None
+        drafts = verdict.proposal.token_ids
+        assert len(drafts) <= request.max_tokens
+        assert len(verdict.proposal.confidences) == len(drafts)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("engine", CACHES, indirect=True)
+@pytest.mark.parametrize("guess", ["right", "mostly", "garbage"])
+async def test_a_head_gets_the_targets_rows_and_leaves_the_text_alone(
+    engine, greedy, rows_of, guess
+):
+    prompt = [0, *(random.Random(1).randrange(3, 400) for _ in range(70))]  # in pieces of 16
+    text = [*prompt, *greedy(prompt, 40)]
+
+    def guesses(tokens):
+        right = text[len(tokens)] if len(tokens) < len(text) else 5
+        wrong = guess == "garbage" or (guess == "mostly" and len(tokens) % 4 == 0)
+        return garbage(tokens) if wrong else right
+
+    head = with_head(engine, ScriptedHead(guesses, 5, LAYERS, rows_of))
+    session = engine.open(opening(prompt))
+    got, counts = await generate(engine, session, prompt, 30)
+    assert got == text[len(prompt) :][: len(got)]
+    assert counts[0] == 0
+    assert set(counts[1:]) == {5}
+    if guess == "right":
+        assert len(counts) <= 7
+    assert [step.start for step in head.steps[:4]] == [0, 16, 32, 48]
+    assert [step.max_tokens for step in head.steps[:4]] == [0, 0, 0, 0]
+    engine.close(session)
+
+
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0.8), SamplingParams(1.0, 0.9, repetition_penalty=1.3)]
+)
+async def test_sampled_text_does_not_depend_on_a_head(engine, sampling):
+    def open_():
+        return engine.open(opening(PROMPT, sampling=sampling, seed=9))
+
+    session = open_()
+    verdicts = await answers(
+        engine, session, VerifyRound(1, len(PROMPT), [], [], max_plain_tokens=30)
+    )
+    plain = [verdict.next_token_id for verdict in verdicts]
+    engine.close(session)
+    for k in (1, 3, 8):
+        head = with_head(engine, ScriptedHead(garbage, 8))
+        session = open_()
+        got, _ = await generate(engine, session, PROMPT, 30, HeadRequest("head", k))
+        assert got == plain[: len(got)]
+        drafting = [step for step in head.steps if step.max_tokens]
+        assert {step.sampling for step in drafting} == {sampling}
+        assert {step.seed for step in drafting} == {9}
+        for step in drafting:
+            assert (step.history is not None) == sampling.needs_history
+        engine.close(session)
+
+
+async def test_plain_decoding_ends_with_a_proposal(engine, greedy, rows_of):
+    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
+    session = engine.open(opening(PROMPT))
+    round_ = VerifyRound(1, len(PROMPT), (), (), max_plain_tokens=4, head=HEAD)
+    verdicts = await answers(engine, session, round_)
+    assert [v.next_token_id for v in verdicts] == greedy(PROMPT, 4)
+    assert [v.proposal is not None for v in verdicts] == [False, False, False, True]
+    assert [len(step.token_ids) for step in head.steps] == [len(PROMPT), 1, 1, 1]
+    assert verdicts[-1].timings.head_ns > 0
+    only_read = HeadRequest("head", 0)
+    round_ = VerifyRound(2, len(PROMPT) + 4, (), (9,), head=only_read)
+    (verdict,) = await answers(engine, session, round_)
+    assert verdict.proposal is None
+    assert head.held(session.slot) == verdict.keep_length
+    engine.close(session)
+
+
+async def test_what_a_head_misses_is_read_again_as_far_as_it_is_near(engine, greedy, rows_of):
+    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
+    prompt = [0, *(random.Random(2).randrange(3, 400) for _ in range(99))]
+    session = engine.open(opening(prompt))
+    await answers(engine, session, VerifyRound(1, len(prompt), (), (), max_plain_tokens=3))
+    assert head.steps == []
+    length = len(prompt) + 3
+    (verdict,) = await answers(engine, session, VerifyRound(2, length, (), (7,), head=HEAD))
+    assert verdict.proposal is not None
+    # The target holds all but the last token.
+    begins = [step.start for step in head.steps]
+    assert begins[0] == length - 1 - READ_AGAIN
+    assert sum(len(step.token_ids) for step in head.steps) == verdict.keep_length - begins[0]
+    head.steps.clear()
+    length = verdict.keep_length + 1
+    for round_id in (3, 4, 5):  # without the head: it falls behind
+        (verdict,) = await answers(engine, session, VerifyRound(round_id, length, (), ()))
+        length = verdict.keep_length + 1
+    (verdict,) = await answers(engine, session, VerifyRound(6, length, (), (), head=HEAD))
+    assert [(step.start, len(step.token_ids)) for step in head.steps] == [(length - 4, 4)]
+    engine.close(session)
+
+
+async def test_a_slot_that_is_reused_keeps_what_fits(engine, rows_of):
+    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
+    prompt = [0, *(random.Random(3).randrange(3, 400) for _ in range(40))]
+
+    async def first_steps(tokens):
+        head.steps.clear()
+        session = engine.open(opening(tokens))
+        await answers(engine, session, VerifyRound(1, len(tokens), (), (), head=HEAD))
+        engine.close(session)
+        return [(step.start, len(step.token_ids)) for step in head.steps], session.slot
+
+    _, slot = await first_steps(prompt)
+    longer = [*prompt, 8, 9, 10]
+    steps, again = await first_steps(longer)
+    assert again == slot
+    # One less than the target: a head's position depends on the token after it.
+    assert steps == [(40, 4)]
+    other = [0, *(random.Random(4).randrange(3, 400) for _ in range(10))]
+    steps, _ = await first_steps(other)
+    assert steps == [(0, 11)]
+
+
+async def test_a_failed_window_costs_one_proposal(engine, rows_of):
+    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
+    rule = Rule("margin", window_scope=WindowScope.ACROSS_ROUNDS)
+    session = engine.open(opening(PROMPT, rule))
+    (verdict,) = await answers(
+        engine, session, VerifyRound(1, len(PROMPT), (), (9, 10, 11), head=HEAD)
+    )
+    length = len(session.sequence)
+    position = length - 1
+    window = OpenWindow(position, 77, 3, 0.1)
+    wrong = (4 if verdict.proposal.token_ids[0] != 4 else 5,)
+    (verdict,) = await answers(
+        engine, session, VerifyRound(2, length, (20, 21), wrong, open_window=window, head=HEAD)
+    )
+    assert verdict.failed
+    assert verdict.keep_length == position
+    # The row before the replaced token is in no step of this round.
+    assert verdict.proposal is None
+    head.steps.clear()
+    (verdict,) = await answers(engine, session, VerifyRound(3, position + 1, (), (), head=HEAD))
+    assert verdict.proposal is not None
+    assert [(step.start, len(step.token_ids)) for step in head.steps] == [(position - 1, 2)]
+    engine.close(session)
+
+
+async def test_judging_by_hidden_rows_goes_with_a_head(engine):
+    """The judge of `autojudge` gets the rows that it gets without."""
+    rule, rng = Rule("autojudge", judge_threshold=0.5), random.Random(5)
+    drafts = [[rng.randrange(3, 400) for _ in range(6)] for _ in range(4)]
+
+    async def verdicts(head):
+        session, found, length = engine.open(opening(PROMPT, rule)), [], len(PROMPT)
+        for round_id, each in enumerate(drafts, 1):
+            round_ = VerifyRound(round_id, length, (), each, head=head)
+            (verdict,) = await answers(engine, session, round_)
+            length = verdict.keep_length + 1
+            found.append((verdict.keep_length, verdict.next_token_id, verdict.decisions))
+        engine.close(session)
+        return found
+
+    with_head(engine, ScriptedHead(garbage, 5, (1, -1)))
+    assert JUDGE.hidden_size
+    assert await verdicts(HEAD) == await verdicts(None)
+
+
+async def test_a_head_drafts_for_all_rounds_of_a_step_at_once(engine, greedy):
+    head = with_head(engine, ScriptedHead(garbage, 4))
+    prompts = [[0, *range(10 * i + 5, 10 * i + 9 + i)] for i in range(4)]
+
+    async def one(prompt):
+        session = engine.open(opening(prompt))
+        got, _ = await generate(engine, session, prompt, 25)
+        engine.close(session)
+        return got
+
+    for prompt, got in zip(prompts, await asyncio.gather(*map(one, prompts)), strict=True):
+        assert got == greedy(prompt, 25)[: len(got)]
+    assert max(head.batches) > 1
+
+
+@pytest.mark.parametrize("fault", ["raises", "vocabulary", "chances", "too many"])
+async def test_a_head_that_fails_harms_no_verdict(engine, greedy, fault):
+    class Faulty(ScriptedHead):
+        def _continue(self, step, tokens):
+            drafted = super()._continue(step, tokens)
+            if tokens[1] != 17 or not step.max_tokens:
+                return drafted
+            match fault:
+                case "raises":
+                    raise FloatingPointError("NaN")
+                case "vocabulary":
+                    return drafted._replace(token_ids=[400] * step.max_tokens)
+                case "chances":
+                    return drafted._replace(confidences=[float("nan")] * step.max_tokens)
+            return Drafted([5] * 9, (), (), [0.5] * 9)
+
+    head = with_head(engine, Faulty(garbage, 4))
+    sick, well = PROMPT, [0, 18, *PROMPT[2:]]
+    one, other = engine.open(opening(sick)), engine.open(opening(well))
+
+    async def round_(session, prompt, round_id, keep):
+        asked = VerifyRound(round_id, keep, (), (9,), head=HEAD)
+        (verdict,) = await answers(engine, session, asked)
+        return verdict
+
+    found, good = await asyncio.gather(round_(one, sick, 1, 8), round_(other, well, 1, 8))
+    assert found.next_token_id in greedy(sick, 2)
+    assert found.proposal is None
+    assert good.proposal is not None
+    assert engine.heads.failures["head"] == 1
+    # Its session goes on without the head, and does not pay for it.
+    steps = len(head.steps)
+    again = await round_(one, sick, 2, found.keep_length + 1)
+    assert again.proposal is None
+    assert len(head.steps) == steps
+    assert engine.heads.failures["head"] == 1
+    engine.close(one)
+    engine.close(other)
+    assert engine.failures.num_total == 0
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (HeadRequest("other", 3), "no head 'other'; choose from head, or start"),
+        (HeadRequest("head", 3, float("nan")), "min_confidence must be between 0 and 1, got nan"),
+        (HeadRequest("head", 3, 1.5), "min_confidence must be between 0 and 1, got 1.5"),
+    ],
+)
+async def test_bad_requests_are_refused_by_name(engine, request_, message):
+    with_head(engine, ScriptedHead(garbage))
+    session = engine.open(opening(PROMPT))
+    with pytest.raises(InvalidArgumentError, match=rf"round\.head\..*{message}"):
+        await answers(engine, session, VerifyRound(1, len(PROMPT), (), (), head=request_))
+    engine.close(session)
+
+
+async def test_nothing_is_proposed_where_nothing_can_follow(engine, greedy):
+    with_head(engine, ScriptedHead(garbage, 5))
+    context = engine.info.context_length
+    prompt = [0, *(random.Random(6).randrange(3, 400) for _ in range(context - 4))]
+    session = engine.open(opening(prompt))
+    (verdict,) = await answers(engine, session, VerifyRound(1, context - 3, (), (), head=HEAD))
+    # The sequence has 254 of 256 tokens now; two drafts fit.
+    assert len(verdict.proposal.token_ids) == 2
+    engine.close(session)
+
+
+async def test_describe_lists_the_heads(engine, loaded):
+    head = with_head(engine, ScriptedHead(garbage, 6))
+    servicer = VerifyServicer(engine, loaded.tokenizer, VerifySettings(model="x"))
+    message = await servicer.Describe(verify_pb2.VerifyServiceDescribeRequest(), None)
+    (info,) = wire.decode(VerifyServiceInfo, message).heads
+    assert (info.name, info.kind, info.max_tokens) == ("head", "scripted", 6)
+    assert info.fingerprint == head.fingerprint
+
+
+def test_heads_are_loaded_and_tried_beside_their_target(engine, loaded, monkeypatch):
+    given = []
+
+    def load_head(directory, target, num_slots):
+        given.append((str(directory), target, num_slots))
+        layers = (9,) if directory.name == "deep" else LAYERS
+        return ScriptedHead(garbage, 3, layers)
+
+    monkeypatch.setattr(draft_heads, "load_head", load_head, raising=False)
+    heads = load_heads("a=/heads/a b=/heads/b", loaded, engine.model)
+    assert [info.name for info in heads.infos] == ["a", "b"]
+    assert given == [("/heads/a", loaded, 4), ("/heads/b", loaded, 4)]
+    assert engine.model.cache.num_free == 4
+    with pytest.raises(ConfigError, match=r"--heads a=/deep: it does not work .* hidden_layers: 9"):
+        load_heads("a=/deep", loaded, engine.model)
+    for wrong, why in {
+        "a": "'a' is not NAME=DIRECTORY; give one for each head, separated by spaces",
+        "a=x a=y": "'a' is given twice",
+        "relay=x": "'relay' is another drafter",
+        "a/b=x": "invalid name 'a/b'",
+    }.items():
+        with pytest.raises(ConfigError, match=f"--heads: {why}"):
+            load_heads(wrong, loaded, engine.model)
+
+
+# --- any sequence of rounds -----------------------------------------------------------------
+
+TOKENIZER = TokenizerBundle(b"", "", (), ())
+ROUNDS = st.lists(
+    st.tuples(
+        st.integers(0, 1),  # session
+        st.integers(0, 12),  # tokens to take back
+        st.lists(st.integers(1, 31), max_size=3),  # to append
+        st.integers(0, 4),  # right drafts
+        st.integers(0, 2),  # wrong ones
+        st.integers(1, 3),  # plain tokens
+        st.sampled_from(["", "one", "other"]),
+        st.booleans(),  # reopen first
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+def rows(tokens, layers):
+    """Those of `ScriptedModel`."""
+    return [torch.tensor([[token, layer] for token in tokens]) for layer in layers]
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROUNDS)
+def test_heads_follow_any_rollback(plan):
+    """Every row that a head reads is of the sequence, and every proposal follows the sequence."""
+
+    async def run() -> None:
+        model = ScriptedModel(num_slots=2, context_length=200)
+        engine = VerifyEngine(model, TOKENIZER, 64)
+        heads = {
+            name: ScriptedHead(lambda tokens: sum(tokens) % 32, 3, (i, -1), rows)
+            for i, name in enumerate(("one", "other"))
+        }
+        engine.heads = Heads(heads, 32, 200)
+        engine.start()
+        open_tokens = [[0, 1, 2, 3, 4], [0, 5, 6, 7]]
+        sessions = [engine.open(opening(tokens)) for tokens in open_tokens]
+        sequences = [list(tokens) for tokens in open_tokens]
+        try:
+            for round_id, (which, back, append, right, wrong, plain, name, reopen) in enumerate(
+                plan, 1
+            ):
+                tokens = sequences[which]
+                if reopen or len(tokens) > 150:
+                    engine.close(sessions[which])
+                    tokens = sequences[which] = tokens[:40]
+                    sessions[which] = engine.open(opening(tokens))
+                keep = max(1, len(tokens) - back)
+                tokens[keep:] = append
+                drafts = [(tokens[-1] + 1 + i) % 32 for i in range(right)] + [
+                    31 - tokens[-1]
+                ] * wrong
+                request = HeadRequest(name, 3) if name else None
+                round_ = VerifyRound(
+                    round_id, keep, append, drafts, max_plain_tokens=plain, head=request
+                )
+                before = list(tokens)
+                for verdict in await answers(engine, sessions[which], round_):
+                    accepted = verdict.keep_length - len(before)
+                    tokens[len(before) :] = [*drafts[: max(0, accepted)], verdict.next_token_id]
+                    before = list(tokens)
+                    drafts = []
+                check(verdict, name, heads, sessions[which].slot, tokens)
+        finally:
+            engine.stop()
+
+    def check(verdict: Verdict, name, heads, slot, tokens) -> None:
+        assert (verdict.proposal is not None) == bool(name)
+        if not name:
+            return
+        head = heads[name]
+        assert head.held(slot) == len(tokens) - 1
+        held = head._tokens[slot]
+        # What it holds is the sequence, but for what it missed.
+        for mine, own in zip(held[1:], tokens[1:], strict=True):
+            assert mine in (None, own)
+        if None not in held[1:]:
+            drafts = list(verdict.proposal.token_ids)
+            assert drafts[0] == sum(tokens) % 32
+
+    asyncio.run(run())

@@ -1,0 +1,286 @@
+"""Draft heads beside the target: what they hold of each slot, and their proposals for rounds.
+
+A head reads the target's hidden rows, so that its cache follows the target's slots. The networks
+are in `flyspec.engine.draft_heads`. Everything here runs in the engine's thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter_ns
+from typing import NamedTuple
+
+from flyspec.drafter_names import head_directories
+from flyspec.engine import draft_heads
+from flyspec.engine.draft_heads.base import DraftHead, HeadStep
+from flyspec.engine.loading import LoadedModel
+from flyspec.engine.model import History, Model, Rows, Step
+from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.prefix import num_same
+from flyspec.values.admin import HeadInfo
+from flyspec.values.rounds import HeadProposal, HeadRequest, Verdict
+from flyspec.values.tokens import Drafted
+from verify_service.sessions import TargetSession
+from verify_service.verdicts import RoundContext
+
+log = logging.getLogger(__name__)
+
+_PROBABILITY = 1.001
+"""1 plus rounding."""
+
+
+class HeadTurn(NamedTuple):
+    """A session's turn at a head."""
+
+    name: str
+    session: TargetSession
+    step: HeadStep
+
+
+class Heads:
+    """The heads of one target, by name, and what each slot of them holds.
+
+    `failures` counts the rounds that went without a proposal because a head failed.
+    """
+
+    def __init__(
+        self,
+        heads: Mapping[str, DraftHead],
+        vocab_size: int,
+        context_length: int,
+        eos_token_ids: Collection[int] = (),
+    ) -> None:
+        self._heads, self._vocab_size = heads, vocab_size
+        self._context_length, self._eos = context_length, frozenset(eos_token_ids)
+        # By head and slot: the tokens of the positions that it holds, and the one after them.
+        self._read: dict[str, dict[int, list[int]]] = {name: {} for name in heads}
+        self.failures: Counter[str] = Counter(dict.fromkeys(heads, 0))
+        self.infos = tuple(
+            HeadInfo(name, h.kind, h.max_tokens, h.num_parameters, h.fingerprint)
+            for name, h in heads.items()
+        )
+
+    def check(self, request: HeadRequest | None) -> None:
+        """Raise `InvalidArgumentError` for a head that is not there, or bad values."""
+        if request is None:
+            return
+        if request.name not in self._heads:
+            have = f"choose from {', '.join(self._heads)}" if self._heads else "there is none"
+            raise InvalidArgumentError(
+                f"round.head.name: no head {request.name!r}; {have}, or start the verify service "
+                "with --heads"
+            )
+        if not 0 <= request.min_confidence <= 1:  # NaN too
+            raise InvalidArgumentError(
+                f"round.head.min_confidence must be between 0 and 1, got {request.min_confidence:g}"
+            )
+
+    def wanted(self, session: TargetSession, request: HeadRequest | None) -> HeadRequest | None:
+        """Return the request; None if its head has failed in this session."""
+        return None if request and request.name in session.failed_heads else request
+
+    def layers(self, request: HeadRequest | None) -> tuple[int, ...]:
+        """Return the layers whose hidden rows the requested head reads."""
+        return self._heads[request.name].hidden_layers if request else ()
+
+    def adopt(self, session: TargetSession) -> None:
+        """Find what the heads hold of a session that has just got its slot, from one before it."""
+        assert session.slot is not None
+        for name, by_slot in self._read.items():
+            read = by_slot.get(session.slot, [])
+            session.heads[name] = max(0, num_same(read, session.sequence.tokens) - 1)
+
+    def forget(self, slot: int) -> None:
+        """Drop what all heads hold of a slot whose step failed."""
+        for name in self._heads:
+            self._forget(name, slot)
+
+    def _forget(self, name: str, slot: int) -> None:
+        self._read[name].pop(slot, None)
+        with suppress(Exception):  # it may have just failed
+            self._heads[name].forget(slot)
+
+    def follow(
+        self,
+        steps: Sequence[Step],
+        found: Sequence[Rows | object],
+        rounds: Mapping[int, RoundContext],
+        verdicts: Mapping[int, Verdict | Exception],
+    ) -> tuple[dict[int, HeadProposal], int]:
+        """Let the heads read what they need of a forward's rows, and draft after `verdicts`.
+
+        `rounds` are by slot, `verdicts` and the returned proposals by index of the step. Also
+        returns the time taken, in ns.
+        """
+        turns: dict[int, HeadTurn] = {}
+        for index, (step, rows) in enumerate(zip(steps, found, strict=True)):
+            context, verdict = rounds.get(step.slot), verdicts.get(index)
+            if context is None or not isinstance(rows, Rows) or isinstance(verdict, Exception):
+                continue
+            if verdict is not None and verdict.failed:
+                context.session.cut_heads(verdict.keep_length)
+            if turn := self._turn(context, step, rows, verdict):
+                turns[index] = turn
+        return self._run_all(turns)
+
+    def _turn(
+        self, context: RoundContext, step: Step, rows: Rows, verdict: Verdict | None
+    ) -> HeadTurn | None:
+        """Return what the round's head reads after a step; None if it gets nothing from it.
+
+        Without a `verdict`, the step was a piece of the session's prompt.
+        """
+        session, request = context.session, context.head
+        if request is None or not step.hidden_count:
+            return None
+        end = step.start + len(step.token_ids)
+        start = end - step.hidden_count
+        tokens = session.sequence.tokens
+        if verdict is None:
+            following = tokens[start + 1 : end + 1]
+        elif (end := verdict.keep_length) <= start:
+            return None  # a failed window: the row that it needs was in an earlier step
+        else:
+            drafts = context.round.draft_token_ids[: verdict.num_accepted]
+            following = [*tokens[start + 1 : end], *drafts, verdict.next_token_id]
+        hidden = tuple(rows.hidden[len(context.hidden_layers) :])
+        turn = HeadStep(step.slot, start, tuple(each[: end - start] for each in hidden), following)
+        if verdict is not None and context.is_last:
+            turn = self._drafting(turn, session, request)
+        return HeadTurn(request.name, session, turn)
+
+    def _drafting(self, step: HeadStep, session: TargetSession, request: HeadRequest) -> HeadStep:
+        """Return the step that drafts as well, unless nothing can follow."""
+        length = step.start + len(step.token_ids) + 1
+        most = min(request.max_tokens, self._heads[request.name].max_tokens)
+        most = min(most, self._context_length - length)
+        if most <= 0 or step.token_ids[-1] in self._eos:
+            return step
+        history = None
+        if session.sampling.needs_history:
+            tokens = [*session.sequence.tokens[: step.start + 1], *step.token_ids]
+            history = History(tokens, session.prompt_length, self._eos)
+        return step._replace(
+            max_tokens=most,
+            sampling=session.sampling,
+            seed=session.seed,
+            history=history,
+            distribution=session.distribution,
+            stop_token_ids=self._eos,
+            min_confidence=request.min_confidence,
+        )
+
+    def _run_all(self, turns: Mapping[int, HeadTurn]) -> tuple[dict[int, HeadProposal], int]:
+        """Run all turns, a batch for each head; return the proposals, and the time taken in ns.
+
+        A head that fails harms no verdict: the turn has no proposal, and its session does without
+        the head from then on.
+        """
+        if not turns:
+            return {}, 0
+        began = perf_counter_ns()
+        batches: defaultdict[str, dict[int, HeadTurn]] = defaultdict(dict)
+        for key, turn in turns.items():
+            batches[turn.name][key] = turn
+        found: dict[int, HeadProposal] = {}
+        for name, batch in batches.items():
+            found |= self._run(name, batch)
+        return found, perf_counter_ns() - began
+
+    def _run(self, name: str, batch: Mapping[int, HeadTurn]) -> dict[int, HeadProposal]:
+        """Run one head's turns; if they fail together, each on its own."""
+        steps = [turn.step for turn in batch.values()]
+        try:
+            drafted = self._heads[name].draft(steps)
+            proposals = [
+                self._checked(step, each) for step, each in zip(steps, drafted, strict=True)
+            ]
+        except Exception as error:
+            if len(batch) > 1:
+                alone = (self._run(name, {key: turn}) for key, turn in batch.items())
+                return {key: each for found in alone for key, each in found.items()}
+            for turn in batch.values():
+                self._failed(turn, error)
+            return {}
+        found = {}
+        for (key, turn), proposal in zip(batch.items(), proposals, strict=True):
+            self._note(turn)
+            if turn.step.max_tokens:
+                found[key] = proposal
+        return found
+
+    def _failed(self, turn: HeadTurn, error: Exception) -> None:
+        self.failures[turn.name] += 1
+        log.warning("head %s failed, the round has no proposal: %r", turn.name, error)
+        turn.session.failed_heads.add(turn.name)
+        self._forget(turn.name, turn.step.slot)
+
+    def _checked(self, step: HeadStep, drafted: Drafted) -> HeadProposal:
+        """Return what a head drafted. Raises `ArithmeticError` for what no target may be sent."""
+        tokens, chances = drafted.token_ids, drafted.confidences
+        if len(tokens) > step.max_tokens or len(chances) != len(tokens):
+            raise ArithmeticError(
+                f"{len(tokens)} tokens with {len(chances)} confidences, of {step.max_tokens}"
+            )
+        if not all(0 <= token < self._vocab_size for token in tokens):
+            raise ArithmeticError(f"tokens outside of the vocabulary: {max(tokens)}")
+        if not all(0 <= chance <= _PROBABILITY for chance in chances):  # NaN too
+            raise ArithmeticError("confidences that are no probabilities")
+        if step.distribution is not None and len(drafted.distributions) != len(tokens):
+            raise ArithmeticError(f"{len(drafted.distributions)} distributions")
+        return HeadProposal(
+            tuple(tokens), tuple(min(1.0, each) for each in chances), tuple(drafted.distributions)
+        )
+
+    def _note(self, turn: HeadTurn) -> None:
+        """Record what the slot holds now."""
+        _, start, _, following, *_ = turn.step
+        session, read = turn.session, self._read[turn.name].setdefault(turn.step.slot, [])
+        if len(read) <= start or session.heads.get(turn.name, 0) < start:
+            read[:] = session.sequence.tokens[: start + 1]  # what came before is missing
+        else:
+            del read[start + 1 :]
+        read += following
+        session.heads[turn.name] = start + len(following)
+
+
+def load_heads(setting: str, loaded: LoadedModel, model: Model) -> Heads:
+    """Load the heads of `--heads` beside a warm target, and try each on its hidden rows.
+
+    Raises `ConfigError`.
+    """
+    heads: dict[str, DraftHead] = {}
+    for name, directory in head_directories(setting).items():
+        head = draft_heads.load_head(  # type: ignore[attr-defined]
+            Path(directory).expanduser(), loaded, model.cache.num_slots
+        )
+        _try(f"--heads {name}={directory}", head, model)
+        log.info("head %s: %s, %.1f M parameters, up to %d tokens",
+                 name, head.kind, head.num_parameters / 1e6, head.max_tokens)  # fmt: skip
+        heads[name] = head
+    info = model.info
+    return Heads(heads, info.vocab_size, info.context_length, loaded.tokenizer.eos_token_ids)
+
+
+def _try(what: str, head: DraftHead, model: Model) -> None:
+    """Have a head read and draft after a few tokens. Raises `ConfigError`."""
+    tokens = [i % 7 for i in range(min(8, model.info.context_length - 1))]
+    slot = model.cache.acquire().slot
+    try:
+        step = Step(slot, 0, tokens[:-1], 1, head.hidden_layers, len(tokens) - 1)
+        (rows,) = model.forward([step])
+        (drafted,) = head.draft([HeadStep(slot, 0, rows.hidden, tokens[1:], head.max_tokens)])
+        if not all(map(math.isfinite, drafted.confidences)):
+            raise ArithmeticError("its probabilities are not finite")
+    except Exception as error:
+        raise ConfigError(f"{what}: it does not work with {model.info.name}: {error}") from error
+    finally:
+        model.cache.release(slot)
+        model.cache.forget()
+        with suppress(Exception):
+            head.forget(slot)
