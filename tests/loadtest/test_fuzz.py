@@ -22,7 +22,7 @@ FACTS = Facts(
 )
 FAST = {
     "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0,
-    "SHRINK_S": 0.5,
+    "SHRINK_S": 3.0,
 }  # fmt: skip
 
 

@@ -20,7 +20,13 @@ moves = st.builds(
 steps = st.lists(
     # Hidden layers do not travel: no rank but the first gives rows.
     st.builds(
-        Step, numbers, numbers, st.lists(numbers, min_size=1, max_size=300), numbers, st.just(())
+        Step,
+        numbers,
+        numbers,
+        st.lists(numbers, min_size=1, max_size=300),
+        numbers,
+        st.just(()),
+        st.none(),
     ),
     max_size=8,
 )
