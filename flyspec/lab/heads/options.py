@@ -1,0 +1,76 @@
+"""What `flyspec heads` can be told. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from flyspec.bench.options import ModelOptions, names_of, numbers
+from flyspec.flags import Dtype, Flag
+from flyspec.ranges import Range
+
+CORPORA = ("word_problems", "python")
+"""Corpora that need no file: fresh word problems, and the standard library's source
+(`flyspec.python_source`), of which the bundled models' held-out files are left out."""
+
+NO_CORPUS = "none"
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    """Parse hidden layers. Raises `ValueError`."""
+    found = numbers(1)(text)
+    if len(found) != 3:
+        raise ValueError(f"{text!r}: must be three different layers")
+    return found
+
+
+# fmt: off
+@dataclass(frozen=True)
+class HeadTrainOptions(ModelOptions):
+    """`flyspec heads train`. `draft_vocab_size` and `intermediate_size` are the published names."""
+
+    corpora: Annotated[tuple[str, ...], Flag(
+        f"Corpora to learn from, comma-separated: {', '.join(CORPORA)}; or {NO_CORPUS}.", metavar="NAME,...",
+        listed=True, read=names_of((*CORPORA, NO_CORPUS)),
+    )] = CORPORA
+    data: Annotated[Sequence[str], Flag(
+        "File of prompts whose answers to learn from, in any format of --prompt-file; repeatable.",
+    )] = ()
+    prompts: Annotated[int, Flag("Maximum prompts of each corpus and file.", min=10)] = 8000
+    max_tokens: Annotated[int, Flag("Tokens with which the target continues a prompt.", min=1)] = 160
+    seed: Annotated[int, Flag(
+        "Seed of generated problems, samples and weights; measure with another one.", min=0,
+    )] = 1
+    hidden_layers: Annotated[tuple[int, ...], Flag(
+        "Three of the target's layers whose outputs the head reads.", metavar="N,N,N", listed=True,
+        read=_layers, default="2, the middle one, and the fourth from the end",
+    )] = ()
+    draft_vocab_size: Annotated[int, Flag("Tokens that the head can draft.", min=16)] = 2048
+    intermediate_size: Annotated[int | None, Flag(
+        "Width of the head's MLP.", min=1, default="twice its hidden size",
+    )] = None
+    ttt_steps: Annotated[int, Flag(
+        "Steps over which the head is unrolled in training (training-time test).", Range(1, 16),
+    )] = 5
+    epochs: Annotated[int, Flag("Passes over the texts.", min=1)] = 1
+    minutes: Annotated[float, Flag("Time limit of training, in minutes.", min=0)] = 60.0
+    batch_tokens: Annotated[int, Flag("Tokens of a training step.", min=64)] = 4096
+    muon_lr: Annotated[float, Flag("Learning rate of Muon, for the inner matrices.", min=0)] = 0.02
+    adam_lr: Annotated[float, Flag("Learning rate of AdamW, for the rest.", min=0)] = 0.003
+    head_directory: Annotated[Path, Flag(
+        "Directory to write, for the verify service's --head.",
+    )] = Path("eagle3")
+
+
+@dataclass(frozen=True)
+class HeadMeasureOptions(ModelOptions):
+    """`flyspec heads measure`."""
+
+    head: Annotated[str, Flag("Directory of a head.", default="the bundled one")] = ""
+    draft_model: Annotated[str, Flag(
+        "Draft model to compare it with, or none.", default="the bundled draft model",
+    )] = ""
+    draft_dtype: Annotated[Dtype, Flag("Data type of the draft model's weights.")] = "auto"
+# fmt: on
