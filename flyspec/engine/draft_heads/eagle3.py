@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, rotary_angles
-from flyspec.engine.draft_heads.stepping import Piece, SteppingHead, attend
+from flyspec.engine.draft_heads.stepping import Packed, Piece, SteppingHead
 
 MAX_TOKENS = 32
 """Tokens drafted at once; trained heads are unrolled over 5 to 8."""
@@ -34,66 +34,52 @@ class Eagle3Head(SteppingHead):
         fingerprint: str,
         owns_embedding: bool = False,
     ) -> None:
-        super().__init__(len(embedding), num_slots, MAX_TOKENS)
         shape = network.shape
-        self.hidden_layers, self.hidden_size = shape.aux_layers, shape.target_hidden_size
+        super().__init__(shape.target_hidden_size, len(embedding), num_slots, MAX_TOKENS)
+        self.hidden_layers = shape.aux_layers
         self.fingerprint = fingerprint
         self.num_parameters = sum(each.numel() for each in network.parameters())
         self.num_parameters += embedding.numel() if owns_embedding else 0
         self._network = network.eval().requires_grad_(False)
         self._embedding, self._ids = embedding, draft_token_ids
         self._scale = shape.head_dim**-0.5
-        weight = network.lm_head.weight
-        self._dtype, device = weight.dtype, weight.device
         angles = rotary_angles(shape.config, length + MAX_TOKENS)
-        self._cosines, self._sines = (each.to(device, self._dtype) for each in angles)
+        self._cosines, self._sines = (each.to(embedding.device, embedding.dtype) for each in angles)
 
     def _read(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
-        network, device = self._network, self._embedding.device
-        tokens: list[int] = []
-        positions: list[int] = []
-        ends: list[int] = []
-        for piece in pieces:
-            tokens += piece.token_ids
-            positions += range(piece.start, piece.start + len(piece.token_ids))
-            ends.append(len(tokens))
-        given = [
-            tuple(rows.to(device, self._dtype) for rows in p.hidden) for p in pieces if not p.own
-        ]
-        fused = None
-        if given:
-            joined = [torch.cat(rows) if len(given) > 1 else rows[0] for rows in zip(*given)]
-            fused = network.fuse(joined)
-        hidden = fused if len(given) == len(pieces) else self._joined(pieces, fused)
-        index = torch.tensor([tokens, positions], device=device)
-        embedded = self._embedding[index[0]]
-        angles = self._cosines[index[1]], self._sines[index[1]]
+        network, packed = self._network, Packed.of(pieces, self._embedding.device)
+        embedded = self._embedding[packed.token_ids]
+        angles = self._cosines[packed.positions], self._sines[packed.positions]
 
-        def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            found, at = [], 0
-            for piece, end in zip(pieces, ends, strict=True):
-                found.append(attend(piece, layer, q[at:end], k[at:end], v[at:end], self._scale))
-                at = end
-            return torch.cat(found) if len(found) > 1 else found[0]
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return packed.attend(layer, q, k, v, self._scale)
 
-        read, following = network.run(embedded, hidden, angles, attention)
-        last = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.wanted]
-        if len(last) < len(read):
-            read, following = read[last], following[last]
+        read, following = network.run(embedded, self._hidden(pieces), angles, attend)
+        if len(packed.wanted) < len(read):
+            read, following = read[packed.wanted], following[packed.wanted]
         logits = network.lm_head(read)
         if self._ids is not None:
-            logits = logits.new_full((len(logits), self._vocab_size), -torch.inf).index_copy_(
-                1, self._ids, logits
-            )
+            whole = logits.new_full((len(logits), self._vocab_size), -torch.inf)
+            logits = whole.index_copy_(1, self._ids, logits)
         return logits, following
 
-    def _joined(self, pieces: Sequence[Piece], fused: Tensor | None) -> Tensor:
-        """Return the pieces' hidden rows in their order, the target's fused, the head's own."""
+    def _hidden(self, pieces: Sequence[Piece]) -> Tensor:
+        """Return the pieces' hidden rows: the target's, fused, and the head's own."""
+        like = self._embedding
+        given = [p.hidden for p in pieces if not p.own]
+        fused = like
+        if given:
+            joined = [
+                (torch.cat(rows) if len(given) > 1 else rows[0]).to(like.device, like.dtype)
+                for rows in zip(*given, strict=True)
+            ]
+            fused = self._network.fuse(joined)
+        if len(given) == len(pieces):
+            return fused
         found, at = [], 0
         for piece in pieces:
             if piece.own:
                 found += piece.hidden
-                continue
-            assert fused is not None
-            found.append(fused[at : (at := at + len(piece.token_ids))])
+            else:
+                found.append(fused[at : (at := at + len(piece.token_ids))])
         return torch.cat(found) if len(found) > 1 else found[0]

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from flyspec.engine import stepwise
 from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.model import Draw, Rows, Step
+from flyspec.engine.draft_heads.drawing import check_step, draw_of
+from flyspec.engine.model import Rows, Step
 from flyspec.values.tokens import Drafted
 
 _ROOM = 256
@@ -92,11 +93,15 @@ class SlotCache:
 class SteppingHead(ABC):
     """A head that reads a token at a time; a subclass runs its network (`_read`)."""
 
-    hidden_size: int
+    kind: str
     hidden_layers: tuple[int, ...]
+    num_parameters: int
+    fingerprint: str
 
-    def __init__(self, vocab_size: int, num_slots: int, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
+    def __init__(
+        self, hidden_size: int, vocab_size: int, num_slots: int, max_tokens: int
+    ) -> None:
+        self.hidden_size, self.max_tokens = hidden_size, max_tokens
         self._vocab_size = vocab_size
         self._slots = [SlotCache() for _ in range(num_slots)]
 
@@ -121,10 +126,10 @@ class SteppingHead(ABC):
     def draft(self, steps: Sequence[HeadStep]) -> list[Drafted]:
         """Like `DraftHead.draft`. Raises `ValueError` for rows that do not fit the head."""
         for step in steps:
-            self._check(step)
+            check_step(step, self, self.hidden_size, self._vocab_size)
         for step in steps:
             self._slots[step.slot].begin(step.start)
-        draws = [_draw(step) for step in steps]
+        draws = [draw_of(step) for step in steps]
         given = {step.slot: step for step in steps}
 
         def forward(now: Sequence[Step]) -> list[Rows]:
@@ -150,49 +155,49 @@ class SteppingHead(ABC):
 
         return stepwise.draw(forward, draws)
 
-    def _check(self, step: HeadStep) -> None:
-        count = len(step.token_ids)
-        if not count or len(step.hidden) != len(self.hidden_layers):
-            raise ValueError(
-                f"a step has {len(step.hidden)} layers of {count} rows; the head reads at least "
-                f"one row of {len(self.hidden_layers)} layers"
-            )
-        for rows in step.hidden:
-            if tuple(rows.shape) != (count, self.hidden_size):
-                raise ValueError(
-                    f"hidden rows are {list(rows.shape)}, not [{count}, {self.hidden_size}]"
-                )
-        if not 0 <= min(step.token_ids) <= max(step.token_ids) < self._vocab_size:
-            raise ValueError(f"token ids must be between 0 and {self._vocab_size - 1}")
-        if step.max_tokens > self.max_tokens:
-            raise ValueError(f"{step.max_tokens} tokens; the head drafts up to {self.max_tokens}")
 
+class Packed(NamedTuple):
+    """Rows of pieces behind each other, on the head's device.
 
-def _draw(step: HeadStep) -> Draw:
-    """Return a head's step as a model's, which continues with the tokens after its positions."""
-    return Draw(
-        Step(step.slot, step.start + 1, [*step.token_ids], min(step.max_tokens, 1)),
-        step.sampling if step.max_tokens else None,
-        step.seed,
-        step.history,
-        step.distribution,
-        step.max_tokens,
-        step.stop_token_ids,
-        step.min_confidence,
-        confidences=True,
-    )
-
-
-def attend(piece: Piece, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Cache a piece's keys and values [rows, KV heads, dim] and attend, causally, to all before.
-
-    Queries are [rows, heads, dim]; returns [rows, heads * dim].
+    `ends`: where each piece's rows end. `wanted` are the rows whose logits are wanted.
     """
+
+    pieces: Sequence[Piece]
+    ends: Sequence[int]
+    token_ids: Tensor
+    positions: Tensor
+    wanted: Tensor
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece], device: torch.device) -> Packed:
+        tokens: list[int] = []
+        positions: list[int] = []
+        ends: list[int] = []
+        for piece in pieces:
+            tokens += piece.token_ids
+            positions += range(piece.start, piece.start + len(piece.token_ids))
+            ends.append(len(tokens))
+        wanted = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.wanted]
+        both = torch.tensor([tokens, positions], device=device)
+        return cls(pieces, ends, both[0], both[1], torch.tensor(wanted, device=device))
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        """Cache keys and values [rows, KV heads, dim], and attend to all of the own sequence up to
+        each row. Queries are [rows, heads, dim]; returns [rows, heads * dim of the values].
+        """
+        found, at = [], 0
+        for piece, end in zip(self.pieces, self.ends, strict=True):
+            found.append(_attend(piece, layer, q[at:end], k[at:end], v[at:end], scale))
+            at = end
+        return torch.cat(found) if len(found) > 1 else found[0]
+
+
+def _attend(piece: Piece, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     count, kv_heads = k.shape[:2]
     group = q.shape[1] // kv_heads
     keys, values = piece.slot.write(layer, piece.start, k.transpose(0, 1), v.transpose(0, 1))
     # The heads that share a KV head stand beside each other as rows.
-    rows = q.view(count, kv_heads, group, -1).permute(1, 2, 0, 3).flatten(1, 2)
+    rows = q.unflatten(1, (kv_heads, group)).permute(1, 2, 0, 3).flatten(1, 2)
     mask = None
     if count > 1:
         before = keys.shape[1] - count
