@@ -31,15 +31,13 @@ class Eagle3Head(SteppingHead):
         draft_token_ids: Tensor | None,
         num_slots: int,
         length: int,
+        num_parameters: int,
         fingerprint: str,
-        owns_embedding: bool = False,
     ) -> None:
         shape = network.shape
         super().__init__(shape.target_hidden_size, len(embedding), num_slots, MAX_TOKENS)
         self.hidden_layers = shape.aux_layers
-        self.fingerprint = fingerprint
-        self.num_parameters = sum(each.numel() for each in network.parameters())
-        self.num_parameters += embedding.numel() if owns_embedding else 0
+        self.num_parameters, self.fingerprint = num_parameters, fingerprint
         self._network = network.eval().requires_grad_(False)
         self._embedding, self._ids = embedding, draft_token_ids
         self._scale = shape.head_dim**-0.5

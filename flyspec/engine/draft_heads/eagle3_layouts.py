@@ -19,7 +19,7 @@ layers 2, L / 2 and L - 3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from flyspec.engine.draft_heads.files import HeadFiles, fingerprint_of
 from flyspec.engine.draft_heads.target import HeadTarget, computing_type
 
 _ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
+_SIZES = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",
+)  # fmt: skip
 _LAYER = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
@@ -42,45 +45,59 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
     return any(name in _ARCHITECTURES for name in config.get("architectures") or ())
 
 
+class Eagle3Weights(NamedTuple):
+    """A head as it is stored: `tensors` by the names of `Eagle3Network.names`.
+
+    The embedding, `embed_tokens.weight`, and `lm_head.weight` are missing where they are the
+    target's. `draft_token_ids`: the target's ids of the tokens that can be drafted; None for all.
+    """
+
+    shape: Eagle3Shape
+    tensors: dict[str, Tensor]
+    draft_token_ids: Tensor | None
+
+
 def read_eagle3(files: HeadFiles, target: HeadTarget, num_slots: int) -> Eagle3Head:
     """Load a head for a target. Raises `ConfigError` that says what does not fit."""
-    shape = _shape(files, target)
+    shape, tensors, ids = read_weights(files, target)
+    fingerprint = fingerprint_of(tensors, {**files.config, "flyspec_training": None})
+    count = sum(each.numel() for name, each in tensors.items() if name != "d2t")
+    tensors.setdefault("lm_head.weight", target.lm_head)
+    dtype = computing_type(target, count)
     with torch.device("meta"):
         network = Eagle3Network(shape)
-    expected = network.expected()
-    config = shape.config
-    own = _stored(files, "embed_tokens.weight")
-    if own is not None:
-        expected["embed_tokens.weight"] = [target.vocab_size, config.hidden_size]
-    elif config.hidden_size != target.hidden_size:
-        raise files.wrong(
-            f"its hidden size is {config.hidden_size} and the target's {target.hidden_size}, so it "
-            "needs an embedding of its own: embed_tokens.weight "
-            f"{[target.vocab_size, config.hidden_size]} is missing"
-        )
-    reduced = shape.draft_vocab_size < target.vocab_size
-    # Without a draft vocabulary, the output layer may be the target's.
-    shares_head = not reduced and _stored(files, "lm_head.weight") is None
-    if shares_head:
-        del expected["lm_head.weight"]
-    if reduced:
-        expected["d2t"] = [shape.draft_vocab_size]
-    tensors = files.read(expected, _names)
-    ids = _draft_token_ids(files, tensors["d2t"], target.vocab_size) if reduced else None
-    fingerprint = fingerprint_of(tensors, {**files.config, "flyspec_training": None})
-    if shares_head:
-        tensors["lm_head.weight"] = target.lm_head
-    count = sum(tensor.numel() for tensor in tensors.values())
-    dtype = computing_type(target, count)
     network = network.to_empty(device=target.device).to(dtype)
     network.load_published(tensors)
     embedding = tensors.get("embed_tokens.weight", target.embedding).to(target.device, dtype)
-    head = Eagle3Head(
+    return Eagle3Head(
         network, embedding, None if ids is None else ids.to(target.device), num_slots,
-        target.context_length, fingerprint, own is not None,
+        target.context_length, count, fingerprint,
     )  # fmt: skip
-    head.num_parameters -= target.lm_head.numel() if shares_head else 0
-    return head
+
+
+def read_weights(files: HeadFiles, target: HeadTarget) -> Eagle3Weights:
+    """Read and check a head's files. Raises `ConfigError`."""
+    shape = _shape(files, target)
+    with torch.device("meta"):
+        expected = Eagle3Network(shape).expected()
+    config = shape.config
+    own = [target.vocab_size, config.hidden_size]
+    if _is_stored(files, "embed_tokens.weight"):
+        expected["embed_tokens.weight"] = own
+    elif config.hidden_size != target.hidden_size:
+        raise files.wrong(
+            f"its hidden size is {config.hidden_size} and the target's {target.hidden_size}, so it "
+            f"needs an embedding of its own: embed_tokens.weight {own} is missing"
+        )
+    ids = None
+    if shape.draft_vocab_size < target.vocab_size:
+        expected["d2t"] = [shape.draft_vocab_size]
+    elif not _is_stored(files, "lm_head.weight") and config.hidden_size == target.hidden_size:
+        del expected["lm_head.weight"]
+    tensors = files.read(expected, _names)
+    if "d2t" in tensors:
+        ids = _draft_token_ids(files, tensors["d2t"], target.vocab_size)
+    return Eagle3Weights(shape, tensors, ids)
 
 
 def _names(name: str) -> list[str]:
@@ -90,8 +107,8 @@ def _names(name: str) -> list[str]:
     return [*found, *(f"model.{each}" for each in found)]
 
 
-def _stored(files: HeadFiles, name: str) -> str | None:
-    return next((each for each in _names(name) if each in files.places), None)
+def _is_stored(files: HeadFiles, name: str) -> bool:
+    return any(each in files.places for each in _names(name))
 
 
 def _shape(files: HeadFiles, target: HeadTarget) -> Eagle3Shape:
@@ -105,9 +122,7 @@ def _shape(files: HeadFiles, target: HeadTarget) -> Eagle3Shape:
     kind = layer.get("model_type", "llama")
     if kind not in _LAYER:
         raise files.wrong(f"its layer is of type {kind}; known are {', '.join(_LAYER)}")
-    for name in (
-        "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",
-    ):  # fmt: skip
+    for name in _SIZES:
         files.number(layer, name)
     if layer.get("hidden_act", "silu") != "silu":
         raise files.wrong(f"its activation is {layer['hidden_act']}; only silu is known")

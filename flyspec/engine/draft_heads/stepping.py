@@ -179,7 +179,7 @@ class Packed(NamedTuple):
             ends.append(len(tokens))
         wanted = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.wanted]
         both = torch.tensor([tokens, positions], device=device)
-        return cls(pieces, ends, both[0], both[1], torch.tensor(wanted, device=device))
+        return cls(pieces, ends, both[0], both[1], torch.tensor(wanted, dtype=torch.int64, device=device))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Cache keys and values [rows, KV heads, dim], and attend to all of the own sequence up to

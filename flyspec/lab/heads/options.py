@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from flyspec.bench.options import ModelOptions, names_of, numbers
+from flyspec.bench.options import ModelOptions, numbers
 from flyspec.flags import Dtype, Flag
 from flyspec.ranges import Range
 
@@ -16,6 +16,19 @@ CORPORA = ("word_problems", "python")
 (`flyspec.python_source`), of which the bundled models' held-out files are left out."""
 
 NO_CORPUS = "none"
+
+
+def _corpora(text: str) -> tuple[tuple[str, int | None], ...]:
+    """Parse NAME or NAME=COUNT, comma-separated, or none. Raises `ValueError`."""
+    found = []
+    for piece in text.split(",") if text.strip() != NO_CORPUS else ():
+        name, _, count = piece.strip().partition("=")
+        if name not in CORPORA:
+            raise ValueError(f"{name!r}: must be one of {', '.join(CORPORA)}, or {NO_CORPUS} alone")
+        if count and not (count.isdecimal() and int(count)):
+            raise ValueError(f"{piece!r}: the number of prompts must be at least 1")
+        found.append((name, int(count) if count else None))
+    return tuple(found)
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -31,22 +44,28 @@ def _layers(text: str) -> tuple[int, ...]:
 class HeadTrainOptions(ModelOptions):
     """`flyspec heads train`. `draft_vocab_size` and `intermediate_size` are the published names."""
 
-    corpora: Annotated[tuple[str, ...], Flag(
-        f"Corpora to learn from, comma-separated: {', '.join(CORPORA)}; or {NO_CORPUS}.", metavar="NAME,...",
-        listed=True, read=names_of((*CORPORA, NO_CORPUS)),
-    )] = CORPORA
+    corpora: Annotated[tuple[tuple[str, int | None], ...], Flag(
+        f"Corpora to learn from ({', '.join(CORPORA)}), each perhaps with its number of prompts; "
+        f"or {NO_CORPUS}.",
+        metavar="NAME[=N],...", listed=True, read=_corpora, default=",".join(CORPORA),
+    )] = tuple((name, None) for name in CORPORA)
     data: Annotated[Sequence[str], Flag(
         "File of prompts whose answers to learn from, in any format of --prompt-file; repeatable.",
     )] = ()
     prompts: Annotated[int, Flag("Maximum prompts of each corpus and file.", min=10)] = 8000
-    max_tokens: Annotated[int, Flag("Tokens with which the target continues a prompt.", min=1)] = 160
+    max_tokens: Annotated[int, Flag(
+        "Tokens with which the target continues a prompt.", min=1,
+    )] = 160
     seed: Annotated[int, Flag(
         "Seed of generated problems, samples and weights; measure with another one.", min=0,
     )] = 1
-    hidden_layers: Annotated[tuple[int, ...], Flag(
+    init_head: Annotated[Path | None, Flag(
+        "Directory of an EAGLE-3 head to go on with; its sizes are kept.", default="a new head",
+    )] = None
+    hidden_layers: Annotated[tuple[int, ...] | None, Flag(
         "Three of the target's layers whose outputs the head reads.", metavar="N,N,N", listed=True,
-        read=_layers, default="2, the middle one, and the fourth from the end",
-    )] = ()
+        read=_layers, default="2, the middle one and the fourth from the end",
+    )] = None
     draft_vocab_size: Annotated[int, Flag("Tokens that the head can draft.", min=16)] = 2048
     intermediate_size: Annotated[int | None, Flag(
         "Width of the head's MLP.", min=1, default="twice its hidden size",

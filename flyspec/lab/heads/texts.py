@@ -32,20 +32,24 @@ class Beginning(NamedTuple):
 
 
 def beginnings(
-    model: LocalModel, corpora: Sequence[str], files: Sequence[str], count: int, seed: int
+    model: LocalModel,
+    corpora: Sequence[tuple[str, int | None]],
+    files: Sequence[str],
+    count: int,
+    seed: int,
 ) -> list[Beginning]:
-    """Return `count` beginnings of each corpus, fewer where it has no more.
+    """Return beginnings of each corpus, `count` unless it says how many, or all it has.
 
     A head learns the answers to questions; of source it learns all but the first token, since
     the source is what the target itself was asked to continue. Raises `ConfigError`.
     """
     found: list[Beginning] = []
-    for name in corpora:
+    for name, own in corpora:
         if name == "word_problems":
-            prompts = word_problems(count, f"heads-{seed}")
+            prompts = word_problems(own or count, f"heads-{seed}")
             found += (_question(model.encode(p.to_request())) for p in prompts)
-        elif name == "python":
-            found += _windows(model, count, seed)
+        else:
+            found += _windows(model, own or count, seed)
     for file in files:
         found += (_question(model.encode(p.to_request())) for p in read_prompts(file, count))
     if not found:

@@ -14,7 +14,9 @@ from transformers import LlamaConfig
 from flyspec.bundled import TARGET
 from flyspec.config import VerifySettings
 from flyspec.engine.draft_heads.eagle3_files import write_eagle3
+from flyspec.engine.draft_heads.eagle3_layouts import read_weights
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Shape
+from flyspec.engine.draft_heads.files import HeadFiles
 from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
@@ -67,17 +69,24 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         model = LocalModel(settings, for_heads=True)
     target = model.head_target
     assert target is not None
-    shape = shape_for(target, o)
+    before = None
+    if o.init_head is not None:
+        before = read_weights(HeadFiles(o.init_head.expanduser()), target)
+    shape = before.shape if before else shape_for(target, o)
     began = time.perf_counter()
     starts = beginnings(model, o.corpora, o.data, o.prompts, o.seed)
     with progress("writing texts", len(starts)) as advance:
         texts = continued(model, starts, o.max_tokens, o.seed, advance)
     written = time.perf_counter()
-    tokens = frequent_tokens(texts, shape.draft_vocab_size, target.vocab_size)
+    tokens = before.draft_token_ids if before else None
+    if tokens is None:
+        tokens = frequent_tokens(texts, shape.draft_vocab_size, target.vocab_size)
     trainer = Trainer(
         shape, target, tokens, ttt_steps=o.ttt_steps, seed=o.seed, muon_lr=o.muon_lr,
         adam_lr=o.adam_lr, length=target.context_length,
     )  # fmt: skip
+    if before:
+        trainer.network.load_published({"lm_head.weight": target.lm_head, **before.tensors})
     counted, agreement = _run(trainer, model, texts, shape.aux_layers, o)
     known = set(tokens.tolist())
     learnt = [token for text in texts for token in text.token_ids[text.first :]]
@@ -96,7 +105,8 @@ def train(o: HeadTrainOptions) -> TrainedHead:
     facts = {
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
-        "corpora": [*o.corpora, *map(str, o.data)],
+        "corpora": [*(name for name, _ in o.corpora), *map(str, o.data)],
+        "init_head": str(o.init_head or ""),
         "python": python_version(),
         "seed": o.seed,
         "ttt_steps": o.ttt_steps,
