@@ -185,6 +185,8 @@ def read_mtp(files: HeadFiles, target: HeadTarget, num_slots: int) -> MtpHead:
         set_verbosity(verbosity)
     model = model.to(target.device).eval().requires_grad_(False)
     model.set_attn_implementation(_ATTENTION)
+    if model.dtype == torch.float64:
+        model.set_experts_implementation("eager")  # grouped products have no float64
     fingerprint = fingerprint_of(tensors, alone.to_diff_dict())
     return MtpHead(model, tensors, layout, target, num_slots, num_parameters, fingerprint)
 

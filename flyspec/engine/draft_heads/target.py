@@ -40,11 +40,11 @@ class HeadTarget:
         """
         module, info = loaded.model, loaded.info
         config = module.config.get_text_config()
-        size = info.vocab_size, config.hidden_size
+        size = [config.vocab_size, config.hidden_size]
         found: list[Tensor] = []
         for layer in (module.get_input_embeddings(), module.get_output_embeddings()):
             weight = layer.weight.detach()
-            if type(weight) is not Tensor or weight.shape[1] != size[1]:
+            if type(weight) is not Tensor or list(weight.shape) != size:
                 weight = _read(module, layer).to(module.device, module.dtype)
             found.append(weight)
         embedding, lm_head = found

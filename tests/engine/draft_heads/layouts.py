@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flyspec.engine.draft_heads.target import HeadTarget
@@ -148,3 +149,69 @@ def write_vllm_medusa(folder: Path, **changes: Any) -> Path:
     if config["truncated_vocab_size"] < VOCABULARY:
         tensors["token_map"] = torch.arange(DRAFTED) * 2
     return write(folder, config, tensors)
+
+
+MTP_KINDS: dict[str, dict[str, Any]] = {
+    "glm4_moe": {
+        "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+        "moe_intermediate_size": 16, "topk_group": 1, "num_nextn_predict_layers": 1,
+    },
+    "deepseek_v3": {
+        "num_key_value_heads": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2,
+        "moe_intermediate_size": 16, "topk_group": 1, "q_lora_rank": 12, "kv_lora_rank": 8,
+        "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_shared_experts": 1,
+        "num_nextn_predict_layers": 1,
+    },
+    "qwen3_next": {
+        "head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    },
+    "qwen3_5_text": {"head_dim": 8, "mtp_num_hidden_layers": 1},
+    "qwen3": {"head_dim": 8},
+}  # fmt: skip
+"""Small configurations of families with MTP layers, and Qwen3 with one in Qwen's layout."""
+
+
+def write_mtp(folder: Path, kind: str) -> tuple[Path, HeadTarget, Any]:
+    """Write a random target's checkpoint with an MTP layer, as its family is published.
+
+    Returns its directory, the target, and a transformers model whose only layer is the MTP layer
+    and whose `norm`, `enorm`, `hnorm` and `eh_proj` are its others.
+    """
+    extra = MTP_KINDS[kind]
+    full = {"layer_types": ["full_attention"] * 2} if kind.startswith("qwen3") else {}
+    model = make_model(kind, **extra, **full)
+    target = HeadTarget.of(loaded_model(model))
+    one = {"layer_types": ["full_attention"]} if full else {}
+    dense = {} if full else {"first_k_dense_replace": 0}
+    alone = make_model(kind, seed=1, num_hidden_layers=1, **extra, **one, **dense).model
+    model.save_pretrained(folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    alone.enorm, alone.hnorm = (_copied_norm(alone.norm, seed) for seed in (1, 2))
+    alone.eh_proj = torch.nn.Linear(HIDDEN, 2 * HIDDEN, False).to(torch.float64)
+    alone.eh_proj.weight = torch.nn.Parameter(torch.randn(HIDDEN, 2 * HIDDEN).double() * 0.2)
+    alone.save_pretrained(folder / "alone")
+    own = load_file(folder / "alone/model.safetensors")
+    layer = {n.removeprefix("layers.0."): t for n, t in own.items() if n.startswith("layers.0.")}
+    norms = {n: getattr(alone, n).weight.detach() for n in ("enorm", "hnorm", "eh_proj", "norm")}
+    if full:
+        names = {"enorm": "mtp.pre_fc_norm_embedding", "hnorm": "mtp.pre_fc_norm_hidden",
+                 "eh_proj": "mtp.fc", "norm": "mtp.norm"}  # fmt: skip
+        prefix = "mtp.layers.0."
+    else:
+        prefix = "model.layers.2."
+        names = {n: f"{prefix}{n}" for n in ("enorm", "hnorm", "eh_proj")}
+        names["norm"] = f"{prefix}shared_head.norm"
+    tensors |= {f"{prefix}{name}": tensor for name, tensor in layer.items()}
+    tensors |= {f"{names[n]}.weight": tensor for n, tensor in norms.items()}
+    save_file({n: t.contiguous() for n, t in tensors.items()}, path)
+    return folder, target, alone
+
+
+def _copied_norm(norm: Any, seed: int) -> Any:
+    found = copy.deepcopy(norm)
+    generator = torch.Generator().manual_seed(seed)
+    found.weight.data += 0.3 * torch.randn(HIDDEN, generator=generator, dtype=torch.float64)
+    return found

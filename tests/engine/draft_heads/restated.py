@@ -99,3 +99,36 @@ def medusa(tensors: dict[str, Tensor], blocks: int) -> Next:
         return tensors[f"{k}.{blocks}.weight"] @ x
 
     return logits
+
+
+def mtp(alone: Any, norm_output: bool, target: Any) -> Next:
+    """An MTP layer (arXiv 2412.19437, section 2.2) by transformers' own attention, without cache.
+
+    `alone` is as `layouts.write_mtp` returns it.
+    """
+    alone.set_attn_implementation("eager")
+    alone.set_experts_implementation("eager")
+
+    @torch.inference_mode()
+    def logits(hidden: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
+        known = hidden[0].double()
+        found = known
+        for count in range(len(known), len(tokens) + 1):
+            joined = torch.cat(
+                [alone.enorm(target.embedding[list(tokens[:count])]), alone.hnorm(known)], dim=-1
+            )
+            rows = (joined @ alone.eh_proj.weight.T)[None]
+            places = torch.arange(count)[None]
+            mask = torch.full((count, count), -torch.inf, dtype=torch.float64).triu(1)[None, None]
+            out = alone.layers[0](
+                rows,
+                position_embeddings=alone.rotary_emb(rows, places),
+                attention_mask=mask,
+                position_ids=places,
+            )
+            out = (out[0] if isinstance(out, tuple) else out)[0]
+            found = alone.norm(out)
+            known = torch.cat([known, (found if norm_output else out)[-1:]])
+        return target.lm_head @ found[-1]
+
+    return logits
