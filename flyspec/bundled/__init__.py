@@ -13,5 +13,7 @@ MODELS = (_HERE / "models").resolve()
 TARGET, DRAFT, DRAFT_BYTES = (MODELS / name for name in ("target", "draft", "draft-bytes"))
 AUTOJUDGE = MODELS / "autojudge.safetensors"
 """A judge of the bundled pair, made by `flyspec autojudge train`; it fits no other target."""
+EAGLE3 = MODELS / "eagle3"
+"""An EAGLE-3 head of the bundled target, made by `flyspec heads train`; it fits no other."""
 PROTOS = (_HERE / "protos").resolve()
 """Include path of the protocol, for stubs in other languages: `protoc -I PROTOS ...`."""

@@ -74,7 +74,8 @@ class Eagle3Head(SteppingHead):
             fused = self._network.fuse(joined)
         if len(given) == len(pieces):
             return fused
-        found, at = [], 0
+        found: list[Tensor] = []
+        at = 0
         for piece in pieces:
             if piece.own:
                 found += piece.hidden

@@ -44,6 +44,10 @@ class Eagle3Shape:
     fc_bias: bool = False
 
     @property
+    def kv_heads(self) -> int:
+        return int(self.config.num_key_value_heads or self.config.num_attention_heads)
+
+    @property
     def head_dim(self) -> int:
         config = self.config
         return int(config.head_dim or config.hidden_size // config.num_attention_heads)
@@ -57,7 +61,7 @@ class Eagle3Layer(nn.Module):
         config, dim = shape.config, shape.head_dim
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.first, self.norm_before_residual = first, shape.norm_before_residual
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.heads, self.kv_heads = config.num_attention_heads, shape.kv_heads
         self.dim, self.eps = dim, eps
         rows = (self.heads + 2 * self.kv_heads) * dim
         self.qkv_proj = nn.Linear(hidden * (2 if first else 1), rows, config.attention_bias)
@@ -92,7 +96,8 @@ class Eagle3Layer(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         residual = residual + self.o_proj(attend(i, rotate(q, angles), rotate(k, angles), v))
         gate, up = self.gate_up_proj(self.post_attention_layernorm(residual)).chunk(2, dim=-1)
-        return residual + self.down_proj(F.silu(gate) * up)
+        found: Tensor = residual + self.down_proj(F.silu(gate) * up)
+        return found
 
 
 class Eagle3Network(nn.Module):
@@ -140,7 +145,7 @@ class Eagle3Network(nn.Module):
     def names(self) -> dict[str, tuple[str, slice]]:
         """Return each published tensor's name with the parameter, and its rows there."""
         config, dim = self.shape.config, self.shape.head_dim
-        q, kv = config.num_attention_heads * dim, config.num_key_value_heads * dim
+        q, kv = config.num_attention_heads * dim, self.shape.kv_heads * dim
         wide = config.intermediate_size
         joint = {
             "qkv_proj": {

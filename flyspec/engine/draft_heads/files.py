@@ -58,7 +58,7 @@ class HeadFiles:
             self._places = {}
             for path in self._files():
                 try:
-                    with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+                    with safe_open(path, "pt") as file:
                         self._places.update(dict.fromkeys(file.keys(), path))
                 except (OSError, SafetensorError) as error:
                     raise self.wrong(f"{path.name} is not a safetensors file: {error}") from None
@@ -111,7 +111,7 @@ class HeadFiles:
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor, which must be there."""
-        with safe_open(self.places[name], "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(self.places[name], "pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
 
@@ -126,5 +126,5 @@ def fingerprint_of(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> 
     whole = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors.items()):
         whole.update(f"\n{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-        whole.update(tensor.contiguous().flatten().view(torch.uint8).numpy())
+        whole.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return whole.hexdigest()[:32]

@@ -116,10 +116,10 @@ def read_medusa(files: HeadFiles, target: HeadTarget, num_slots: int) -> MedusaH
     else:
         count = files.number(config, "medusa_num_heads")
         depth = files.number(config, "medusa_num_layers", 1)
-    for name, expected in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
-        if config.get(name, expected) != expected:
+    for name, needed in (("hidden_size", target.hidden_size), ("vocab_size", target.vocab_size)):
+        if config.get(name, needed) != needed:
             raise files.wrong(
-                f"it is for a target with {name} {config[name]}; {target.name} has {expected}"
+                f"it is for a target with {name} {config[name]}; {target.name} has {needed}"
             )
     hidden, size = target.hidden_size, target.vocab_size
     token_map = _token_map(files, target) if own else None
@@ -151,9 +151,7 @@ def read_medusa(files: HeadFiles, target: HeadTarget, num_slots: int) -> MedusaH
     placed = {name: tensor.to(target.device, dtype) for name, tensor in tensors.items()}
     heads = []
     for k in range(count):
-        names = [
-            f"blocks.{k}.layers.{i}" if own else f"{k}.{i}.linear" for i in range(depth)
-        ]
+        names = [f"blocks.{k}.layers.{i}" if own else f"{k}.{i}.linear" for i in range(depth)]
         blocks = [(placed[f"{name}.weight"], placed.get(f"{name}.bias")) for name in names]
         heads.append(MedusaWeights(blocks, placed[_output(k, depth, own, shared)]))
     if token_map is not None:

@@ -6,10 +6,10 @@ are the target's. It drafts the first token from the target's row after the fina
 later one from its own row, as vLLM runs it. Where there are several layers, trained for one token
 each, the first drafts all.
 
-Layouts. DeepSeek-V3's, and GLM-4.5's: `model.layers.L.` of the first layer L after the target's own,
-with `enorm`, `hnorm`, `eh_proj`, the decoder layer and `shared_head.norm`; copies of the embedding
-and of the output layer (`embed_tokens`, `shared_head.head`) are left out. Its own row is the one
-before the norm. Qwen3-Next's and Qwen3.5's: `mtp.fc`, `mtp.pre_fc_norm_embedding`,
+Layouts. DeepSeek-V3's, and GLM-4.5's: `model.layers.L.` of the first layer L after the target's
+own, with `enorm`, `hnorm`, `eh_proj`, the decoder layer and `shared_head.norm`; copies of the
+embedding and of the output layer (`embed_tokens`, `shared_head.head`) are left out. Its own row is
+the one before the norm. Qwen3-Next's and Qwen3.5's: `mtp.fc`, `mtp.pre_fc_norm_embedding`,
 `mtp.pre_fc_norm_hidden`, `mtp.layers.0.`, `mtp.norm`; its own row is the one after the norm.
 """
 
@@ -85,7 +85,7 @@ class MtpHead(SteppingHead):
 
         def norm(name: str) -> nn.Module:
             own: nn.Module = copy.deepcopy(model.norm)
-            own.weight.data.copy_(tensors[name])  # type: ignore[union-attr, operator]
+            own.weight.data.copy_(tensors[name])  # type: ignore[operator]
             return own.requires_grad_(False)
 
         self._embedding_norm = norm(layout.embedding_norm)
@@ -152,7 +152,7 @@ def read_mtp(files: HeadFiles, target: HeadTarget, num_slots: int) -> MtpHead:
     count = config.num_hidden_layers
     layout = _QWEN if any(n.startswith("mtp.") for n in files.places) else _deepseek(count)
     alone = _alone(config)
-    kind = MODEL_MAPPING.get(type(alone), None)
+    kind: Any = MODEL_MAPPING.get(type(alone), None)
     if kind is None:
         raise files.wrong(f"transformers has no model of type {config.model_type}")
     with torch.device("meta"):

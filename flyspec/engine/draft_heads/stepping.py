@@ -98,9 +98,7 @@ class SteppingHead(ABC):
     num_parameters: int
     fingerprint: str
 
-    def __init__(
-        self, hidden_size: int, vocab_size: int, num_slots: int, max_tokens: int
-    ) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int, num_slots: int, max_tokens: int) -> None:
         self.hidden_size, self.max_tokens = hidden_size, max_tokens
         self._vocab_size = vocab_size
         self._slots = [SlotCache() for _ in range(num_slots)]
@@ -179,7 +177,9 @@ class Packed(NamedTuple):
             ends.append(len(tokens))
         wanted = [end - 1 for piece, end in zip(pieces, ends, strict=True) if piece.wanted]
         both = torch.tensor([tokens, positions], device=device)
-        return cls(pieces, ends, both[0], both[1], torch.tensor(wanted, dtype=torch.int64, device=device))
+        return cls(
+            pieces, ends, both[0], both[1], torch.tensor(wanted, dtype=torch.int64, device=device)
+        )
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
         """Cache keys and values [rows, KV heads, dim], and attend to all of the own sequence up to
@@ -203,5 +203,6 @@ def _attend(piece: Piece, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: fl
         before = keys.shape[1] - count
         seen = torch.ones(count, keys.shape[1], dtype=torch.bool, device=q.device).tril(before)
         mask = seen.repeat(group, 1)
-    found = F.scaled_dot_product_attention(rows, keys, values, mask, scale=scale)
-    return found.unflatten(1, (group, count)).permute(2, 0, 1, 3).reshape(count, -1)
+    out: Tensor = F.scaled_dot_product_attention(rows, keys, values, mask, scale=scale)
+    apart: Tensor = out.unflatten(1, (group, count))
+    return apart.permute(2, 0, 1, 3).reshape(count, -1)

@@ -75,7 +75,7 @@ def _read(module: Any, layer: Any) -> Tensor:
     name = module.name_or_path
     names = [n for n, m in module.named_modules() if m in (layer, module.get_input_embeddings())]
     for path in weight_files(find_weights(name, finder(name))):
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as file:
             known = set(file.keys())
             for wanted in names:
                 if f"{wanted}.weight" in known:

@@ -1,4 +1,4 @@
-"""How many of the target's own greedy tokens a head guesses, beside a draft model, without services.
+"""How many of the target's own greedy tokens a head or a draft model guesses, without services.
 
 The target's text is what `exact` emits whatever is drafted, so the rounds of every K follow from
 the drafts after each of its tokens: a round emits the drafted tokens that are the text's, and the
@@ -29,20 +29,7 @@ class Output:
     prompt: int
 
 
-@dataclass(frozen=True)
-class Acceptance:
-    """Mean tokens per round (the target's own one included) for each K from 1 on.
-
-    A round drafts no more than what is left of the text.
-    """
-
-    drafter: str
-    tokens_per_round: tuple[float, ...]
-
-
-def outputs(
-    target: LocalModel, prompts: Sequence[Sequence[int]], max_tokens: int
-) -> list[Output]:
+def outputs(target: LocalModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Output]:
     """Return the target's greedy output after each prompt."""
     found = target.continued(prompts, [max_tokens] * len(prompts))
     return [Output([*p, *o], len(p)) for p, o in zip(prompts, found, strict=True) if len(o) > 1]
@@ -86,22 +73,22 @@ def by_model(draft: LocalModel, texts: Sequence[Output], most: int) -> Iterator[
         yield accepted
 
 
-def acceptance(
-    drafter: str,
-    found: Iterable[Accepted],
-    most: int,
-    advance: Callable[[], None] = lambda: None,
-) -> Acceptance:
-    """Return the mean tokens per round over all texts for each K from 1 to `most`."""
-    rounds, emitted = [0] * most, [0] * most
+def tokens_per_round(
+    found: Iterable[Accepted], k: Sequence[int], advance: Callable[[], None] = lambda: None
+) -> tuple[float, ...]:
+    """Return the mean tokens of a round, the target's own one included, for each K.
+
+    A round drafts no more than what is left of its text.
+    """
+    rounds, emitted = dict.fromkeys(k, 0), dict.fromkeys(k, 0)
     for accepted in found:
-        for k in range(1, most + 1):
+        for most in k:
             at = 0
             while at < len(accepted):
-                own = min(accepted[at], k)
+                own = min(accepted[at], most)
                 # The text's last token may be a draft, and then no other follows it.
-                emitted[k - 1] += min(own + 1, len(accepted) - at)
-                rounds[k - 1] += 1
+                emitted[most] += min(own + 1, len(accepted) - at)
+                rounds[most] += 1
                 at += own + 1
         advance()
-    return Acceptance(drafter, tuple(e / r for e, r in zip(emitted, rounds, strict=True)))
+    return tuple(emitted[most] / max(rounds[most], 1) for most in k)

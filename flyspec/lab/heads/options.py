@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from flyspec.bench.options import ModelOptions, numbers
-from flyspec.flags import Dtype, Flag
+from flyspec.bench.options import ModelOptions, numbers, numbers_flag
+from flyspec.flags import Flag
 from flyspec.ranges import Range
 
 CORPORA = ("word_problems", "python")
@@ -16,9 +16,12 @@ CORPORA = ("word_problems", "python")
 (`flyspec.python_source`), of which the bundled models' held-out files are left out."""
 
 NO_CORPUS = "none"
+Corpora = tuple[tuple[str, int | None], ...]
+"""Names of corpora, with the number of prompts where it is given."""
+ALL_CORPORA: Corpora = tuple((name, None) for name in CORPORA)
 
 
-def _corpora(text: str) -> tuple[tuple[str, int | None], ...]:
+def _corpora(text: str) -> Corpora:
     """Parse NAME or NAME=COUNT, comma-separated, or none. Raises `ValueError`."""
     found = []
     for piece in text.split(",") if text.strip() != NO_CORPUS else ():
@@ -42,13 +45,13 @@ def _layers(text: str) -> tuple[int, ...]:
 # fmt: off
 @dataclass(frozen=True)
 class HeadTrainOptions(ModelOptions):
-    """`flyspec heads train`. `draft_vocab_size` and `intermediate_size` are the published names."""
+    """`flyspec heads train`. `corpora` None are all of them."""
 
-    corpora: Annotated[tuple[tuple[str, int | None], ...], Flag(
+    corpora: Annotated[Corpora | None, Flag(
         f"Corpora to learn from ({', '.join(CORPORA)}), each perhaps with its number of prompts; "
         f"or {NO_CORPUS}.",
         metavar="NAME[=N],...", listed=True, read=_corpora, default=",".join(CORPORA),
-    )] = tuple((name, None) for name in CORPORA)
+    )] = None
     data: Annotated[Sequence[str], Flag(
         "File of prompts whose answers to learn from, in any format of --prompt-file; repeatable.",
     )] = ()
@@ -85,11 +88,25 @@ class HeadTrainOptions(ModelOptions):
 
 @dataclass(frozen=True)
 class HeadMeasureOptions(ModelOptions):
-    """`flyspec heads measure`."""
+    """`flyspec heads measure`. Of `python`, it reads the files that training leaves out."""
 
     head: Annotated[str, Flag("Directory of a head.", default="the bundled one")] = ""
     draft_model: Annotated[str, Flag(
-        "Draft model to compare it with, or none.", default="the bundled draft model",
+        "Draft model to compare with, of the target's tokenizer, or none.",
+        default="the bundled one for the bundled target, else none",
     )] = ""
-    draft_dtype: Annotated[Dtype, Flag("Data type of the draft model's weights.")] = "auto"
+    corpora: Annotated[Corpora | None, Flag(
+        f"Corpora to measure on ({', '.join(CORPORA)}), each perhaps with its number of prompts; "
+        f"or {NO_CORPUS}.",
+        metavar="NAME[=N],...", listed=True, read=_corpora, default=",".join(CORPORA),
+    )] = None
+    data: Annotated[Sequence[str], Flag(
+        "File of prompts to measure on, in any format of --prompt-file; repeatable.",
+    )] = ()
+    prompts: Annotated[int, Flag("Maximum prompts of each corpus and file.", min=1)] = 100
+    max_tokens: Annotated[int, Flag("Maximum output tokens.", min=2)] = 160
+    seed: Annotated[int, Flag("Seed of the problems; another one than in training.", min=0)] = 7
+    k: Annotated[tuple[int, ...], numbers_flag(
+        "Drafted tokens per round (K)", name="--num-speculative-tokens",
+    )] = (1, 2, 3, 4, 5, 6, 7, 8)
 # fmt: on

@@ -20,7 +20,7 @@ from flyspec.engine.draft_heads.files import HeadFiles
 from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
-from flyspec.lab.heads.options import HeadTrainOptions
+from flyspec.lab.heads.options import ALL_CORPORA, HeadTrainOptions
 from flyspec.lab.heads.texts import Text, beginnings, continued
 from flyspec.lab.heads.training import Trainer, batches, frequent_tokens
 from flyspec.lab.local_model import LocalModel
@@ -72,9 +72,10 @@ def train(o: HeadTrainOptions) -> TrainedHead:
     before = None
     if o.init_head is not None:
         before = read_weights(HeadFiles(o.init_head.expanduser()), target)
+    corpora = ALL_CORPORA if o.corpora is None else o.corpora
     shape = before.shape if before else shape_for(target, o)
     began = time.perf_counter()
-    starts = beginnings(model, o.corpora, o.data, o.prompts, o.seed)
+    starts = beginnings(model, corpora, o.data, o.prompts, o.seed)
     with progress("writing texts", len(starts)) as advance:
         texts = continued(model, starts, o.max_tokens, o.seed, advance)
     written = time.perf_counter()
@@ -105,7 +106,7 @@ def train(o: HeadTrainOptions) -> TrainedHead:
     facts = {
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
-        "corpora": [*(name for name, _ in o.corpora), *map(str, o.data)],
+        "corpora": [*(name for name, _ in corpora), *map(str, o.data)],
         "init_head": str(o.init_head or ""),
         "python": python_version(),
         "seed": o.seed,

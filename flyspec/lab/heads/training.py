@@ -138,7 +138,7 @@ class Trainer:
         torch.manual_seed(seed)
         self.network = Eagle3Network(shape)
         self.draft_token_ids = draft_token_ids
-        self._embedding = target.embedding.float()
+        self.embedding = target.embedding.float()
         self._head = target.lm_head.to(torch.bfloat16)
         self._steps = ttt_steps
         self._angles = rotary_angles(shape.config, length + ttt_steps)
@@ -159,7 +159,8 @@ class Trainer:
         self, muon_lr: float, adam_lr: float
     ) -> list[tuple[torch.optim.Optimizer, float]]:
         """Muon for the matrices inside, as for the bundled models, AdamW for the rest."""
-        inner, rest = [], []
+        inner: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
         muon = getattr(torch.optim, "Muon", None)  # since torch 2.9
         for name, parameter in self.network.named_parameters():
             own = parameter.ndim == 2 and not name.startswith("lm_head") and muon
@@ -182,7 +183,7 @@ class Trainer:
                 group["lr"] = lr * rate
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, right = self._unroll(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for optimizer, _ in self._optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -190,6 +191,20 @@ class Trainer:
         return right
 
     def _unroll(self, batch: Batch) -> tuple[Tensor, list[float]]:
+        wanted, best = self._wanted(batch)
+        total = torch.zeros(())
+        right: list[float] = []
+        for j, (read, learnt) in enumerate(self.unrolled(batch)):
+            rows, columns = learnt.nonzero(as_tuple=True)
+            own = rows, columns + j
+            loss, share = self._compare(read[learnt], wanted[own], best[own])
+            total = total + STEP_DECAY**j * loss
+            right.append(share)
+        return total, right
+
+    def unrolled(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield, for each step, the rows that the output layer reads, at the batch's places
+        [texts, m, hidden size], and which of them are learnt [texts, m]."""
         network, count = self.network, batch.token_ids.shape[1]
         rows = torch.arange(len(batch.token_ids))[:, None]
         seen = torch.ones(count, count, dtype=torch.bool).tril()
@@ -204,29 +219,20 @@ class Trainer:
             later[i].append((k, v))
             return _attention(q, *kept[i], seen[batch.places], later[i])
 
-        embedded = self._embedding[batch.token_ids]
+        embedded = self.embedding[batch.token_ids]
         following = F.pad(embedded[:, 1:], (0, 0, 0, 1))
         angles = self._angles[0][:count], self._angles[1][:count]
         hidden = network.fuse([each.float() for each in batch.aux]).float()
         read, hidden = network.run(following, hidden, angles, whole)
         read, hidden = read[rows, batch.places], hidden[rows, batch.places]
-        wanted, best = self._wanted(batch)
-        total = torch.zeros(())
-        right: list[float] = []
         for j in range(self._steps):
             at = batch.places + j
             if j:
                 angles = self._angles[0][at], self._angles[1][at]
                 tokens = embedded[rows, (at + 1).clamp(max=count - 1)]
                 read, hidden = network.run(tokens, hidden, angles, gathered)
-            counts = torch.arange(batch.places.shape[1]) < batch.learnt.sum(1, keepdim=True) - j
-            own = counts.nonzero(as_tuple=True)
-            loss, share = self._compare(
-                read[counts], wanted[own[0], own[1] + j], best[own[0], own[1] + j]
-            )
-            total = total + STEP_DECAY**j * loss
-            right.append(share)
-        return total, right
+            left = batch.learnt.sum(dim=1, keepdim=True) - j
+            yield read, torch.arange(batch.places.shape[1]) < left
 
     @torch.no_grad()
     def _wanted(self, batch: Batch) -> tuple[Tensor, Tensor]:

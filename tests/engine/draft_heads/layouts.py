@@ -51,7 +51,9 @@ def random_tensors(shapes: dict[str, list[int]], seed: int = 0) -> dict[str, Ten
 def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], name: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / (name or "model.safetensors"))
+    save_file(
+        {k: v.contiguous() for k, v in tensors.items()}, folder / (name or "model.safetensors")
+    )
     return folder
 
 

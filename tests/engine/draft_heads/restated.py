@@ -23,7 +23,9 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
     out = x.clone()
     for i in range(half):
         # transformers computes the angles in float32.
-        angle = torch.tensor(float(position)) * (1.0 / theta ** (2 * torch.tensor(float(i)) / len(x)))
+        angle = torch.tensor(float(position)) * (
+            1.0 / theta ** (2 * torch.tensor(float(i)) / len(x))
+        )
         c, s = angle.cos().double(), angle.sin().double()
         out[i] = x[i] * c - x[i + half] * s
         out[i + half] = x[i + half] * c + x[i] * s
@@ -44,7 +46,9 @@ def attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Ten
 def eagle3(config: dict[str, Any], tensors: dict[str, Tensor], embedding: Tensor) -> Next:
     """An EAGLE-3 head of either layout (arXiv 2503.01840, section 3.1), without biases."""
     layer = config.get("transformer_layer_config", config)
-    names = {n.replace("layers.0.", "midlayer.").removeprefix("model."): t for n, t in tensors.items()}
+    names = {
+        n.replace("layers.0.", "midlayer.").removeprefix("model."): t for n, t in tensors.items()
+    }
     t = {n.removeprefix("midlayer.").removesuffix(".weight"): x for n, x in names.items()}
     eps, dim = layer["rms_norm_eps"], layer["head_dim"]
     embedding = t.get("embed_tokens", embedding).double()
@@ -64,9 +68,7 @@ def eagle3(config: dict[str, Any], tensors: dict[str, Tensor], embedding: Tensor
                 feature = t["fc"] @ joined
             normed = rms(feature, t["hidden_norm"], eps)
             read = torch.cat([rms(embedding[token], t["input_layernorm"], eps), normed])
-            q, k, v = (
-                (t[f"self_attn.{n}_proj"] @ read).view(-1, dim) for n in ("q", "k", "v")
-            )
+            q, k, v = ((t[f"self_attn.{n}_proj"] @ read).view(-1, dim) for n in ("q", "k", "v"))
             if layer["model_type"] == "qwen3":
                 q, k = (rms(x, t[f"self_attn.{n}_norm"], eps) for x, n in ((q, "q"), (k, "k")))
             q, k = (torch.stack([turned(head, p, 10_000.0) for head in x]) for x in (q, k))

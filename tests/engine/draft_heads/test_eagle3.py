@@ -52,6 +52,7 @@ LAYOUTS = {
         folder, transformer_layer_config={**CONFIG, "model_type": "qwen3"}
     ),
 }  # fmt: skip
+GREEDY = SamplingParams()
 TOKENS = [(7 * i * i + 3) % VOCABULARY for i in range(30)]
 
 
@@ -83,7 +84,7 @@ def rows(count, seed=0):
     )
 
 
-def drawn(logits, hidden, tokens, count, sampling=SamplingParams(), seed=0):
+def drawn(logits, hidden, tokens, count, sampling=GREEDY, seed=0):
     """Draw tokens from restated logits; returns them and their processed probabilities."""
     tokens, chances = list(tokens), []
     given = len(tokens)
@@ -165,7 +166,9 @@ def test_penalties_and_bias_see_what_was_drafted(head):
     hidden, history = rows(7), History([*TOKENS[:8]], 4)
     penalty = SamplingParams(presence_penalty=2.0, frequency_penalty=2.0)
     step = HeadStep(0, 0, hidden, TOKENS[:7], 8, history=history)
-    plain, penalized = (head.draft([step._replace(sampling=s)])[0] for s in (SamplingParams(), penalty))
+    plain, penalized = (
+        head.draft([step._replace(sampling=s)])[0] for s in (SamplingParams(), penalty)
+    )
     assert len(set(penalized.token_ids)) > len(set(plain.token_ids))
     # No bias makes a token likely that the head does not know.
     unknown = next(i for i in range(VOCABULARY) if not math.isfinite(float(_row(head, step)[i])))
@@ -177,7 +180,9 @@ def _row(head, step):
     """Return log-probabilities of the first drafted token over the vocabulary."""
     spec = DistributionSpec()
     (drafted,) = head.draft([step._replace(max_tokens=1, distribution=spec)])
-    return decode(drafted.distributions, drafted.token_ids, VOCABULARY, renormalise=False).log_probs[0]
+    return decode(
+        drafted.distributions, drafted.token_ids, VOCABULARY, renormalise=False
+    ).log_probs[0]
 
 
 def test_distributions_are_those_that_are_drawn_from(head, logits):
@@ -235,7 +240,9 @@ def test_without_a_draft_vocabulary_the_output_layer_is_the_targets(target, tmp_
     hidden = rows(5)
     (drafted,) = head.draft([HeadStep(0, 0, hidden, TOKENS[:5], 4)])
     assert drafted.token_ids == drawn(logits, hidden, TOKENS[:5], 4)[0]
-    assert head.num_parameters == sum(t.numel() for n, t in tensors.items() if n not in ("lm_head.weight", "d2t"))
+    assert head.num_parameters == sum(
+        t.numel() for n, t in tensors.items() if n not in ("lm_head.weight", "d2t")
+    )
 
 
 def test_layers_have_both_conventions(target, tmp_path):
@@ -262,7 +269,9 @@ def test_a_head_that_is_written_is_read_again(target, tmp_path):
     assert json.loads((tmp_path / "again/config.json").read_text())["flyspec_training"]["seed"] == 1
     stored = load_file(tmp_path / "again/model.safetensors")
     before = load_file(folder / "model.safetensors")
-    assert {n: list(t.shape) for n, t in stored.items()} == {n: list(t.shape) for n, t in before.items()}
+    assert {n: list(t.shape) for n, t in stored.items()} == {
+        n: list(t.shape) for n, t in before.items()
+    }
     for name, tensor in before.items():
         assert torch.equal(stored[name], tensor if "2" in name else tensor.to(torch.bfloat16))
 

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from flyspec.engine.draft_heads.loading import load_head
 from flyspec.errors import ConfigError
 from tests.engine.draft_heads.layouts import (
-    HIDDEN,
     eagle3_tensors,
     make_target,
     medusa_tensors,
@@ -61,7 +60,10 @@ def test_missing_tensors_are_named(target, tmp_path):
     change(folder, drop=("lm_heads.1.weight", "token_map"))
     refused(folder, target, r"token_map \[17\]")
     folder, own, _ = write_mtp(tmp_path / "d", "glm4_moe")
-    change(folder, drop=("model.layers.2.eh_proj.weight", "model.layers.2.mlp.experts.3.up_proj.weight"))
+    change(
+        folder,
+        drop=("model.layers.2.eh_proj.weight", "model.layers.2.mlp.experts.3.up_proj.weight"),
+    )
     refused(folder, own, r"2 of \d+ tensors are missing: "
             r"model.layers.2.mlp.experts.3.up_proj.weight \[16, 24\]; "
             r"model.layers.2.eh_proj.weight \[24, 48\]")  # fmt: skip
@@ -89,11 +91,11 @@ def test_a_head_of_another_target_is_refused(target, tmp_path):
     refused(folder, make_target(hidden_size=32),
             "for a target with hidden size 24; llama has hidden size 32")  # fmt: skip
     refused(folder, make_target(num_hidden_layers=4),
-            "layers 1, 3, 5, counted from 1; llama has 4 layers, so 0 to 3 can be read")  # fmt: skip
+            "layers 1, 3, 5, counted from 1; llama has 4 layers, so 0 to 3")  # fmt: skip
     reconfigure(folder, target_hidden_size=32)
     change(folder, **{"fc.weight": torch.zeros(24, 96)})
     refused(folder, make_target(hidden_size=32),
-            r"needs an embedding of its own: embed_tokens.weight \[41, 24\] is missing")  # fmt: skip
+            r"an embedding of its own: embed_tokens.weight \[41, 24\] is missing")  # fmt: skip
     folder = write_vllm_medusa(tmp_path / "b")
     refused(folder, make_target(hidden_size=32), "hidden_size 24; llama has 32")
     folder, _, _ = write_mtp(tmp_path / "c", "qwen3")
