@@ -10,6 +10,7 @@ import typer
 
 from flyspec.cli.options import with_flags
 from flyspec.cli.results import BenchReport, Results, notes
+from flyspec.concurrency import whatever_reached
 from flyspec.errors import ConfigError
 from flyspec.lab.heads.options import HeadMeasureOptions, HeadTrainOptions
 
@@ -28,10 +29,13 @@ def _group() -> None:
 @app.command("train")
 @with_flags
 def train(options: HeadTrainOptions, results: Results) -> None:
-    """Train an EAGLE-3 head on texts that the target writes."""
+    """Train an EAGLE-3 head on texts that the target writes.
+
+    It is saved every three minutes, and after Ctrl-C as it is then.
+    """
     with needing_models("training"):
         from flyspec.lab.heads import train as training
-    results.of(lambda: _trained(training.train(options)))
+    results.of(lambda: whatever_reached(lambda: training.train(options), _trained))
 
 
 @app.command("measure")

@@ -18,9 +18,9 @@ from flyspec.errors import ConfigError
 from flyspec.lab.heads.measure import measure
 from flyspec.lab.heads.measuring import by_head, by_model, outputs, tokens_per_round
 from flyspec.lab.heads.options import HeadMeasureOptions, HeadTrainOptions
-from flyspec.lab.heads.texts import Text, beginnings, continued
+from flyspec.lab.heads.texts import LearntText, beginnings, continued
 from flyspec.lab.heads.train import default_layers, train
-from flyspec.lab.heads.training import Trainer, batches, frequent_tokens
+from flyspec.lab.heads.training import HeadTrainer, batches, frequent_tokens
 from flyspec.lab.local_model import LocalModel
 
 LAYERS = (1, 3, 5)
@@ -38,7 +38,7 @@ def make_trainer(model, steps=3, **changes):
         num_attention_heads=4, num_key_value_heads=2, head_dim=32,
     )  # fmt: skip
     shape = Eagle3Shape(config, 384, LAYERS, 50, **changes)
-    return Trainer(
+    return HeadTrainer(
         shape, model.head_target, torch.arange(50) * 3, ttt_steps=steps, seed=1, muon_lr=0.02,
         adam_lr=0.01, length=4096,
     )  # fmt: skip
@@ -49,7 +49,10 @@ def test_an_unrolled_step_sees_what_it_sees_when_it_drafts(model, changes):
     """Each step's logits are those of the head that has read the text so far and then its own rows,
     with the text's tokens."""
     trainer = make_trainer(model, **changes)
-    texts = [Text([7 * i % 250 + 3 for i in range(12)], 6), Text([5 * i + 3 for i in range(15)], 9)]
+    texts = [
+        LearntText([7 * i % 250 + 3 for i in range(12)], 6),
+        LearntText([5 * i + 3 for i in range(15)], 9),
+    ]
     (batch,) = batches(texts, model.model, LAYERS, 4096, torch.Generator().manual_seed(0))
     with torch.no_grad():
         unrolled = [(read.clone(), learnt) for read, learnt in trainer.unrolled(batch)]
@@ -76,7 +79,7 @@ def test_an_unrolled_step_sees_what_it_sees_when_it_drafts(model, changes):
 
 
 def test_the_rows_to_be_learnt_are_those_before_the_answer_and_on(model):
-    text = Text([*range(10, 22)], 7)
+    text = LearntText([*range(10, 22)], 7)
     (batch,) = batches([text], model.model, LAYERS, 64, torch.Generator())
     # The row at index t predicts the token at t + 2: from 7 to the last, 11.
     assert (batch.places + 2).tolist() == [[7, 8, 9, 10, 11]]
@@ -85,7 +88,7 @@ def test_the_rows_to_be_learnt_are_those_before_the_answer_and_on(model):
 
 
 def test_batches_hold_every_text_once_and_no_more_tokens_than_asked(model):
-    texts = [Text([i + 3] * (5 + i % 7), 2) for i in range(40)]
+    texts = [LearntText([i + 3] * (5 + i % 7), 2) for i in range(40)]
     found = [*batches(texts, model.model, LAYERS, 48, torch.Generator().manual_seed(1))]
     assert sum(batch.size for batch in found) == sum(len(t.token_ids) for t in texts)
     assert sorted(int(row[0]) for b in found for row in b.token_ids) == [i + 3 for i in range(40)]
@@ -93,7 +96,7 @@ def test_batches_hold_every_text_once_and_no_more_tokens_than_asked(model):
 
 
 def test_frequent_tokens_are_those_to_be_predicted():
-    texts = [Text([9, 9, 9, 4, 5, 5], 3), Text([9, 7, 7, 7], 1)]
+    texts = [LearntText([9, 9, 9, 4, 5, 5], 3), LearntText([9, 7, 7, 7], 1)]
     assert frequent_tokens(texts, 2, 100).tolist() == [5, 7]
     assert frequent_tokens(texts, 5, 6).tolist() == [0, 1, 4, 5, 7]
 

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
     them or, in `own`, as the head did. The last row's logits are wanted if `wanted`.
     """
 
-    slot: SlotCache
+    slot: HeadCache
     start: int
     token_ids: Sequence[int]
     hidden: tuple[Tensor, ...]
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
     wanted: bool
 
 
-class SlotCache:
+class HeadCache:
     """Keys and values of a slot, in memory that grows with its sequence.
 
     `first` is the absolute position of the first one; `held` of them belong to the sequence, and
@@ -101,7 +101,7 @@ class SteppingHead(ABC):
     def __init__(self, hidden_size: int, vocab_size: int, num_slots: int, max_tokens: int) -> None:
         self.hidden_size, self.max_tokens = hidden_size, max_tokens
         self._vocab_size = vocab_size
-        self._slots = [SlotCache() for _ in range(num_slots)]
+        self._slots = [HeadCache() for _ in range(num_slots)]
 
     @abstractmethod
     def _read(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ class SteppingHead(ABC):
 
     def forget(self, slot: int) -> None:
         """Drop what it holds of a slot, and its memory."""
-        self._slots[slot] = SlotCache()
+        self._slots[slot] = HeadCache()
 
     @torch.inference_mode()
     def draft(self, steps: Sequence[HeadStep]) -> list[Drafted]:

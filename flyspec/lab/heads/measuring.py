@@ -22,21 +22,25 @@ Accepted = list[int]
 
 
 @dataclass(frozen=True)
-class Output:
+class TargetOutput:
     """A prompt's tokens with the target's greedy output, which begins at index `prompt`."""
 
     token_ids: list[int]
     prompt: int
 
 
-def outputs(target: LocalModel, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Output]:
+def outputs(
+    target: LocalModel, prompts: Sequence[Sequence[int]], max_tokens: int
+) -> list[TargetOutput]:
     """Return the target's greedy output after each prompt."""
     found = target.continued(prompts, [max_tokens] * len(prompts))
-    return [Output([*p, *o], len(p)) for p, o in zip(prompts, found, strict=True) if len(o) > 1]
+    return [
+        TargetOutput([*p, *o], len(p)) for p, o in zip(prompts, found, strict=True) if len(o) > 1
+    ]
 
 
 def by_head(
-    target: LocalModel, head: DraftHead, texts: Sequence[Output], most: int
+    target: LocalModel, head: DraftHead, texts: Sequence[TargetOutput], most: int
 ) -> Iterator[Accepted]:
     """Yield how many of a head's drafts are right in each text."""
     for text in texts:
@@ -57,7 +61,7 @@ def by_head(
         yield accepted
 
 
-def by_model(draft: LocalModel, texts: Sequence[Output], most: int) -> Iterator[Accepted]:
+def by_model(draft: LocalModel, texts: Sequence[TargetOutput], most: int) -> Iterator[Accepted]:
     """Yield how many of a draft model's drafts are right in each text."""
     for text in texts:
         slot = draft.model.cache.acquire().slot

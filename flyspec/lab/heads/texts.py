@@ -17,7 +17,7 @@ _WINDOW = 320
 """Characters of source that the target goes on with."""
 
 
-class Text(NamedTuple):
+class LearntText(NamedTuple):
     """Tokens of a text; the head learns to predict those from index `first` on."""
 
     token_ids: list[int]
@@ -77,9 +77,9 @@ def continued(
     max_tokens: int,
     seed: int,
     advance: Callable[[int], None],
-) -> list[Text]:
+) -> list[LearntText]:
     """Have the target go on with each beginning: every other one greedily, the rest sampled."""
-    found: list[Text] = []
+    found: list[LearntText] = []
     for part, sampling in ((starts[::2], SamplingParams()), (starts[1::2], SAMPLED)):
         # Of similar lengths together, so that few wait for the longest.
         own = sorted(part, key=lambda each: len(each.token_ids))
@@ -87,7 +87,7 @@ def continued(
             [each.token_ids for each in own], [max_tokens] * len(own), advance, sampling, seed
         )
         found += (
-            Text([*each.token_ids, *tokens], each.first)
+            LearntText([*each.token_ids, *tokens], each.first)
             for each, tokens in zip(own, drawn, strict=True)
             if tokens
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig
 
 from flyspec.bundled import TARGET
+from flyspec.concurrency import UntilCtrlC, whatever_reached
 from flyspec.config import VerifySettings
 from flyspec.engine.draft_heads.eagle3_files import write_eagle3
 from flyspec.engine.draft_heads.eagle3_layouts import read_weights
@@ -21,14 +22,15 @@ from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
 from flyspec.lab.heads.options import ALL_CORPORA, HeadTrainOptions
-from flyspec.lab.heads.texts import Text, beginnings, continued
-from flyspec.lab.heads.training import Trainer, batches, frequent_tokens
+from flyspec.lab.heads.texts import LearntText, beginnings, continued
+from flyspec.lab.heads.training import HeadTrainer, batches, frequent_tokens
 from flyspec.lab.local_model import LocalModel
 from flyspec.progress import progress, working
 from flyspec.python_source import python_version
 from flyspec.version import __version__
 
 _SLOTS = 64
+_SAVED_EVERY_S = 180.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,10 @@ class TrainedHead:
 
 
 def train(o: HeadTrainOptions) -> TrainedHead:
-    """Train an EAGLE-3 head and write it. Raises `ConfigError`."""
+    """Train an EAGLE-3 head and write it. Raises `ConfigError`.
+
+    Raises `StoppedEarly` with the head as it is by then if Ctrl-C was pressed.
+    """
     if not o.head_directory.expanduser().parent.is_dir():
         raise ConfigError(
             f"--head-directory {o.head_directory}: no directory {o.head_directory.parent}"
@@ -82,42 +87,48 @@ def train(o: HeadTrainOptions) -> TrainedHead:
     tokens = before.draft_token_ids if before else None
     if tokens is None:
         tokens = frequent_tokens(texts, shape.draft_vocab_size, target.vocab_size)
-    trainer = Trainer(
+    trainer = HeadTrainer(
         shape, target, tokens, ttt_steps=o.ttt_steps, seed=o.seed, muon_lr=o.muon_lr,
         adam_lr=o.adam_lr, length=target.context_length,
     )  # fmt: skip
     if before:
         trainer.network.load_published({"lm_head.weight": target.lm_head, **before.tensors})
-    counted, agreement = _run(trainer, model, texts, shape.aux_layers, o)
     known = set(tokens.tolist())
     learnt = [token for text in texts for token in text.token_ids[text.first :]]
-    found = TrainedHead(
-        output=o.head_directory,
-        parameters=sum(p.numel() for p in trainer.network.parameters()),
-        texts=len(texts),
-        tokens=sum(len(text.token_ids) for text in texts),
-        trained_tokens=counted,
-        steps=trainer.step,
-        agreement=agreement,
-        coverage=sum(token in known for token in learnt) / len(learnt),
-        writing_s=written - began,
-        training_s=time.perf_counter() - written,
-    )
+    coverage = sum(token in known for token in learnt) / len(learnt)
     facts = {
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
-        "corpora": [*(name for name, _ in corpora), *map(str, o.data)],
-        "init_head": str(o.init_head or ""),
+        "corpora": [*(name for name, _ in corpora), *(Path(file).name for file in o.data)],
+        "continued": before is not None,
         "python": python_version(),
         "seed": o.seed,
         "ttt_steps": o.ttt_steps,
-        "texts": found.texts,
-        "trained_tokens": found.trained_tokens,
-        "steps": found.steps,
+        "texts": len(texts),
         "flyspec_version": __version__,
     }
-    write_eagle3(o.head_directory, trainer.network, tokens, target.vocab_size, facts)
-    return found
+
+    def save(run: _Run) -> None:
+        more = {"trained_tokens": run.tokens, "steps": trainer.step}
+        folder = o.head_directory.expanduser()
+        write_eagle3(folder, trainer.network, tokens, target.vocab_size, facts | more)
+
+    def trained(run: _Run) -> TrainedHead:
+        save(run)
+        return TrainedHead(
+            output=o.head_directory,
+            parameters=sum(p.numel() for p in trainer.network.parameters()),
+            texts=len(texts),
+            tokens=sum(len(text.token_ids) for text in texts),
+            trained_tokens=run.tokens,
+            steps=trainer.step,
+            agreement=tuple(round(share, 4) for share in run.agreement),
+            coverage=coverage,
+            writing_s=written - began,
+            training_s=time.perf_counter() - written,
+        )
+
+    return whatever_reached(lambda: _run(trainer, model, texts, shape.aux_layers, o, save), trained)
 
 
 def shape_for(target: HeadTarget, o: HeadTrainOptions) -> Eagle3Shape:
@@ -159,27 +170,44 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     return (1, num_layers // 2, num_layers - 1)
 
 
+@dataclass
+class _Run:
+    """How far training has come: tokens seen, and the mean agreement of late."""
+
+    tokens: int = 0
+    agreement: tuple[float, ...] = ()
+
+
 def _run(
-    trainer: Trainer,
+    trainer: HeadTrainer,
     model: LocalModel,
-    texts: list[Text],
+    texts: list[LearntText],
     layers: tuple[int, ...],
     o: HeadTrainOptions,
-) -> tuple[int, tuple[float, ...]]:
-    """Train for all epochs or until the time is up; return the tokens seen and the agreement."""
+    save: Callable[[_Run], None],
+) -> _Run:
+    """Train for all epochs or until the time is up, and save now and then.
+
+    Raises `StoppedEarly` with how far it came if Ctrl-C was pressed.
+    """
     generator = torch.Generator().manual_seed(o.seed)
     total = o.epochs * sum(len(text.token_ids) for text in texts)
-    began, seen = time.perf_counter(), 0
-    shown: torch.Tensor | None = None
-    with progress("training", total) as advance:
+    run = _Run()
+    began = saved = time.perf_counter()
+    with UntilCtrlC() as until, progress("training", total) as advance:
         for _ in range(o.epochs):
             for batch in batches(texts, model.model, layers, o.batch_tokens, generator):
-                spent = (time.perf_counter() - began) / (60 * o.minutes)
-                done = max(seen / total, spent)
+                now = time.perf_counter()
+                done = max(run.tokens / total, (now - began) / (60 * o.minutes))
                 if done >= 1.0:
                     break
-                own = torch.tensor(trainer.train_step(batch, done))
-                shown = own if shown is None else 0.95 * shown + 0.05 * own
-                seen += batch.size
+                own = trainer.train_step(batch, done)
+                before = run.agreement or own
+                run.agreement = tuple(0.95 * a + 0.05 * b for a, b in zip(before, own, strict=True))
+                run.tokens += batch.size
+                until.reached = True
                 advance(batch.size)
-    return seen, tuple(round(float(share), 4) for share in shown) if shown is not None else ()
+                if now - saved > _SAVED_EVERY_S:
+                    save(run)
+                    saved = now
+    return until.result(run)

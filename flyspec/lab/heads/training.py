@@ -22,7 +22,7 @@ from torch import Tensor
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, Eagle3Shape, rotary_angles
 from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.model import Model, Step
-from flyspec.lab.heads.texts import Text
+from flyspec.lab.heads.texts import LearntText
 
 STEP_DECAY = 0.8
 _WARM_UP = 40
@@ -30,7 +30,7 @@ _WARM_UP = 40
 
 
 @dataclass(frozen=True)
-class Batch:
+class HeadBatch:
     """Texts of similar lengths, padded to n tokens.
 
     `token_ids` [texts, n]; `aux` the target's rows at every token, one tensor
@@ -47,7 +47,7 @@ class Batch:
     learnt: Tensor
 
 
-def frequent_tokens(texts: Sequence[Text], size: int, vocab_size: int) -> Tensor:
+def frequent_tokens(texts: Sequence[LearntText], size: int, vocab_size: int) -> Tensor:
     """Return the `size` most frequent tokens to be predicted, in order of their ids: int64."""
     counts: Counter[int] = Counter()
     for text in texts:
@@ -59,20 +59,20 @@ def frequent_tokens(texts: Sequence[Text], size: int, vocab_size: int) -> Tensor
 
 
 def batches(
-    texts: Sequence[Text],
+    texts: Sequence[LearntText],
     model: Model,
     layers: tuple[int, ...],
     tokens: int,
     generator: torch.Generator,
-) -> Iterator[Batch]:
+) -> Iterator[HeadBatch]:
     """Yield all texts in batches of about `tokens` tokens, in a random order."""
     order = torch.randperm(len(texts), generator=generator).tolist()
     # Sorted within large pieces of the order, so that batches have little padding but vary.
     piece = 2048
-    groups: list[list[Text]] = []
+    groups: list[list[LearntText]] = []
     for at in range(0, len(order), piece):
         own = sorted((texts[i] for i in order[at : at + piece]), key=lambda t: len(t.token_ids))
-        group: list[Text] = []
+        group: list[LearntText] = []
         for text in own:
             if group and (len(group) + 1) * len(text.token_ids) > tokens:
                 groups.append(group)
@@ -83,7 +83,7 @@ def batches(
         yield _batch(groups[i], model, layers)
 
 
-def _batch(texts: Sequence[Text], model: Model, layers: tuple[int, ...]) -> Batch:
+def _batch(texts: Sequence[LearntText], model: Model, layers: tuple[int, ...]) -> HeadBatch:
     width = max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), width, dtype=torch.int64)
     rows: list[Tensor] = []
@@ -98,12 +98,14 @@ def _batch(texts: Sequence[Text], model: Model, layers: tuple[int, ...]) -> Batc
         rows.append(F.pad(own, (0, 0, 0, width - own.shape[1])))
     stacked = torch.stack(rows, dim=1)
     size = sum(len(text.token_ids) for text in texts)
-    return Batch(
+    return HeadBatch(
         size, token_ids, tuple(stacked[:-1]), stacked[-1], places.clamp(max=width - 1), learnt
     )
 
 
-def hidden_rows(texts: Sequence[Text], model: Model, layers: tuple[int, ...]) -> Iterator[Tensor]:
+def hidden_rows(
+    texts: Sequence[LearntText], model: Model, layers: tuple[int, ...]
+) -> Iterator[Tensor]:
     """Yield each text's rows of `layers` and of the last one: [layers + 1, tokens, hidden size]."""
     cache = model.cache
     for at in range(0, len(texts), cache.num_slots):
@@ -120,7 +122,7 @@ def hidden_rows(texts: Sequence[Text], model: Model, layers: tuple[int, ...]) ->
             cache.release(slot)
 
 
-class Trainer:
+class HeadTrainer:
     """One head's training. The network is on the CPU in float32, its products in bf16."""
 
     def __init__(
@@ -172,7 +174,7 @@ class Trainer:
             found.append((muon(inner, lr=muon_lr, weight_decay=0.01), muon_lr))
         return found
 
-    def train_step(self, batch: Batch, progress: float) -> list[float]:
+    def train_step(self, batch: HeadBatch, progress: float) -> list[float]:
         """Run a step; return how often each unrolled step has the target's most likely token.
 
         `progress` from 0 to 1 decides the learning rate.
@@ -190,7 +192,7 @@ class Trainer:
         self.step += 1
         return right
 
-    def _unroll(self, batch: Batch) -> tuple[Tensor, list[float]]:
+    def _unroll(self, batch: HeadBatch) -> tuple[Tensor, list[float]]:
         wanted, best = self._wanted(batch)
         total = torch.zeros(())
         right: list[float] = []
@@ -202,7 +204,7 @@ class Trainer:
             right.append(share)
         return total, right
 
-    def unrolled(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def unrolled(self, batch: HeadBatch) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for each step, the rows that the output layer reads, at the batch's places
         [texts, m, hidden size], and which of them are learnt [texts, m]."""
         network, count = self.network, batch.token_ids.shape[1]
@@ -235,7 +237,7 @@ class Trainer:
             yield read, torch.arange(batch.places.shape[1]) < left
 
     @torch.no_grad()
-    def _wanted(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def _wanted(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
         """Return the target's distribution over the tokens that can be drafted, and its choice.
 
         [texts, m + steps - 1, draft vocabulary] and [texts, m + steps - 1]: the head's row at index
