@@ -55,7 +55,7 @@ def test_an_unrolled_step_sees_what_it_sees_when_it_drafts(model, changes):
     ]
     (batch,) = batches(texts, model.model, LAYERS, 4096, torch.Generator().manual_seed(0))
     with torch.no_grad():
-        unrolled = [(read.clone(), learnt) for read, learnt in trainer.unrolled(batch)]
+        unrolled = [(read.clone(), learnt) for read, learnt in trainer.unrolled(batch, 3)]
     network = trainer.network
     for index, tokens in enumerate(batch.token_ids.tolist()):
         text = next(t for t in texts if t.token_ids == tokens[: len(t.token_ids)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from flyspec.bench.options import ModelOptions, numbers, numbers_flag
 from flyspec.flags import Flag
@@ -56,6 +56,10 @@ class HeadTrainOptions(ModelOptions):
         "File of prompts whose answers to learn from, in any format of --prompt-file; repeatable.",
     )] = ()
     prompts: Annotated[int, Flag("Maximum prompts of each corpus and file.", min=10)] = 8000
+    answers: Annotated[Literal["target", "corpus"], Flag(
+        "Who goes on with the prompts: the target, or the corpora themselves, for a target that "
+        "was trained on them.",
+    )] = "target"
     max_tokens: Annotated[int, Flag(
         "Tokens with which the target continues a prompt.", min=1,
     )] = 160
@@ -74,7 +78,8 @@ class HeadTrainOptions(ModelOptions):
         "Width of the head's MLP.", min=1, default="twice its hidden size",
     )] = None
     ttt_steps: Annotated[int, Flag(
-        "Steps over which the head is unrolled in training (training-time test).", Range(1, 16),
+        "Steps over which the head is unrolled in the second half of training (training-time "
+        "test).", Range(1, 16),
     )] = 5
     epochs: Annotated[int, Flag("Passes over the texts.", min=1)] = 1
     minutes: Annotated[float, Flag("Time limit of training, in minutes.", min=0)] = 60.0

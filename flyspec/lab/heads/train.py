@@ -22,7 +22,7 @@ from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
 from flyspec.lab.heads.options import ALL_CORPORA, HeadTrainOptions
-from flyspec.lab.heads.texts import LearntText, beginnings, continued
+from flyspec.lab.heads.texts import LearntText, beginnings, continued, whole_texts
 from flyspec.lab.heads.training import HeadTrainer, batches, frequent_tokens
 from flyspec.lab.local_model import LocalModel
 from flyspec.progress import progress, working
@@ -66,6 +66,8 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         raise ConfigError(
             f"--head-directory {o.head_directory}: no directory {o.head_directory.parent}"
         )
+    if o.answers == "corpus" and o.data:
+        raise ConfigError("--answers corpus: --data has prompts alone; leave one of them out")
     with working("loading the target"):
         settings = VerifySettings(
             model=o.model or str(TARGET), dtype=o.dtype, device=o.device, threads=o.threads,
@@ -80,9 +82,13 @@ def train(o: HeadTrainOptions) -> TrainedHead:
     corpora = ALL_CORPORA if o.corpora is None else o.corpora
     shape = before.shape if before else shape_for(target, o)
     began = time.perf_counter()
-    starts = beginnings(model, corpora, o.data, o.prompts, o.seed)
-    with progress("writing texts", len(starts)) as advance:
-        texts = continued(model, starts, o.max_tokens, o.seed, advance)
+    if o.answers == "corpus":
+        with working("reading texts"):
+            texts = whole_texts(model, corpora, o.prompts, o.seed)
+    else:
+        starts = beginnings(model, corpora, o.data, o.prompts, o.seed)
+        with progress("writing texts", len(starts)) as advance:
+            texts = continued(model, starts, o.max_tokens, o.seed, advance)
     written = time.perf_counter()
     tokens = before.draft_token_ids if before else None
     if tokens is None:
@@ -100,6 +106,7 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
         "corpora": [*(name for name, _ in corpora), *(Path(file).name for file in o.data)],
+        "answers": o.answers,
         "continued": before is not None,
         "python": python_version(),
         "seed": o.seed,
@@ -108,12 +115,12 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         "flyspec_version": __version__,
     }
 
-    def save(run: _Run) -> None:
+    def save(run: TrainingState) -> None:
         more = {"trained_tokens": run.tokens, "steps": trainer.step}
         folder = o.head_directory.expanduser()
         write_eagle3(folder, trainer.network, tokens, target.vocab_size, facts | more)
 
-    def trained(run: _Run) -> TrainedHead:
+    def trained(run: TrainingState) -> TrainedHead:
         save(run)
         return TrainedHead(
             output=o.head_directory,
@@ -171,7 +178,7 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
 
 
 @dataclass
-class _Run:
+class TrainingState:
     """How far training has come: tokens seen, and the mean agreement of late."""
 
     tokens: int = 0
@@ -184,15 +191,15 @@ def _run(
     texts: list[LearntText],
     layers: tuple[int, ...],
     o: HeadTrainOptions,
-    save: Callable[[_Run], None],
-) -> _Run:
+    save: Callable[[TrainingState], None],
+) -> TrainingState:
     """Train for all epochs or until the time is up, and save now and then.
 
     Raises `StoppedEarly` with how far it came if Ctrl-C was pressed.
     """
     generator = torch.Generator().manual_seed(o.seed)
     total = o.epochs * sum(len(text.token_ids) for text in texts)
-    run = _Run()
+    run = TrainingState()
     began = saved = time.perf_counter()
     with UntilCtrlC() as until, progress("training", total) as advance:
         for _ in range(o.epochs):
@@ -202,7 +209,7 @@ def _run(
                 if done >= 1.0:
                     break
                 own = trainer.train_step(batch, done)
-                before = run.agreement or own
+                before = run.agreement if len(run.agreement) == len(own) else own
                 run.agreement = tuple(0.95 * a + 0.05 * b for a, b in zip(before, own, strict=True))
                 run.tokens += batch.size
                 until.reached = True

@@ -25,6 +25,9 @@ from flyspec.engine.model import Model, Step
 from flyspec.lab.heads.texts import LearntText
 
 STEP_DECAY = 0.8
+_ALONE_UNTIL = 0.5
+"""Share of training in which the head is not unrolled: at a fraction of the cost, it learns most of
+what later steps need, too."""
 _WARM_UP = 40
 """Steps over which the learning rate rises; over the second half it falls to nothing."""
 
@@ -183,8 +186,9 @@ class HeadTrainer:
         for optimizer, lr in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate
+        steps = 1 if progress < _ALONE_UNTIL else self._steps
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss, right = self._unroll(batch)
+            loss, right = self._unroll(batch, steps)
         loss.backward()
         for optimizer, _ in self._optimizers:
             optimizer.step()
@@ -192,11 +196,11 @@ class HeadTrainer:
         self.step += 1
         return right
 
-    def _unroll(self, batch: HeadBatch) -> tuple[Tensor, list[float]]:
-        wanted, best = self._wanted(batch)
+    def _unroll(self, batch: HeadBatch, steps: int) -> tuple[Tensor, list[float]]:
+        wanted, best = self._wanted(batch, steps)
         total = torch.zeros(())
         right: list[float] = []
-        for j, (read, learnt) in enumerate(self.unrolled(batch)):
+        for j, (read, learnt) in enumerate(self.unrolled(batch, steps)):
             rows, columns = learnt.nonzero(as_tuple=True)
             own = rows, columns + j
             loss, share = self._compare(read[learnt], wanted[own], best[own])
@@ -204,7 +208,7 @@ class HeadTrainer:
             right.append(share)
         return total, right
 
-    def unrolled(self, batch: HeadBatch) -> Iterator[tuple[Tensor, Tensor]]:
+    def unrolled(self, batch: HeadBatch, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield, for each step, the rows that the output layer reads, at the batch's places
         [texts, m, hidden size], and which of them are learnt [texts, m]."""
         network, count = self.network, batch.token_ids.shape[1]
@@ -227,7 +231,7 @@ class HeadTrainer:
         hidden = network.fuse([each.float() for each in batch.aux]).float()
         read, hidden = network.run(following, hidden, angles, whole)
         read, hidden = read[rows, batch.places], hidden[rows, batch.places]
-        for j in range(self._steps):
+        for j in range(steps):
             at = batch.places + j
             if j:
                 angles = self._angles[0][at], self._angles[1][at]
@@ -237,14 +241,14 @@ class HeadTrainer:
             yield read, torch.arange(batch.places.shape[1]) < left
 
     @torch.no_grad()
-    def _wanted(self, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+    def _wanted(self, batch: HeadBatch, steps: int) -> tuple[Tensor, Tensor]:
         """Return the target's distribution over the tokens that can be drafted, and its choice.
 
         [texts, m + steps - 1, draft vocabulary] and [texts, m + steps - 1]: the head's row at index
         t predicts, at step j, the token at t + j + 2, and the target's row at t + j + 1 does.
         """
         rows = torch.arange(len(batch.token_ids))[:, None]
-        reach = torch.arange(batch.places.shape[1] + self._steps - 1)
+        reach = torch.arange(batch.places.shape[1] + steps - 1)
         places = (batch.places[:, :1] + 1 + reach).clamp(max=batch.token_ids.shape[1] - 1)
         logits = (batch.last[rows, places] @ self._head.T).float()
         return logits[..., self.draft_token_ids].softmax(dim=-1), logits.max(dim=-1).indices
