@@ -256,9 +256,7 @@ def load_heads(setting: str, loaded: LoadedModel, model: Model) -> Heads:
     """
     heads: dict[str, DraftHead] = {}
     for name, directory in head_directories(setting).items():
-        head = draft_heads.load_head(  # type: ignore[attr-defined]
-            Path(directory).expanduser(), loaded, model.cache.num_slots
-        )
+        head = draft_heads.load_head(Path(directory).expanduser(), loaded, model.cache.num_slots)
         _try(f"--heads {name}={directory}", head, model)
         log.info("head %s: %s, %.1f M parameters, up to %d tokens",
                  name, head.kind, head.num_parameters / 1e6, head.max_tokens)  # fmt: skip

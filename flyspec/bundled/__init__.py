@@ -14,6 +14,6 @@ TARGET, DRAFT, DRAFT_BYTES = (MODELS / name for name in ("target", "draft", "dra
 AUTOJUDGE = MODELS / "autojudge.safetensors"
 """A judge of the bundled pair, made by `flyspec autojudge train`; it fits no other target."""
 EAGLE3 = MODELS / "eagle3"
-"""A draft head of the bundled target, made by `flyspec heads train`; it fits no other target."""
+"""An EAGLE-3 head of the bundled target, made by `flyspec heads train`; it fits no other."""
 PROTOS = (_HERE / "protos").resolve()
 """Include path of the protocol, for stubs in other languages: `protoc -I PROTOS ...`."""

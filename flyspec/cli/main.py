@@ -26,6 +26,7 @@ _COMMANDS = {
     "study": ("study", "Answer questions about rules, each in a report."),
     "tune": ("tune", "Find thresholds for your own prompts."),
     "autojudge": ("app", "Train the judge of the rule autojudge."),
+    "heads": ("app", "Train draft heads of a target, and measure them."),
     "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),
     "audit": ("audit", "Check whether recorded generations follow from a target."),
 }

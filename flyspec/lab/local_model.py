@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 import draft_service.loading
 import verify_service.ranks
 from flyspec.config import DraftSettings, VerifySettings
+from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Draw, Model, Step
 from flyspec.engine.native.model import NativeModel
@@ -35,13 +36,20 @@ class LocalModel:
     """The warm model of a draft or verify service with these settings, and its tokenizer.
 
     Or not `native`: with transformers' modules, even where the native step could be used. Sets the
-    threads of this thread. Raises `ConfigError` with what to change.
+    threads of this thread. `for_heads` also keeps what draft heads share with it (`head_target`).
+    Raises `ConfigError` with what to change.
     """
 
-    def __init__(self, settings: DraftSettings | VerifySettings, native: bool = True) -> None:
+    def __init__(
+        self,
+        settings: DraftSettings | VerifySettings,
+        native: bool = True,
+        for_heads: bool = False,
+    ) -> None:
         set_threads(settings.threads)
         disable_progress_bar()
         loaded, self.model = _load(settings, native)
+        self.head_target = HeadTarget.of(loaded) if for_heads else None
         with naming_memory(loaded.info.name, "warming up"):
             self.model.warm_up()
         self.bundle = loaded.tokenizer
@@ -63,11 +71,13 @@ class LocalModel:
         sequences: Sequence[TokenIds],
         max_tokens: Sequence[int],
         advance: Callable[[int], None] = lambda _: None,
+        sampling: SamplingParams = _GREEDY,
+        seed: int = 0,
     ) -> list[list[int]]:
-        """Return each sequence's greedy continuation, an end of sequence included.
+        """Return each sequence's continuation, an end of sequence included; greedy by default.
 
         No longer than its `max_tokens` and the context allow. `advance` is told how many sequences
-        are done.
+        are done. Sequence i is sampled with `seed` + i.
         """
         found: list[list[int]] = []
         for at in range(0, len(sequences), self._batch):
@@ -75,7 +85,7 @@ class LocalModel:
             rooms = [self.info.context_length - len(ids) for ids in part]
             most = list(map(min, rooms, max_tokens[at : at + self._batch]))
             with self._slots(part) as slots:
-                found += self._draw(part, slots, most)
+                found += self._draw(part, slots, most, sampling, seed + at)
             advance(len(part))
         return found
 
@@ -84,6 +94,8 @@ class LocalModel:
         sequences: Sequence[TokenIds],
         slots: Sequence[tuple[int, int]],
         most: Sequence[int],
+        sampling: SamplingParams,
+        seed: int,
     ) -> list[list[int]]:
         """Draw until each sequence has ended; a call may return fewer tokens than are left."""
         drawn: list[list[int]] = [[] for _ in sequences]
@@ -95,7 +107,8 @@ class LocalModel:
                 [
                     Draw(
                         Step(slots[i][0], starts[i], feeds[i]),
-                        _GREEDY,
+                        sampling,
+                        seed + i,
                         max_tokens=most[i] - len(drawn[i]),
                         stop_token_ids=self.eos,
                     )

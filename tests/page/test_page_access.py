@@ -119,7 +119,7 @@ async def test_the_switch_is_refused_without_the_admin_key(locked, keys, key):
 
 
 async def test_an_installation_without_keys_has_no_switch(page):
-    assert await page.tab.locator("#drafters tbody tr").count() == 3
+    assert await page.tab.locator("#drafters tbody tr").count() == 5
     assert await page.tab.locator("#admin-key").count() == 0
     assert "flyspec drafters activate" in await page.text(".drafters")
     assert await switch(page, "prompt_lookup").count() == 0
