@@ -17,6 +17,7 @@ from bench.trees.selection import (
     Drafts,
     Path,
     Selection,
+    best_chain,
     chain,
     chain_values,
     dynamic_tree,
@@ -77,6 +78,9 @@ class Batch:
 class Method(ABC):
     """A way of drafting the texts of a batch."""
 
+    learns = True
+    """Whether it wants the target's likeliest tokens after every row."""
+
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
 
@@ -84,10 +88,12 @@ class Method(ABC):
     def propose(self, indices: Sequence[int], num_nodes: int) -> list[Drafts]:
         """Return the drafts of a round for each of these texts, at most `num_nodes`."""
 
-    def learn(self, index: int, drafts: Drafts, tops: Sequence[TopTokens], new: list[int]) -> None:
+    def learn(  # noqa: B027
+        self, index: int, drafts: Drafts, tops: Sequence[TopTokens], new: list[int]
+    ) -> None:
         """Note what the target said of the drafts, and the text's next tokens."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """Release slots."""
 
 
@@ -109,6 +115,7 @@ class Chains(Method):
     ) -> None:
         super().__init__(batch)
         self._model, self._clock, self._costs = model, clock, costs
+        self.learns = drafter.info.num_top_tokens > 0
         opens = (DraftOpen(ids, SamplingParams(), 0) for ids in batch.prompts)
         self._sessions = list(map(drafter.open, opens))
         self._now = [clock.now] * len(batch.texts)
@@ -130,7 +137,7 @@ class Chains(Method):
     def _next(
         self, index: int, work: Drafting, drawn: Drafted | None, tokens: list[int]
     ) -> Draw | None:
-        """Return the next draw that a proposal wants; what it drafts until then goes to `tokens`."""
+        """Return the next draw that a proposal wants; `tokens` gets what it drafts until then."""
         self._clock.now = self._now[index]
         try:
             item = next(work) if drawn is None else work.send(drawn)
@@ -189,6 +196,8 @@ class Trees(Method):
 class ModelTrees(Trees):
     """EAGLE-2's dynamic tree of the draft model."""
 
+    learns = False
+
     def select(self, index: int, num_nodes: int) -> Selection:
         return dynamic_tree(num_nodes, WIDTH, self.batch.stops)
 
@@ -215,8 +224,8 @@ class RecycledTrees(Trees):
             token_ids, followed = recycled.candidates(*(-1, *last, *path)[-2:])
             return [(token, self._chance(followed, i)) for i, token in enumerate(token_ids)]
 
+        yield from ()  # asks for nothing
         return Drafts(ranked_tree(num_nodes, candidates, self.batch.stops))
-        yield  # asks for nothing
 
     def _chance(self, followed: int, rank: int) -> float:
         prior = 0.5 ** (rank + 1)
@@ -225,7 +234,8 @@ class RecycledTrees(Trees):
 
     def learn(self, index: int, drafts: Drafts, tops: Sequence[TopTokens], new: list[int]) -> None:
         context = [-1, *self.batch.sequence(index)[-2:], *new]
-        for before, token, right in zip(context[-len(new) - 2 :], context[-len(new) - 1 :], new):
+        befores, tokens = context[-len(new) - 2 : -2], context[-len(new) - 1 : -1]
+        for before, token, right in zip(befores, tokens, new, strict=True):
             token_ids, followed = self._recycled[index].candidates(before, token)
             for rank, candidate in enumerate(token_ids):
                 tally = self._ranks.setdefault((followed, rank), AcceptanceTally())
@@ -236,8 +246,8 @@ class RecycledTrees(Trees):
         source.extend(new)
 
 
-class Tries(Trees):
-    """The chains of lookup, of recycling and of the draft model together.
+class Sources(Trees):
+    """Lookup, recycling and the draft model together.
 
     A token's chance is what its source had accepted of late, as the composed drafter counts it, or
     the draft model's own probability.
@@ -255,11 +265,8 @@ class Tries(Trees):
             for source in sources:
                 source.extend(prompt)
 
-    def select(self, index: int, num_nodes: int) -> Selection:
-        return trie(num_nodes, self._values(index, num_nodes), self.batch.stops)
-
-    def _values(self, index: int, num_nodes: int) -> dict[Path, float]:
-        """Return the values of the nodes that need no model."""
+    def guesses(self, index: int, num_nodes: int) -> list[tuple[Sequence[int], float]]:
+        """Return the chains that need no model, with the chance of each one's tokens."""
         sequence, guesses = self.batch.sequence(index), self._guesses[index]
         guesses.clear()
         for source in self._sources[index]:
@@ -267,7 +274,7 @@ class Tries(Trees):
             kind = source.kind, min(guess.length, MAX_LENGTH_CLASS)
             guesses.append((kind, guess.token_ids))
         chance = self._choosers[index].chance
-        return chain_values((token_ids, chance(kind)) for kind, token_ids in guesses)
+        return [(token_ids, chance(kind)) for kind, token_ids in guesses]
 
     def learn(self, index: int, drafts: Drafts, tops: Sequence[TopTokens], new: list[int]) -> None:
         for kind, token_ids in self._guesses[index]:
@@ -278,9 +285,23 @@ class Tries(Trees):
             source.extend(new)
 
 
-class JointTrees(Tries):
+class BestChains(Sources):
+    """The one chain that promises most by the values that the trees go by."""
+
+    def select(self, index: int, num_nodes: int) -> Selection:
+        return best_chain(num_nodes, self.guesses(index, num_nodes), self.batch.stops)
+
+
+class Tries(Sources):
+    """The chains of all three in one trie."""
+
+    def select(self, index: int, num_nodes: int) -> Selection:
+        return trie(num_nodes, chain_values(self.guesses(index, num_nodes)), self.batch.stops)
+
+
+class JointTrees(Sources):
     """EAGLE-2's tree of the draft model, with the chains of lookup and recycling in it."""
 
     def select(self, index: int, num_nodes: int) -> Selection:
-        others = self._values(index, num_nodes)
+        others = chain_values(self.guesses(index, num_nodes))
         return dynamic_tree(num_nodes, WIDTH, self.batch.stops, others)

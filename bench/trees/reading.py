@@ -11,6 +11,7 @@ from torch import Tensor
 from bench.trees.selection import Candidates, Path
 from flyspec.engine.model import Step
 from flyspec.lab.local_model import LocalModel
+from flyspec.prefix import num_same
 
 Place = tuple[int, int, Path]
 """Number of a text, how many of its tokens there are, and the drafts that follow these."""
@@ -32,7 +33,7 @@ class Reader:
         self._model, self._width = model.model, width
         self._prompts, self._texts = prompts, texts
         self._slots: list[int] = []
-        self._valid: list[int] = []  # tokens of the slot that are the text's
+        self._held: list[tuple[int, Path]] = []  # where each slot leaves its text, and the rest
         self._known: list[dict[tuple[int, Path], Candidates]] = []
 
     @contextmanager
@@ -43,7 +44,7 @@ class Reader:
                 self._slots.append(self._model.cache.acquire().slot)
                 ids = [*prompt, *text]
                 (rows,) = self._model.forward([Step(self._slots[-1], 0, ids, len(text) + 1)])
-                self._valid.append(len(ids))
+                self._held.append((len(text), ()))
                 found = self._likeliest(rows.logits)
                 self._known.append({(at, ()): each for at, each in enumerate(found)})
             yield self
@@ -53,28 +54,27 @@ class Reader:
 
     def load(self, places: Iterable[Place]) -> None:
         """Read what is not known yet: after each path, and after each of its beginnings."""
-        wanted: dict[int, dict[tuple[int, Path], None]] = {}
+        wanted: dict[int, set[tuple[int, Path]]] = {}
         for index, position, path in places:
-            at, rest = self._leaving(index, position, path)
-            if (at, rest) not in self._known[index]:
-                wanted.setdefault(index, {})[at, rest] = None
-        while wanted:  # no two steps of a forward may share a slot
-            steps, read = [], []
-            for index in list(wanted):
-                (at, rest), *_ = wanted[index]
-                del wanted[index][at, rest]
-                if not wanted[index]:
-                    del wanted[index]
-                if (at, rest) not in self._known[index]:
-                    steps.append(self._step(index, at, rest))
-                    read.append((index, at, rest))
-            if not steps:
-                continue
+            leaving = self._leaving(index, position, path)
+            if leaving not in self._known[index]:
+                wanted.setdefault(index, set()).add(leaving)
+        # No two steps of a forward may share a slot. Neighbours share the most of its contents.
+        queues = {index: sorted(each) for index, each in wanted.items()}
+        while queues:
+            read = [(index, *queue.pop()) for index, queue in queues.items()]
+            steps = [self._step(*each) for each in read]
             rows = self._model.forward(steps)
             found = iter(self._likeliest(torch.cat([each.logits for each in rows])))
-            for index, at, rest in read:
-                for length in range(1, len(rest) + 1):
-                    self._known[index][at, rest[:length]] = next(found)
+            for (index, at, rest), step in zip(read, steps, strict=True):
+                for length in range(len(rest) - step.num_logits, len(rest)):
+                    self._known[index][at, rest[: length + 1]] = next(found)
+            for index in list(queues):
+                queue, known = queues[index], self._known[index]
+                while queue and queue[-1] in known:  # a beginning of what was read
+                    queue.pop()
+                if not queue:
+                    del queues[index]
 
     def after(self, index: int, position: int, path: Path) -> Candidates:
         """Return what was read. Raises `KeyError` if it was not."""
@@ -88,11 +88,15 @@ class Reader:
         return position, path[length:]
 
     def _step(self, index: int, at: int, rest: Path) -> Step:
-        end = len(self._prompts[index]) + at
-        start = min(self._valid[index], end)
-        self._valid[index] = end
-        again = self._texts[index][at - (end - start) : at]
-        return Step(self._slots[index], start, [*again, *rest], len(rest))
+        """Return the step that reads the rows after `rest` that are not known, and note it."""
+        known, (held_at, held) = self._known[index], self._held[index]
+        first = next(n for n in range(len(rest)) if (at, rest[: n + 1]) not in known)
+        same = num_same(held, rest) if held_at == at else min(0, held_at - at)
+        fed = min(same, first)  # counted from where the text is left
+        self._held[index] = at, rest
+        ids = [*self._texts[index][at + min(fed, 0) : at], *rest[max(fed, 0) :]]
+        start = len(self._prompts[index]) + at + fed
+        return Step(self._slots[index], start, ids, len(rest) - first)
 
     def _likeliest(self, logits: Tensor) -> list[Candidates]:
         top = logits.float().log_softmax(-1).topk(self._width)

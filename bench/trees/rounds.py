@@ -39,13 +39,10 @@ class TextTally:
 
 
 def simulate(
-    method: Method, num_rows: int, target: Reader, costs: Sequence[RoundCosts], learns: bool
+    method: Method, num_rows: int, target: Reader, costs: Sequence[RoundCosts]
 ) -> list[TextTally]:
-    """Run every text of the method's batch to its end, with at most `num_rows` rows a round.
-
-    `learns`: whether the method wants the target's likeliest tokens after every row.
-    """
-    batch = method.batch
+    """Run every text of the method's batch to its end, with at most `num_rows` rows a round."""
+    batch, learns = method.batch, method.learns
     tallies = [TextTally() for _ in batch.texts]
     while indices := batch.unfinished:
         proposed = dict(zip(indices, method.propose(indices, num_rows - 1), strict=True))
@@ -81,4 +78,3 @@ def said(
         if len(last) == 2:
             tops.append(TopTokens([*last, *path], top))
     return tops
-

@@ -89,7 +89,8 @@ def dynamic_tree(
     steps. Nothing follows one of `stops`. `others` are nodes that the tree may have anyway.
     """
     values = dict(others or {})
-    kept, level = best(values, num_nodes), [()] if num_nodes else []
+    kept = best(values, num_nodes)
+    level: list[Path] = [()] if num_nodes else []
     steps: list[int] = []
     while level:
         steps.append(len(level))
@@ -127,9 +128,7 @@ def ranked_tree(
     return tree
 
 
-def trie(
-    num_nodes: int, others: Mapping[Path, float], stops: Collection[int] = ()
-) -> Selection:
+def trie(num_nodes: int, others: Mapping[Path, float], stops: Collection[int] = ()) -> Selection:
     """Select the best nodes of other chains, with their values, and the draft model's chain.
 
     The model draws as long as its next token may be among the best.
@@ -144,3 +143,31 @@ def trie(
         drawn, value = (*drawn, token_ids[0]), value + logprobs[0]
         values[drawn] = max(values.get(drawn, -math.inf), value)
     return Drafts(best(values, num_nodes), [1] * steps)
+
+
+def best_chain(
+    num_nodes: int,
+    chains: Iterable[tuple[Sequence[int], float]],
+    stops: Collection[int] = (),
+) -> Selection:
+    """Select the chain that promises most: one of others, or the draft model's, by the same values.
+
+    Other chains are given with their tokens' chance, and continued by the model if they are short.
+    The model stops drawing its own once that cannot become the best.
+    """
+    guesses = [(sum(p**i for i in range(1, len(t) + 1)), tuple(t)) for t, p in chains if t]
+    most, guess = max(guesses, default=(0.0, ()))
+    path: Path = ()
+    promised, value, steps = 0.0, 0.0, 0
+    while len(path) < num_nodes and not (path and path[-1] in stops):
+        if promised + (num_nodes - len(path)) * math.exp(value) <= most:
+            break
+        ((token_ids, logprobs),) = yield [path]
+        path, value, steps = (*path, token_ids[0]), value + logprobs[0], steps + 1
+        promised += math.exp(value)
+    if most > promised:
+        path = guess
+        while len(path) < num_nodes and path[-1] not in stops:
+            ((token_ids, _),) = yield [path]
+            path, steps = (*path, token_ids[0]), steps + 1
+    return Drafts(chain(path), [1] * steps)
