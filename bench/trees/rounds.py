@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.trees.drafting import Method, RoundCosts
+from bench.trees.drafting import Batch, Method, RoundCosts
 from bench.trees.reading import Reader
 from bench.trees.selection import Drafts, leaves, num_followed
 from flyspec.prefix import num_same
@@ -56,25 +56,23 @@ def simulate(
             left = batch.texts[index][batch.done[index] :]
             accepted = num_followed(set(drafts.paths), left)
             new = left[: accepted + 1]
-            tops = said(target, method, index, drafts, new) if learns else []
+            tops = verdict(target, batch, index, drafts, new) if learns else []
             method.learn(index, drafts, tops, new)
             batch.done[index] += len(new)
             tallies[index].add(len(new), drafts, costs)
     return tallies
 
 
-def said(
-    target: Reader, method: Method, index: int, drafts: Drafts, new: Sequence[int]
+def verdict(
+    target: Reader, batch: Batch, index: int, drafts: Drafts, new: Sequence[int]
 ) -> list[TopTokens]:
     """Return the target's candidates after every row, path by path; the accepted one comes last.
 
     None without drafts, as in the protocol.
     """
-    batch, tops = method.batch, []
     last, done = batch.sequence(index)[-2:], batch.done[index]
+    tops = []
     for path in sorted(leaves(drafts.paths), key=lambda path: num_same(path, new)):
         rows = [target.after(index, done, path[:length]) for length in range(len(path) + 1)]
-        top = [token for row in rows for token in row.token_ids]
-        if len(last) == 2:
-            tops.append(TopTokens([*last, *path], top))
+        tops.append(TopTokens([*last, *path], [token for row in rows for token in row.token_ids]))
     return tops
