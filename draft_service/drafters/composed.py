@@ -6,7 +6,7 @@ the target's in any case; only its speed depends on the choice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -36,6 +36,7 @@ class ComposedDrafter:
         model: ModelDrafter | None,
         max_length: int,
         tokenizer_fingerprint: str = "",
+        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.info = DrafterInfo(
             "composed",
@@ -48,12 +49,15 @@ class ComposedDrafter:
         self.max_length = model.max_length if model else max_length
         self._sources, self._model = sources, model
         self._evidence: Evidence = {}
+        self._clock_ns = clock_ns
 
     def open(self, open_: DraftOpen) -> DrafterSession:
         model = self._model.open(open_) if self._model else None
         try:
             sources = [make(open_) for make in self._sources]
-            return ComposedSession(open_, sources, self.max_length, model, self._evidence)
+            return ComposedSession(
+                open_, sources, self.max_length, model, self._evidence, self._clock_ns
+            )
         except BaseException:
             if model is not None:
                 model.close()
@@ -79,10 +83,11 @@ class ComposedSession(RetrievalSession):
         max_length: int,
         model: DrafterSession | None,
         evidence: Evidence,
+        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         super().__init__(open_, sources, max_length)
         self._model, self._told = model, len(self.token_ids)
-        self._chooser = Chooser(evidence)
+        self._chooser, self._clock_ns = Chooser(evidence), clock_ns
         self._pending: list[tuple[object, Sequence[int]]] = []  # what was guessed, by class
         self._proposed_at = 0  # where the sequence ended then
         self._ended_ns = 0
@@ -99,7 +104,7 @@ class ComposedSession(RetrievalSession):
         """Propose the tokens that promise most per time, with confidences."""
         chooser = self._chooser
         if self._ended_ns:
-            chooser.rested(perf_counter_ns() - self._ended_ns)
+            chooser.rested(self._clock_ns() - self._ended_ns)
         text = self.token_ids[self._proposed_at :]
         for kind, token_ids in self._pending:
             chooser.followed(kind, token_ids, text)
@@ -114,13 +119,13 @@ class ComposedSession(RetrievalSession):
             yield self.drafted(guess, count)
             min_confidence = still_needed(min_confidence, guess.confidences[:count])
         if chosen.num_drawn and count == chosen.num_guessed and min_confidence <= 1:
-            began_ns, at = perf_counter_ns(), len(self.token_ids)
+            began_ns, at = self._clock_ns(), len(self.token_ids)
             yield from self._drawn(chosen.num_drawn, min_confidence)
             drawn = self.token_ids[at:]
-            chooser.drafted(len(drawn), perf_counter_ns() - began_ns)
+            chooser.drafted(len(drawn), self._clock_ns() - began_ns)
             if not count:
                 self._pending.append((MODEL, drawn))
-        self._ended_ns = perf_counter_ns()
+        self._ended_ns = self._clock_ns()
 
     def _best(self, most: int) -> _Chosen:
         """Choose among the sources' guesses, the model, and each guess followed by the model."""

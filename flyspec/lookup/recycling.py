@@ -56,16 +56,24 @@ class Recycled:
         before, token = (-1, *last_tokens)[-2:] if last_tokens else (-1, -1)
         used: dict[tuple[int, int], int] = {}
         while len(chain) < max_tokens:
-            pair = self._after.get(before << _BITS | token, ()) if before >= 0 else ()
-            candidates, rank = pair or self._after.get(~token, ()), used.get((before, token), 0)
+            candidates, followed = self.candidates(before, token)
+            rank = used.get((before, token), 0)
             if rank >= len(candidates):
                 break
             if not chain:
-                length = 2 if pair else 1
+                length = followed
             used[before, token] = rank + 1
             before, token = token, candidates[rank]
             chain.append(token)
         return chain, (), length
+
+    def candidates(self, before: int, token: int) -> tuple[Candidates, int]:
+        """Return the candidates after two tokens, and how many of these they are known to follow.
+
+        `before` is -1 if there is one token only.
+        """
+        pair = self._after.get(before << _BITS | token, ()) if before >= 0 else ()
+        return (pair, 2) if pair else (self._after.get(~token, ()), 1)
 
     def _put(self, before: int, token: int, candidates: Candidates) -> None:
         after = self._after

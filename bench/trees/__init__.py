@@ -1,0 +1,1 @@
+"""What trees of drafts would win over chains: `python -m bench.trees`."""
