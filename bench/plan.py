@@ -81,7 +81,7 @@ class ValidationOptions:
 
 
 @dataclass(frozen=True)
-class PredictionReport:
+class PlanCheck:
     """Tokens per second, medians over repeats; `ratio` is predicted to measured in a repeat."""
 
     configuration: str
@@ -219,9 +219,9 @@ async def _far_drafter(stack: Stack) -> AsyncIterator[Proxy]:
         await proxy.close()
 
 
-def _report(name: str, rates: Sequence[tuple[float, float]]) -> PredictionReport:
+def _report(name: str, rates: Sequence[tuple[float, float]]) -> PlanCheck:
     ratios = [predicted / measured for predicted, measured in rates]
-    return PredictionReport(
+    return PlanCheck(
         name,
         statistics.median(predicted for predicted, _ in rates),
         statistics.median(measured for _, measured in rates),

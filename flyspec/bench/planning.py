@@ -8,7 +8,7 @@ from flyspec.bench.conditions import PLAIN
 from flyspec.bench.modes import FlyspecMode, Mode, Sample
 from flyspec.bench.summaries import grouped
 from flyspec.drafter_kinds import NEED_MODEL
-from flyspec.planning.acceptance import Agreement
+from flyspec.planning.acceptance import AgreeingRuns
 from flyspec.planning.measured import MeasuredMode
 from flyspec.process import available_cores
 from flyspec.rules.presets import RULE_PRESETS
@@ -98,7 +98,7 @@ def _measured(
         undrafted_tokens=undrafted,
         tokens_per_second=sum(s.tokens for s in samples) / seconds,
         mean_draft_tokens=drafts,
-        agreement=Agreement.of(s.origins for s in samples),
+        agreement=AgreeingRuns.of(s.origins for s in samples),
         draft_token_ns=draft_token_ns,
         verify_ns=verify_ns,
         rest_ns=max(0.0, rounds_ns / rounds - drafts * draft_token_ns - verify_ns),

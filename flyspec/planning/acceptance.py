@@ -31,7 +31,7 @@ _BEGIN = Origin.CORRECTION, Origin.PLAIN
 
 
 @dataclass(frozen=True)
-class Agreement:
+class AgreeingRuns:
     """`survival` is the probability of a run of at least 0, 1, 2... tokens; the first is 1.
 
     Beyond, each further token agrees with probability `tail`.
@@ -41,7 +41,7 @@ class Agreement:
     tail: float
 
     @classmethod
-    def of(cls, texts: Iterable[Sequence[Origin]]) -> Agreement:
+    def of(cls, texts: Iterable[Sequence[Origin]]) -> AgreeingRuns:
         """Estimate it from the origins of the tokens of texts (Kaplan and Meier's estimator).
 
         A bonus token was not drafted: it prolongs a run, but says nothing of its end. A plainly

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from flyspec.errors import ConfigError
-from flyspec.planning.acceptance import Agreement
+from flyspec.planning.acceptance import AgreeingRuns
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import MeasuredStep
 
@@ -48,7 +48,7 @@ class MeasuredMode:
     undrafted_tokens: float
     tokens_per_second: float
     mean_draft_tokens: float
-    agreement: Agreement
+    agreement: AgreeingRuns
     draft_token_ns: float
     verify_ns: float
     rest_ns: float

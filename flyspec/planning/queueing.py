@@ -57,27 +57,36 @@ class Load:
 
 
 def on_devices(parts: RoundParts, clients: int, targets: int, drafters: int) -> Load:
-    """Return the load of devices of their own. Numbers are at least 1."""
-    rate = busy = drafting = verify_ns = 0.0  # rate: rounds per ns of all requests
-    found = Load(0.0, 0.0, 0.0, 0.0, 1.0)
+    """Return the load of devices of their own. Numbers are at least 1.
+
+    A request stays with its replicas. So what it finds at its target is what a network has that
+    lacks a request for each target, and likewise at its drafter.
+    """
+    seen = [Load(0.0, 0.0, 0.0, 0.0, 1.0)]
+    drafting = [0.0]  # requests at a drafter
     for number in range(1, clients + 1):
-        share = number / targets
-        batch = min(max(1.0, share), 1.0 + busy * rate / targets * verify_ns)
-        waited_ns = busy * verify_ns / 2.0
+        others = seen[max(0, number - targets)]
+        # Of the others, those that arrive during the running step share the next one.
+        running_ns = parts.verify_ns(others.rounds_per_step)
+        arriving = others.rounds_per_s / 1e9 / targets * running_ns
+        apart = max(0.0, number / targets - 1.0 - others.rounds_per_step)
+        batch = 1.0 + others.target_share * min(arriving, apart)
         verify_ns = parts.verify_ns(batch)
-        at_target_ns = waited_ns + verify_ns
-        together = min(max(1.0, number / drafters), 1.0 + drafting)
+        at_target_ns = verify_ns + others.target_share * running_ns / 2.0
+        together = 1.0 + drafting[max(0, number - drafters)]
         draft_ns = parts.draft_ns(together)
         round_ns = at_target_ns + parts.rest_ns + parts.trip_ns + draft_ns
         # Drafted while the target had the round before: what is left of it, and of its trip.
         verified_ns = at_target_ns + parts.trip_ns - parts.draft_trip_ns
         asked_ns = draft_ns + parts.draft_trip_ns + parts.rest_ns / 2.0
         round_ns -= parts.hits * min(asked_ns, verified_ns)
+        round_ns = max(round_ns, number / targets * verify_ns / batch)  # one step at a time
         rate = number / round_ns
-        busy = min(1.0, rate / targets * verify_ns / batch)
-        drafting = rate / drafters * draft_ns
-        found = Load(round_ns, rate * 1e9, busy, min(1.0, drafting / together), batch)
-    return found
+        drafting.append(rate / drafters * draft_ns)
+        target_share = min(1.0, rate / targets * verify_ns / batch)
+        draft_share = min(1.0, drafting[-1] / together)
+        seen.append(Load(round_ns, rate * 1e9, target_share, draft_share, batch))
+    return seen[-1]
 
 
 def on_one_machine(parts: RoundParts, clients: int, cores: int) -> Load:
