@@ -93,7 +93,7 @@ class Generations:
         )
         kept: list[Token] | None = [] if self._twins and self._twins.wants(plan) else None
         phases = plan.tracked(target.tokenizer)
-        ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
+        ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats, arrived_ns=arrived)
         if phases is not None:
             ledger.follow(plan.phases, phases.rule_index_at, len(plan.prompt_token_ids))
         timings = ledger.timings

@@ -13,6 +13,7 @@ from flyspec.bench.peers import PeerAnswer
 from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt, Started
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
+from flyspec.values.tokens import Origin
 
 _NOISE_TOKENS = 24
 
@@ -21,7 +22,9 @@ _NOISE_TOKENS = 24
 class Sample:
     """One generation: its time, and what speculation did.
 
-    `token_ids` are empty if only their number is known. `chosen` is the mode that hindsight chose.
+    `token_ids` are empty if only their number is known, as are their `origins`. `chosen` is the
+    mode that hindsight chose. Of `total_ns`, the orchestrator's time for the request, `opening_ns`
+    went by until the end of the first round, part of it in the models.
     """
 
     group: str
@@ -46,6 +49,12 @@ class Sample:
     round_bytes: int = 0
     distribution_bytes: int = 0
     judge_ns: int = 0
+    drafter: str = ""
+    origins: Sequence[Origin] = ()
+    total_ns: int = 0
+    opening_ns: int = 0
+    opening_draft_ns: int = 0
+    opening_target_ns: int = 0
 
     @property
     def rate(self) -> float:
@@ -70,23 +79,25 @@ class FlyspecMode:
     concurrent = True
 
     def __init__(self, name: str, client: AsyncClient, options: GenerateOptions) -> None:
-        self.name, self._client, self._options = name, client, options
+        self.name, self._client, self.options = name, client, options
 
     async def run(self, item: Item) -> Sample:
         """Time from the request to its completion; the caller fills in the repeat."""
         first = None
         token_ids: list[int] = []
-        prompt_tokens = 0
+        origins: list[Origin] = []
+        prompt_tokens, drafter = 0, ""
         begin = time.perf_counter()
-        events = self._client.generate(item.prompt, self._options)
+        events = self._client.generate(item.prompt, self.options)
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 match event:
                     case Started():
-                        prompt_tokens = len(event.prompt_token_ids)
+                        prompt_tokens, drafter = len(event.prompt_token_ids), event.drafter
                     case Chunk():
                         first = first or time.perf_counter() - begin
                         token_ids += event.token_ids
+                        origins += event.origins
                     case Completion():
                         m, t = event.speculation, event.timings
                         return Sample(
@@ -108,6 +119,12 @@ class FlyspecMode:
                             drafted=m.num_draft_tokens,
                             round_bytes=m.round_bytes,
                             distribution_bytes=m.distribution_bytes,
+                            drafter=drafter,
+                            origins=origins,
+                            total_ns=t.total_ns,
+                            opening_ns=t.opening_ns,
+                            opening_draft_ns=t.opening_draft_model_ns,
+                            opening_target_ns=t.opening_target_model_ns,
                         )  # fmt: skip
         raise FlyspecError(f"{self._client.address} ended the stream without a completion")
 

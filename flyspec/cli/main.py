@@ -23,6 +23,7 @@ _COMMANDS = {
     "datastore": ("app", "Build datastores for the drafter rest."),
     "keys": ("app", "Create API keys."),
     "bench": ("app", "Measure the speed of decoding modes and of single parts."),
+    "plan": ("plan", "Calculate the speed of a deployment from a bench's measurements."),
     "study": ("study", "Answer questions about rules, each in a report."),
     "tune": ("tune", "Find thresholds for your own prompts."),
     "autojudge": ("app", "Train the judge of the rule autojudge."),

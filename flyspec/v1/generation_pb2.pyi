@@ -1148,6 +1148,9 @@ class GenerationTimings(_message.Message):
     ROUND_OVERHEAD_P50_NS_FIELD_NUMBER: _builtins.int
     QUEUE_NS_FIELD_NUMBER: _builtins.int
     JUDGE_NS_FIELD_NUMBER: _builtins.int
+    OPENING_NS_FIELD_NUMBER: _builtins.int
+    OPENING_DRAFT_MODEL_NS_FIELD_NUMBER: _builtins.int
+    OPENING_TARGET_MODEL_NS_FIELD_NUMBER: _builtins.int
     time_to_first_token_ns: _builtins.int
     """From the request's arrival to its first chunk, ns."""
     total_ns: _builtins.int
@@ -1164,6 +1167,16 @@ class GenerationTimings(_message.Message):
     """Waiting for admission, ns."""
     judge_ns: _builtins.int
     """Sampling and judging by the rule in the verify service, ns."""
+    opening_ns: _builtins.int
+    """From the request's arrival to the end of its first round, which also opens
+    the sessions and reads the prompt, ns.
+    """
+    opening_draft_model_ns: _builtins.int
+    """The first round's part of draft_model_ns, ns: its proposal, or the one made
+    beside it.
+    """
+    opening_target_model_ns: _builtins.int
+    """The first round's part of target_model_ns, ns."""
     def __init__(
         self,
         *,
@@ -1174,10 +1187,13 @@ class GenerationTimings(_message.Message):
         round_overhead_p50_ns: _builtins.int = ...,
         queue_ns: _builtins.int = ...,
         judge_ns: _builtins.int = ...,
+        opening_ns: _builtins.int = ...,
+        opening_draft_model_ns: _builtins.int = ...,
+        opening_target_model_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model_ns", b"draft_model_ns", "judge_ns", b"judge_ns", "queue_ns", b"queue_ns", "round_overhead_p50_ns", b"round_overhead_p50_ns", "target_model_ns", b"target_model_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft_model_ns", b"draft_model_ns", "judge_ns", b"judge_ns", "opening_draft_model_ns", b"opening_draft_model_ns", "opening_ns", b"opening_ns", "opening_target_model_ns", b"opening_target_model_ns", "queue_ns", b"queue_ns", "round_overhead_p50_ns", b"round_overhead_p50_ns", "target_model_ns", b"target_model_ns", "time_to_first_token_ns", b"time_to_first_token_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -264,7 +264,7 @@ class GenerationTimings:
     """Times of one request, ns (see the proto message of this name).
 
     A round's overhead is its time outside both models. The first round has none, since it also
-    opens the sessions and reads the prompt.
+    opens the sessions and reads the prompt: `opening_ns` is from the request's arrival to its end.
     """
 
     time_to_first_token_ns: int = 0
@@ -274,6 +274,9 @@ class GenerationTimings:
     round_overhead_p50_ns: int = 0
     queue_ns: int = 0
     judge_ns: int = 0
+    opening_ns: int = 0
+    opening_draft_model_ns: int = 0
+    opening_target_model_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

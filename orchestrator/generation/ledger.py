@@ -71,6 +71,7 @@ class Ledger:
     """The counts of one generation and the times of its rounds; `finish` completes them.
 
     Drafts beyond the output's end do not count. The other `timings` are filled in by the caller.
+    `arrived_ns` is when the request arrived, on the `perf_counter_ns` clock.
     """
 
     max_loose_tokens: int | None = None
@@ -78,6 +79,8 @@ class Ledger:
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     timings: GenerationTimings = field(default_factory=GenerationTimings)
     num_draft_tokens_per_round: list[int] = field(default_factory=list)
+    arrived_ns: int = 0
+    _opened: bool = False
     _shares: dict[str, DrafterShare] = field(default_factory=dict)
     _plain: bool = False
     _phases: Sequence[Phase] = ()
@@ -126,8 +129,13 @@ class Ledger:
         `end` is the sequence's length at the output's end, if this is the last round.
         """
         self._end = end
-        metrics, verdict = self.metrics, round_.verdict
-        self.timings.draft_model_ns += round_.proposal.timings.model_ns
+        metrics, verdict, timings = self.metrics, round_.verdict, self.timings
+        timings.draft_model_ns += round_.proposal.timings.model_ns
+        if not self._opened and verdict is not None:
+            self._opened = True
+            timings.opening_ns = round_.began_ns + round_.round_ns - self.arrived_ns
+            timings.opening_draft_model_ns += round_.proposal.timings.model_ns
+            timings.opening_target_model_ns = verdict.timings.forward_ns
         self._committed_length = round_.committed_length
         for token in final:
             if token.origin is Origin.LOOSE:
@@ -187,6 +195,8 @@ class Ledger:
     def followed(self, proposal: DraftChunk) -> None:
         """Count a proposal by a drafter following plain decoding, and its agreements."""
         self.timings.draft_model_ns += proposal.timings.model_ns
+        if not self._opened:
+            self.timings.opening_draft_model_ns += proposal.timings.model_ns
         self.metrics.num_scored_tokens += len(proposal.agreements)
         self.metrics.num_agreed_tokens += sum(proposal.agreements)
 

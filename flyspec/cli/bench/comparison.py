@@ -16,6 +16,7 @@ from flyspec.bench.modes import FlyspecMode, Item, Mode, Noise, OtherMode, Sampl
 from flyspec.bench.openai import OpenAIServer, StreamedCompletion
 from flyspec.bench.options import SpeedOptions
 from flyspec.bench.peers import Calibration, PeerAnswer, PeerProcess, PeerSetup, peer_process
+from flyspec.bench.planning import measured_modes, step_costs_of
 from flyspec.bench.prompts import Group, random_tokens
 from flyspec.bench.report import report, report_batches
 from flyspec.bench.speed import (
@@ -35,6 +36,7 @@ from flyspec.client import AsyncClient
 from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype
+from flyspec.planning.measured import KEY
 from flyspec.progress import error_console, working
 
 _CALIBRATED_ON = 3  # prompts, each from another group
@@ -95,6 +97,7 @@ async def compare(
             batch_samples = await measure_batches(modes, items, batches, o.repeats, noise)
     reports = report(samples, o.others, hindsight(o))
     batch_reports = report_batches(batch_samples)
+    step_costs = await step_costs_of(stack.options.verify_address) if stack else ()
     bare_ms = await round_trips_ns() / 1e6
     where = {g.name: [Path(p.where).name for p in g.prompts] for g in groups}
     shown: list[Any] = []
@@ -124,6 +127,7 @@ async def compare(
         "prompts": where,
         "groups": reports,
         "batches": batch_reports,
+        KEY: measured_modes(modes, samples, step_costs, stack is not None),
     }
     return BenchReport(document, shown, {"samples": samples, "batch_samples": batch_samples})
 
