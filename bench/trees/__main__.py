@@ -9,7 +9,7 @@ from typing import Annotated
 
 from bench.exactness import SETS, Data
 from bench.trees.gains import ArmResult, Gain, gains, results
-from bench.trees.study import Pair, SetStudy, read_texts
+from bench.trees.study import MeasuredPair, SetStudy, read_texts
 from flyspec.bench.options import MaxTokens, ProblemSeed, Threads, names_of, numbers_flag
 from flyspec.bench.prompts import Group, fresh_problems, groups
 from flyspec.bundled import DRAFT, TARGET
@@ -103,7 +103,7 @@ def gain_tables(found: list[Gain]) -> Iterator[FittedTable]:
 
 
 def measure(o: TreesOptions) -> BenchReport:
-    pair = Pair.load(o.model, o.draft_model, o.threads, o.limit)
+    pair = MeasuredPair.load(o.model, o.draft_model, o.threads, o.limit)
     rows: list[ArmResult] = []
     found: list[Gain] = []
     for name in o.sets:

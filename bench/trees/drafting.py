@@ -55,7 +55,7 @@ class RoundCosts(NamedTuple):
 
 
 @dataclass
-class Batch:
+class SideBySide:
     """Texts that are drafted side by side, each known by its number."""
 
     prompts: Sequence[list[int]]
@@ -75,13 +75,13 @@ class Batch:
         return [i for i, text in enumerate(self.texts) if self.done[i] < len(text)]
 
 
-class Method(ABC):
+class DraftingMethod(ABC):
     """A way of drafting the texts of a batch."""
 
     learns = True
     """Whether it wants the target's likeliest tokens after every row."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: SideBySide) -> None:
         self.batch = batch
 
     @abstractmethod
@@ -107,11 +107,11 @@ class Clock:
         return int(self.now)
 
 
-class Chains(Method):
+class Chains(DraftingMethod):
     """What a drafter of the draft service proposes, on a clock that counts `costs`."""
 
     def __init__(
-        self, batch: Batch, drafter: Drafter, model: Model, clock: Clock, costs: RoundCosts
+        self, batch: SideBySide, drafter: Drafter, model: Model, clock: Clock, costs: RoundCosts
     ) -> None:
         super().__init__(batch)
         self._model, self._clock, self._costs = model, clock, costs
@@ -162,10 +162,10 @@ class Chains(Method):
             session.close()
 
 
-class Trees(Method):
+class Trees(DraftingMethod):
     """Trees, some of which ask the draft model for candidates."""
 
-    def __init__(self, batch: Batch, model: Reader) -> None:
+    def __init__(self, batch: SideBySide, model: Reader) -> None:
         super().__init__(batch)
         self._model = model
 
@@ -209,7 +209,7 @@ class RecycledTrees(Trees):
     follow its last two tokens or one, and grows only where there are any.
     """
 
-    def __init__(self, batch: Batch, model: Reader) -> None:
+    def __init__(self, batch: SideBySide, model: Reader) -> None:
         super().__init__(batch, model)
         self._recycled = [Recycled() for _ in batch.texts]
         self._sources = [RecyclingSource(each) for each in self._recycled]
@@ -253,7 +253,7 @@ class Sources(Trees):
     the draft model's own probability.
     """
 
-    def __init__(self, batch: Batch, model: Reader) -> None:
+    def __init__(self, batch: SideBySide, model: Reader) -> None:
         super().__init__(batch, model)
         evidence: Evidence = {}
         self._sources: list[list[DraftSource]] = [

@@ -11,7 +11,7 @@ from bench.trees.rounds import TextTally
 MS = 1e6
 
 
-class Arm(NamedTuple):
+class SizedMethod(NamedTuple):
     """A method with a number of rows."""
 
     method: str
@@ -27,8 +27,8 @@ class SetRounds:
 
     name: str
     places: Sequence[str]
-    chains: dict[Arm, list[TextTally]] = field(default_factory=dict)
-    trees: dict[Arm, list[TextTally]] = field(default_factory=dict)
+    chains: dict[SizedMethod, list[TextTally]] = field(default_factory=dict)
+    trees: dict[SizedMethod, list[TextTally]] = field(default_factory=dict)
 
     def part(self, name: str, indices: Sequence[int]) -> SetRounds:
         """Return some of the texts as a set of their own."""
@@ -143,10 +143,13 @@ def gain_at_equal_time(found: SetRounds, cost: int, rest_ms: float) -> Gain:
 
 
 def _gain(
-    found: SetRounds, measure: str, tree: Arm, chain: Arm, tree_value: float, chain_value: float,
+    found: SetRounds,
+    measure: str,
+    tree: SizedMethod,
+    chain: SizedMethod,
+    tree_value: float,
+    chain_value: float,
     texts: Sequence[TextGain] = (),
-) -> Gain:  # fmt: skip
-    return Gain(
-        found.name, measure, str(tree), str(chain), tree_value, chain_value,
-        tree_value / chain_value - 1, texts,
-    )  # fmt: skip
+) -> Gain:
+    gain = tree_value / chain_value - 1
+    return Gain(found.name, measure, str(tree), str(chain), tree_value, chain_value, gain, texts)

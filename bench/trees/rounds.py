@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bench.trees.drafting import Batch, Method, RoundCosts
+from bench.trees.drafting import DraftingMethod, RoundCosts, SideBySide
 from bench.trees.reading import Reader
 from bench.trees.selection import Drafts, leaves, num_followed
 from flyspec.prefix import num_same
@@ -39,7 +39,7 @@ class TextTally:
 
 
 def simulate(
-    method: Method, num_rows: int, target: Reader, costs: Sequence[RoundCosts]
+    method: DraftingMethod, num_rows: int, target: Reader, costs: Sequence[RoundCosts]
 ) -> list[TextTally]:
     """Run every text of the method's batch to its end, with at most `num_rows` rows a round."""
     batch, learns = method.batch, method.learns
@@ -64,7 +64,7 @@ def simulate(
 
 
 def verdict(
-    target: Reader, batch: Batch, index: int, drafts: Drafts, new: Sequence[int]
+    target: Reader, batch: SideBySide, index: int, drafts: Drafts, new: Sequence[int]
 ) -> list[TopTokens]:
     """Return the target's candidates after every row, path by path; the accepted one comes last.
 

@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 from bench.trees.drafting import (
     WIDTH,
-    Batch,
     BestChains,
     Chains,
     Clock,
+    DraftingMethod,
     JointTrees,
-    Method,
     ModelTrees,
     RecycledTrees,
     RoundCosts,
+    SideBySide,
     Trees,
     Tries,
 )
-from bench.trees.gains import Arm, SetRounds
+from bench.trees.gains import SetRounds, SizedMethod
 from bench.trees.reading import Reader
 from bench.trees.rounds import TextTally, simulate
 from draft_service.drafters.base import Drafter
@@ -81,7 +81,7 @@ def step_costs(model: Model) -> StepCosts:
 
 
 @dataclass(frozen=True)
-class Pair:
+class MeasuredPair:
     """Both models, and what their steps take."""
 
     target: LocalModel
@@ -91,7 +91,7 @@ class Pair:
     draw_ns: float
 
     @classmethod
-    def load(cls, model: str, draft_model: str, threads: int, texts: int) -> Pair:
+    def load(cls, model: str, draft_model: str, threads: int, texts: int) -> MeasuredPair:
         """Load and measure them, for as many texts side by side. Raises `ConfigError`."""
         target = LocalModel(VerifySettings(model=model, threads=threads, max_sessions=texts + 1))
         # A slot for a chain's session, one for trees.
@@ -116,7 +116,7 @@ class Pair:
         return RoundCosts(self.verify, self.draft_ns, rest_ms * MS)
 
 
-def chain_drafters(pair: Pair, clock: Clock) -> dict[str, Drafter]:
+def chain_drafters(pair: MeasuredPair, clock: Clock) -> dict[str, Drafter]:
     """Return new drafters, whose sequences share nothing but the composed one's evidence."""
     model = ModelDrafter(pair.draft.model, tuple(pair.draft.eos))
     lookup, recycling = lookup_source(Scopes()), recycling_source(Scopes())
@@ -131,7 +131,7 @@ def chain_drafters(pair: Pair, clock: Clock) -> dict[str, Drafter]:
     }
 
 
-class Text(NamedTuple):
+class ReadPrompt(NamedTuple):
     """A prompt that both models have room for, and where it is from."""
 
     group: str
@@ -139,7 +139,7 @@ class Text(NamedTuple):
     token_ids: list[int]
 
 
-def read_texts(pair: Pair, found: Sequence[Group], max_tokens: int) -> list[Text]:
+def read_texts(pair: MeasuredPair, found: Sequence[Group], max_tokens: int) -> list[ReadPrompt]:
     """Return the prompts that the target can continue; others are skipped and reported."""
     limit = min(pair.target.info.context_length, pair.draft.info.context_length)
     texts = []
@@ -153,7 +153,7 @@ def read_texts(pair: Pair, found: Sequence[Group], max_tokens: int) -> list[Text
             if len(ids) + 2 * max_tokens > limit:  # drafts may go beyond the text
                 say(f"SKIPPED {place}: it is too long")
             else:
-                texts.append(Text(group.name, place, ids))
+                texts.append(ReadPrompt(group.name, place, ids))
     return texts
 
 
@@ -161,7 +161,12 @@ class SetStudy:
     """A set's prompts and the target's texts, which all methods draft."""
 
     def __init__(
-        self, pair: Pair, name: str, read: Sequence[Text], max_tokens: int, rest_ms: float
+        self,
+        pair: MeasuredPair,
+        name: str,
+        read: Sequence[ReadPrompt],
+        max_tokens: int,
+        rest_ms: float,
     ) -> None:
         self._pair, self._read = pair, read
         self._prompts = [text.token_ids for text in read]
@@ -180,12 +185,12 @@ class SetStudy:
             for count in rows:
                 began = perf_counter_ns()
                 for kind in chain_drafters(pair, Clock()):
-                    found.chains[Arm(kind, count)] = self._chain(kind, count, target)
+                    found.chains[SizedMethod(kind, count)] = self._chain(kind, count, target)
                 best = partial(BestChains, model=draft)
-                found.chains[Arm(BEST_CHAIN, count)] = self._rounds(best, count, target)
+                found.chains[SizedMethod(BEST_CHAIN, count)] = self._rounds(best, count, target)
                 for name, tree in TREES.items():
                     make = partial(tree, model=draft)
-                    found.trees[Arm(name, count)] = self._rounds(make, count, target)
+                    found.trees[SizedMethod(name, count)] = self._rounds(make, count, target)
                 say(f"{found.name}, {count} rows: {(perf_counter_ns() - began) / 1e9:.0f} s")
         labels = [text.group for text in self._read]
         parts = [
@@ -209,9 +214,9 @@ class SetStudy:
         return by_cost[-1]
 
     def _rounds(
-        self, make: Callable[[Batch], Method], rows: int, target: Reader
+        self, make: Callable[[SideBySide], DraftingMethod], rows: int, target: Reader
     ) -> list[TextTally]:
-        method = make(Batch(self._prompts, self._texts, self._pair.target.eos))
+        method = make(SideBySide(self._prompts, self._texts, self._pair.target.eos))
         try:
             return simulate(method, rows, target, self._costs)
         finally:

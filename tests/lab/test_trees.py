@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.trees.drafting import (
-    Batch,
     BestChains,
     Chains,
     Clock,
     ModelTrees,
     RecycledTrees,
     RoundCosts,
+    SideBySide,
     Tries,
 )
-from bench.trees.gains import Arm, SetRounds, gain_at_equal_rows, gain_at_equal_time
+from bench.trees.gains import SetRounds, SizedMethod, gain_at_equal_rows, gain_at_equal_time
 from bench.trees.reading import Reader
 from bench.trees.rounds import TextTally, simulate, verdict
 from bench.trees.selection import (
@@ -156,10 +156,13 @@ def test_gains_compare_the_best_of_both_sides() -> None:
     found = SetRounds(
         "set",
         ["a", "b"],
-        {Arm("c", 4): [tally(20, 10, 10e6)] * 2, Arm("c", 8): [tally(20, 8, 20e6)] * 2},
         {
-            Arm("t", 4): [tally(20, 8, 10e6), tally(20, 12, 10e6)],
-            Arm("t", 8): [tally(20, 5, 40e6), tally(20, 8, 40e6)],
+            SizedMethod("c", 4): [tally(20, 10, 10e6)] * 2,
+            SizedMethod("c", 8): [tally(20, 8, 20e6)] * 2,
+        },
+        {
+            SizedMethod("t", 4): [tally(20, 8, 10e6), tally(20, 12, 10e6)],
+            SizedMethod("t", 8): [tally(20, 5, 40e6), tally(20, 8, 40e6)],
         },
     )
     rows = gain_at_equal_rows(found)
@@ -211,7 +214,7 @@ def test_rounds_bring_the_text(pair, read, method) -> None:
         Reader(target, prompts, texts, 8).open() as said,
         Reader(draft, prompts, texts, 8).open() as own,
     ):
-        batch = Batch(prompts, texts, target.eos)
+        batch = SideBySide(prompts, texts, target.eos)
         tallies = simulate(method(batch, own), 4, said, costs)
     for found, text in zip(tallies, texts, strict=True):
         assert found.tokens == len(text)
@@ -238,7 +241,7 @@ def test_a_models_rounds_are_those_of_its_own_continuations(pair, read) -> None:
         expected.append(rounds)
     with Reader(target, prompts, texts, 8).open() as said:
         method = Chains(
-            Batch(prompts, texts, target.eos),
+            SideBySide(prompts, texts, target.eos),
             ModelDrafter(draft.model, tuple(draft.eos)),
             draft.model,
             Clock(),
@@ -253,7 +256,7 @@ def test_what_the_target_says_of_rejected_drafts_is_learned(pair, read) -> None:
     target, _ = pair
     prompts, texts = read
     with Reader(target, prompts, texts, 8).open() as reader:
-        batch = Batch(prompts, texts, target.eos)
+        batch = SideBySide(prompts, texts, target.eos)
         wrong, right = (9, 8), (texts[0][0],)
         drafts = Drafts([right, wrong[:1], wrong])
         reader.load((0, 0, path) for path in leaves(drafts.paths))
