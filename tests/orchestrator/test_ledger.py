@@ -87,6 +87,19 @@ def test_times_in_the_target_and_of_judging_are_sums():
     assert (ledger.timings.target_model_ns, ledger.timings.judge_ns) == (22, 5)
 
 
+def test_the_first_round_and_the_proposal_made_beside_it_are_the_opening():
+    ledger = Ledger(arrived_ns=100)
+    ledger.followed(DraftChunk(timings=DraftTimings(model_ns=30)))
+    for began_ns, forward_ns, drafted_ns in ((150, 20, 0), (400, 7, 9)):
+        verdict = Verdict(9, 5, (), start_length=8, timings=VerifyTimings(forward_ns=forward_ns))
+        proposal = DraftChunk(timings=DraftTimings(model_ns=drafted_ns))
+        round_ = RoundOutcome((), verdict, 8, 9, 250, proposal=proposal, began_ns=began_ns)
+        ledger.record(round_, [])
+    times = ledger.timings
+    assert (times.opening_ns, times.opening_target_model_ns, times.target_model_ns) == (300, 20, 27)
+    assert (times.opening_draft_model_ns, times.draft_model_ns) == (30, 39)
+
+
 def test_rejections_of_tokens_that_match_are_no_mismatches():
     ledger = Ledger()
     ledger.record(round_of([Decision(Outcome.REJECTED, 3)], 8, 8, 9), [])
