@@ -23,7 +23,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import DraftSettings, VerifySettings
-from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
+from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.errors import InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.prompts import read_prompts, word_problems

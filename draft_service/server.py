@@ -17,7 +17,7 @@ from draft_service.tokenizers import Tokenizers
 from flyspec import rpc, serving
 from flyspec.config import DraftSettings
 from flyspec.datastore.store import Datastore
-from flyspec.drafter_kinds import missing
+from flyspec.drafter_names import check_needs
 from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.serving import OnePort
@@ -43,8 +43,7 @@ async def build(
 ) -> tuple[Sessions, Engine | None]:
     """Load and warm up what the settings request. Raises `ConfigError`."""
     observer = observer or DraftTelemetry(Telemetry("draft"))
-    if problem := missing(settings.drafter, bool(settings.model), bool(settings.datastore)):
-        raise ConfigError(f"--drafter {settings.drafter}: {problem}")
+    check_needs(settings.drafter, bool(settings.model), bool(settings.datastore))
     datastore = Datastore(Path(settings.datastore)) if settings.datastore else None
     engine, tokenizers = None, Tokenizers()
     eos: tuple[int, ...] = ()

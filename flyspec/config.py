@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from flyspec.drafter_kinds import KINDS_LISTED, DrafterKind
+from flyspec.drafter_names import KINDS_LISTED, DrafterKind
 from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, EngineName, LogLevel
 from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles

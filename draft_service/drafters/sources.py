@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from flyspec.datastore.store import MAX_MATCH, Datastore
-from flyspec.drafter_kinds import DrafterKind
+from flyspec.drafter_names import DrafterKind
 from flyspec.lookup import PromptLookup
 from flyspec.lookup.ngrams import MAX_COMPARED
 from flyspec.lookup.recycling import Recycled

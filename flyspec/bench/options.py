@@ -23,7 +23,7 @@ from flyspec.bench.conditions import (
 )
 from flyspec.bench.openai import parse_against
 from flyspec.bench.peers import parse_peers
-from flyspec.drafter_kinds import KINDS_LISTED
+from flyspec.drafter_names import KINDS_LISTED
 from flyspec.flags import AttentionBackendName, Dtype, Flag
 from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.ranges import Range

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.modes import FlyspecMode, Mode, Sample
 from flyspec.bench.summaries import grouped
-from flyspec.drafter_kinds import NEED_MODEL
+from flyspec.drafter_names import NEED_MODEL
 from flyspec.planning.acceptance import AgreeingRuns
 from flyspec.planning.measured import MeasuredMode
 from flyspec.process import available_cores

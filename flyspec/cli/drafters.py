@@ -13,7 +13,7 @@ from flyspec.cli.options import read_admin_address, with_flags
 from flyspec.cli.options.completion import complete_registered
 from flyspec.cli.runtime import run_async, waiting
 from flyspec.credentials import Credentials
-from flyspec.drafter_kinds import KINDS_LISTED
+from flyspec.drafter_names import KINDS_LISTED
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from flyspec.config import (
     VerifySettings,
 )
 from flyspec.datastore.store import DatastoreFacts
-from flyspec.drafter_kinds import missing
-from flyspec.drafter_names import head_directories
+from flyspec.drafter_names import check_needs, head_directories
 from flyspec.engine.architectures import kind_of
 from flyspec.engine.heads import layer_heads
 from flyspec.engine.native.family import FAMILIES
@@ -63,8 +62,7 @@ def check_verify(settings: VerifySettings) -> None:
 def check_draft(settings: DraftSettings) -> None:
     """Check a draft service's settings, and its model's files if it has a model."""
     _check_port(settings)
-    if problem := missing(settings.drafter, bool(settings.model), bool(settings.datastore)):
-        raise ConfigError(f"--drafter {settings.drafter}: {problem}")
+    check_needs(settings.drafter, bool(settings.model), bool(settings.datastore))
     if settings.datastore:
         DatastoreFacts.load(Path(settings.datastore))
     if not settings.model:

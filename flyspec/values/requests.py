@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from flyspec.drafter_kinds import KINDS_LISTED
+from flyspec.drafter_names import KINDS_LISTED
 from flyspec.flags import UINT32, UINT64, Flag, flags_of
 from flyspec.ranges import Range
 from flyspec.rules import Rule

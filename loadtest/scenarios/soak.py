@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from flyspec.client import GenerateOptions
-from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
+from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 from loadtest.goals import Check

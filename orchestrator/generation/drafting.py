@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from flyspec.drafter_kinds import NEED_MODEL
-from flyspec.drafter_names import LOOKUP
+from flyspec.drafter_names import LOOKUP, NEED_MODEL
 from flyspec.errors import (
     FlyspecError,
 )

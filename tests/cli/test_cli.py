@@ -19,7 +19,7 @@ from flyspec.cli.service import ROOT
 from flyspec.cli.stack import ServiceDiedError, Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient
-from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
+from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.errors import ConfigError
 from flyspec.rules.presets import DEFAULT_RULE
 from tests.cli.processes import (

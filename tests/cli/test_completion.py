@@ -10,7 +10,7 @@ import pytest
 
 from flyspec.cli.service import ROOT
 from flyspec.cli.stack import Stack
-from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
+from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from tests.cli.processes import ENVIRONMENT
 
 PROGRAM = """

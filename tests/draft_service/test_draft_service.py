@@ -15,7 +15,7 @@ import torch
 
 from draft_service.drafters.model import ModelDrafter
 from flyspec import wire
-from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
+from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.engine import cache_size, loading
 from flyspec.engine.device_memory import DeviceMemory
 from flyspec.engine.loading import LoadedModel

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.drafter_kinds import DRAFTER_KINDS
+from flyspec.drafter_names import DRAFTER_KINDS
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.rules.presets import DEFAULT_RULE

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from flyspec.client import Chat, Chunk, GenerateOptions
-from flyspec.drafter_kinds import DRAFTER_KINDS, NEED_DATASTORE
+from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
