@@ -150,13 +150,12 @@ async def connected(url: str, prompt: Sequence[int]) -> OpenAIServer:
 
 def calibration_prompts() -> list[list[int]]:
     """Return word problems as the bundled target's chats, in tokens."""
-    from transformers import AutoTokenizer, GenerationConfig
-
-    from flyspec.engine.bundle import tokenizer_bundle
+    from flyspec.engine.bundle import load_bundle
+    from flyspec.engine.configuration import read_config
     from flyspec.values.chat import Chat
 
-    own = AutoTokenizer.from_pretrained(TARGET)
-    tokenizer = Tokenizer(tokenizer_bundle(own, GenerationConfig.from_pretrained(TARGET)))
+    name = str(TARGET)
+    tokenizer = Tokenizer(load_bundle(name, read_config(name)[1]))
     chosen = problems("calibration", _CALIBRATED_ON)
     return [tokenizer.encode_chat(Chat.of_user(problem.question)) for problem in chosen]
 

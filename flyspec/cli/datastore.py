@@ -64,19 +64,21 @@ def build(
         from tokenizers import Tokenizer
 
         from flyspec.datastore import build as building
-        from flyspec.engine.loading import load_tokenizer
+        from flyspec.engine.bundle import load_bundle
+        from flyspec.engine.configuration import read_config
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"building needs {error.name}; install it with: pip install 'flyspec[datastore]'"
         ) from None
     began, console = perf_counter(), error_console()
-    bundle, vocab_size = load_tokenizer(options.model)
+    config = read_config(options.model)[1]
+    bundle = load_bundle(options.model, config)
     tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
     facts = building.build(
         options.output,
         _tokenized(tokenizer, read_texts(paths, options.pattern)),
         bundle.fingerprint,
-        vocab_size,
+        config.get_text_config().vocab_size,
         on_shard=lambda tokens: console.print(f"wrote a shard of {tokens:,} tokens"),
     )
     tokens, seconds = sum(facts.shards), perf_counter() - began

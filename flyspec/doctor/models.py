@@ -11,6 +11,7 @@ from typing import Any
 from flyspec.chat_template import DEFAULT, ChatTemplates
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.doctor.findings import Diagnosis, Mark
+from flyspec.engine.bundle import load_bundle
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import NamedDevice
 from flyspec.engine.native.eligible import library_for
@@ -90,9 +91,9 @@ def _model(found: Examined, ranks: int) -> Iterator[Diagnosis]:
     yield from _quantized(section, config)
     yield _engine(section, checkpoint, settings)
     try:
-        found.bundle = _bundle(found.name, config)
+        found.bundle = load_bundle(found.name, config)
     except ConfigError as error:
-        yield Diagnosis(section, "tokenizer", Mark.ERROR, f"--model {found.name}: {error}")
+        yield Diagnosis(section, "tokenizer", Mark.ERROR, str(error))
         return
     size, fingerprint = _vocabulary_size(found.bundle), found.bundle.fingerprint
     text = f"{size:,} tokens, fingerprint {fingerprint}"
@@ -195,25 +196,6 @@ def _installed(name: str) -> bool:
     package, _, module = name.partition("_")
     within = bool(module) and find_spec(package) is not None
     return within and find_spec(f"{package}.{module}") is not None
-
-
-def _bundle(name: str, config: Any) -> TokenizerBundle:
-    from transformers import AutoTokenizer, GenerationConfig
-
-    from flyspec.engine.bundle import tokenizer_bundle
-    from flyspec.engine.configuration import unreadable
-    from flyspec.model_files import model_source
-
-    source = model_source(name)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        try:
-            generation = GenerationConfig.from_pretrained(source)
-        except OSError:  # there is none
-            generation = GenerationConfig.from_model_config(config)
-    except Exception as error:
-        raise ConfigError(str(unreadable(name, error)).partition(": ")[2]) from None
-    return tokenizer_bundle(tokenizer, generation)
 
 
 def _vocabulary_size(bundle: TokenizerBundle) -> int:

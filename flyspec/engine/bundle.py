@@ -7,8 +7,30 @@ from typing import Any
 
 from flyspec.chat_template import DEFAULT
 from flyspec.errors import ConfigError
+from flyspec.model_files import model_source
 from flyspec.tokenizer import fingerprint
 from flyspec.values.admin import TokenizerBundle
+
+
+def load_bundle(name: str, config: Any) -> TokenizerBundle:
+    """Return a model's tokenizer without its weights, given its configuration.
+
+    Raises `ConfigError`.
+    """
+    from transformers import AutoTokenizer, GenerationConfig
+
+    from flyspec.engine.configuration import unreadable
+
+    source = model_source(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        try:
+            generation_config = GenerationConfig.from_pretrained(source)
+        except OSError:  # there is none
+            generation_config = GenerationConfig.from_model_config(config)
+    except Exception as error:
+        raise unreadable(name, error) from error
+    return tokenizer_bundle(tokenizer, generation_config)
 
 
 def tokenizer_bundle(tokenizer: Any, generation_config: Any) -> TokenizerBundle:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.utils.hub import cached_file
 
@@ -134,20 +134,6 @@ def load_model(
     log.info("loaded %s: %.1f M parameters, %s on %s",
              name, info.num_parameters / 1e6, info.dtype, info.device)  # fmt: skip
     return LoadedModel(model, info, bundle)
-
-
-def load_tokenizer(name: str) -> tuple[TokenizerBundle, int]:
-    """Return a model's tokenizer, and its number of ids, without weights. Raises `ConfigError`."""
-    source, config = read_config(name)
-    try:
-        try:
-            generation_config = GenerationConfig.from_pretrained(source)
-        except OSError:  # as transformers does for a model without the file
-            generation_config = GenerationConfig.from_model_config(config)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except Exception as error:
-        raise unreadable(name, error) from error
-    return tokenizer_bundle(tokenizer, generation_config), config.get_text_config().vocab_size
 
 
 def _unloadable(name: str, error: Exception) -> ConfigError:
