@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
-from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen, TopTokens
-from flyspec.values.tokens import Drafted
+from flyspec.values.tokens import Drafted, still_needed
 
 
 class Scored(NamedTuple):

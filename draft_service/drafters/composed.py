@@ -16,11 +16,10 @@ from draft_service.drafters.choosing import Chooser, Evidence, expected
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.retrieval import MakeSource, RetrievalSession
 from draft_service.drafters.sources import DraftSource, Guess
-from flyspec.engine.drawn import still_needed
 from flyspec.lookup.recycling import NUM_CANDIDATES
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import Drafted
+from flyspec.values.tokens import Drafted, still_needed
 
 MODEL = "model"
 MAX_LENGTH_CLASS = 12

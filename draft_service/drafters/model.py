@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 
 from draft_service.drafters.base import DrafterSession, Drafting, Scored
-from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen, TopTokens
-from flyspec.values.tokens import Drafted
+from flyspec.values.tokens import Drafted, still_needed
 
 
 class ModelDrafter:

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 
 from draft_service.drafters.base import DrafterSession, Drafting, sure
 from draft_service.drafters.model import ModelDrafter, ModelSession
-from flyspec.engine.drawn import still_needed
 from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup
 from flyspec.prefix import num_same
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import Drafted, Origin
+from flyspec.values.tokens import Drafted, Origin, still_needed
 
 MAX_GUESS = 16
 """Maximum looked-up tokens checked per step; wrong guesses make longer runs a net loss."""

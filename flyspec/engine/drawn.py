@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from flyspec.engine.model import Draw
 from flyspec.prefix import num_same
-from flyspec.values.tokens import Drafted, Origin, TokenDistribution
-
-
-def still_needed(min_confidence: float, chances: Sequence[float]) -> float:
-    """Return the minimum probability of the rest of a draw after tokens of these; above 1, it ends.
-
-    A token drawn from a rounded distribution may have probability 0.
-    """
-    for chance in chances if min_confidence > 0 else ():
-        min_confidence = min_confidence / chance if chance else math.inf
-    return min_confidence
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_needed
 
 
 def ends_after(draw: Draw, token_ids: Sequence[int], chances: Sequence[float]) -> int:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import round_off
-from flyspec.engine.drawn import still_needed
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.sampling import checked, choose_processed
 from flyspec.prefix import num_same
-from flyspec.values.tokens import Drafted, Origin, TokenDistribution
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_needed
 
 Forward = Callable[[Sequence[Step]], Sequence[Rows]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -149,6 +150,16 @@ class Drafted(NamedTuple):
     origins: Sequence[Origin] = ()
     distributions: Sequence[TokenDistribution] = ()
     confidences: Sequence[float] = ()
+
+
+def still_needed(min_confidence: float, chances: Sequence[float]) -> float:
+    """Return the minimum probability of the rest of a draw after tokens of these; above 1, it ends.
+
+    A token drawn from a rounded distribution may have probability 0.
+    """
+    for chance in chances if min_confidence > 0 else ():
+        min_confidence = min_confidence / chance if chance else math.inf
+    return min_confidence
 
 
 class TokenLogprobs(NamedTuple):

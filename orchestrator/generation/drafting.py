@@ -13,23 +13,19 @@ from contextlib import suppress
 from dataclasses import replace
 
 from flyspec.drafter_names import LOOKUP, NEED_MODEL
-from flyspec.errors import (
-    FlyspecError,
-)
+from flyspec.errors import FlyspecError
 from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftChunk, HeadRequest, Verdict
+from flyspec.values.tokens import still_needed
 from orchestrator.fleet.drafters import Drafters
-from orchestrator.generation.head_drafts import MAX_MISSES, HeadDrafts, joined, still_needed
+from orchestrator.generation.head_drafts import MAX_MISSES, HeadDrafts, joined
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.proposals import LocalLookup, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.service_drafting import ServiceDrafting
 from orchestrator.upstreams.proposal_checks import DrafterFaultError
-from orchestrator.upstreams.protocol import (
-    UNKNOWN,
-    Correlation,
-)
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,12 +77,6 @@ class HeadDrafts:
         """Record that the sequence was truncated to `length` tokens, whatever follows now."""
         if self._proposal is not None and length < self._proposal.start_position:
             self._proposal = None
-
-
-def still_needed(min_confidence: float, confidences: Sequence[float]) -> float:
-    """Return the minimum probability of what follows tokens of these; above 1, nothing does."""
-    left = math.prod(confidences)
-    return min_confidence / left if left > 0 else math.inf
 
 
 def joined(block: DraftChunk, extension: DraftChunk) -> DraftChunk:

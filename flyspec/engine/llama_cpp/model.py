@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from flyspec.engine import stepwise
-from flyspec.engine.drawn import drafted, still_needed
+from flyspec.engine.drawn import drafted
 from flyspec.engine.llama_cpp.binding import Context
 from flyspec.engine.llama_cpp.trial import compare
 from flyspec.engine.logits import adjusts
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
-from flyspec.values.tokens import Drafted
+from flyspec.values.tokens import Drafted, still_needed
 
 log = logging.getLogger(__name__)
 
