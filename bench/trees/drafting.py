@@ -26,7 +26,6 @@ from bench.trees.selection import (
 )
 from draft_service.drafters.base import Drafter, Drafting
 from draft_service.drafters.choosing import OTHERS_MEMORY, AcceptanceTally, Chooser, Evidence
-from draft_service.drafters.composed import MAX_LENGTH_CLASS
 from draft_service.drafters.sources import DraftSource, LookupSource, RecyclingSource
 from flyspec.engine.model import Draw, Model
 from flyspec.lookup.recycling import NUM_CANDIDATES, Recycled
@@ -271,8 +270,7 @@ class Sources(Trees):
         guesses.clear()
         for source in self._sources[index]:
             guess = source.guess(sequence, num_nodes)
-            kind = source.kind, min(guess.length, MAX_LENGTH_CLASS)
-            guesses.append((kind, guess.token_ids))
+            guesses.append((source.class_of(guess), guess.token_ids))
         chance = self._choosers[index].chance
         return [(token_ids, chance(kind)) for kind, token_ids in guesses]
 

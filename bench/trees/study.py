@@ -29,7 +29,7 @@ from bench.trees.rounds import TextTally, simulate
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.composed import ComposedDrafter
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.retrieval import RetrievalDrafter, lookup_source, recycling_source
+from draft_service.drafters.retrieval import prompt_lookup, token_recycling
 from flyspec.bench.prompts import Group
 from flyspec.cli.program import say
 from flyspec.config import DraftSettings, VerifySettings
@@ -39,7 +39,7 @@ from flyspec.lab.local_model import LocalModel
 from flyspec.lookup.recycling import NUM_CANDIDATES
 from flyspec.lookup.shared import Scopes
 from flyspec.step_costs import StepCosts
-from flyspec.values.admin import DrafterInfo, MeasuredStep
+from flyspec.values.admin import MeasuredStep
 from flyspec.values.tokens import SamplingParams
 from verify_service.step_trial import measure_steps
 
@@ -119,16 +119,10 @@ class MeasuredPair:
 def chain_drafters(pair: MeasuredPair, clock: Clock) -> dict[str, Drafter]:
     """Return new drafters, whose sequences share nothing but the composed one's evidence."""
     model = ModelDrafter(pair.draft.model, tuple(pair.draft.eos))
-    lookup, recycling = lookup_source(Scopes()), recycling_source(Scopes())
-    return {
-        "model": model,
-        "prompt_lookup": RetrievalDrafter(DrafterInfo("prompt_lookup", "prompt_lookup"), lookup),
-        "token_recycling": RetrievalDrafter(
-            DrafterInfo("token_recycling", "token_recycling", num_top_tokens=NUM_CANDIDATES),
-            recycling,
-        ),
-        "composed": ComposedDrafter([lookup, recycling], model, 0, clock_ns=clock),
-    }
+    lookup, recycling = prompt_lookup(Scopes()), token_recycling(Scopes())
+    sources = [lookup.make_source, recycling.make_source]
+    composed = ComposedDrafter(sources, model, 0, clock_ns=clock)
+    return {each.info.name: each for each in (model, lookup, recycling, composed)}
 
 
 class ReadPrompt(NamedTuple):

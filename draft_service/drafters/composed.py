@@ -22,8 +22,6 @@ from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, still_needed
 
 MODEL = "model"
-MAX_LENGTH_CLASS = 12
-"""Guesses that follow longer matches are of one class."""
 
 
 class ComposedDrafter:
@@ -138,7 +136,7 @@ class ComposedSession(RetrievalSession):
             count = len(guess.token_ids)
             if not count:
                 continue
-            kind = source.kind, min(guess.length, MAX_LENGTH_CLASS)
+            kind = source.class_of(guess)
             self._pending.append((kind, guess.token_ids))
             chance = chooser.chance(kind)
             guess = guess._replace(confidences=(chance,) * count)

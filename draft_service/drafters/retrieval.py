@@ -14,6 +14,7 @@ from draft_service.drafters.sources import (
 )
 from flyspec.datastore.store import Datastore
 from flyspec.lookup.ngrams import MAX_COMPARED
+from flyspec.lookup.recycling import NUM_CANDIDATES
 from flyspec.lookup.shared import Scopes, Shared
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen, TopTokens
@@ -24,41 +25,51 @@ MakeSource = Callable[[DraftOpen], DraftSource]
 
 
 class RetrievalDrafter:
-    """Drafts what one source guesses. Sequences have at most `max_length` tokens (0: no limit)."""
+    """Drafts what one source guesses. Sequences have at most `max_length` tokens (0: no limit).
+
+    `make_source` makes the sources of its sessions, for drafters that have several, too.
+    """
 
     needs_model = False
 
     def __init__(self, info: DrafterInfo, make_source: MakeSource, max_length: int = 0) -> None:
-        self.info, self.max_length, self._make_source = info, max_length, make_source
+        self.info, self.max_length, self.make_source = info, max_length, make_source
 
     def open(self, open_: DraftOpen) -> RetrievalSession:
-        return RetrievalSession(open_, [self._make_source(open_)], self.max_length)
+        return RetrievalSession(open_, [self.make_source(open_)], self.max_length)
+
+
+def prompt_lookup(scopes: Scopes, max_length: int = 0) -> RetrievalDrafter:
+    """Return the drafter that copies what followed an earlier occurrence of the last tokens."""
+
+    def make(open_: DraftOpen) -> LookupSource:
+        shared = _shared(scopes, open_)
+        return LookupSource(shared.texts if shared else None)
+
+    return RetrievalDrafter(DrafterInfo("prompt_lookup", "prompt_lookup"), make, max_length)
+
+
+def token_recycling(scopes: Scopes, max_length: int = 0) -> RetrievalDrafter:
+    """Return the drafter that repeats what the target said after the same tokens."""
+
+    def make(open_: DraftOpen) -> RecyclingSource:
+        shared = _shared(scopes, open_)
+        return RecyclingSource(shared.recycled if shared else None)
+
+    info = DrafterInfo("token_recycling", "token_recycling", num_top_tokens=NUM_CANDIDATES)
+    return RetrievalDrafter(info, make, max_length)
+
+
+def rest(datastore: Datastore, max_length: int = 0) -> RetrievalDrafter:
+    """Return the drafter that retrieves from a datastore, for its tokenizer only."""
+    info = DrafterInfo("rest", "rest", tokenizer_fingerprint=datastore.facts.tokenizer_fingerprint)
+    return RetrievalDrafter(info, lambda _: DatastoreSource(datastore), max_length)
 
 
 def _shared(scopes: Scopes, open_: DraftOpen) -> Shared | None:
     """Return what a session shares, with sessions of the same tokenizer only."""
     scope = open_.sharing_scope
     return scopes.get(f"{scope} {open_.tokenizer_fingerprint}" if scope else "")
-
-
-def lookup_source(scopes: Scopes) -> MakeSource:
-    def make(open_: DraftOpen) -> LookupSource:
-        shared = _shared(scopes, open_)
-        return LookupSource(shared.texts if shared else None)
-
-    return make
-
-
-def recycling_source(scopes: Scopes) -> MakeSource:
-    def make(open_: DraftOpen) -> RecyclingSource:
-        shared = _shared(scopes, open_)
-        return RecyclingSource(shared.recycled if shared else None)
-
-    return make
-
-
-def datastore_source(datastore: Datastore) -> MakeSource:
-    return lambda _: DatastoreSource(datastore)
 
 
 class RetrievalSession:

@@ -14,6 +14,9 @@ from flyspec.lookup.recycling import Recycled
 from flyspec.lookup.shared import FinishedTexts
 from flyspec.values.rounds import TopTokens
 
+MAX_LENGTH_CLASS = 12
+"""Guesses that follow longer matches are of one class."""
+
 
 class Guess(NamedTuple):
     """Tokens that may follow, with confidences if known, and how many tokens led to them."""
@@ -27,6 +30,10 @@ class DraftSource(ABC):
     """One sequence's source. It reads the sequence's tokens, never its own drafts."""
 
     kind: DrafterKind
+
+    def class_of(self, guess: Guess) -> tuple[str, int]:
+        """Return what guesses as likely to be right have in common."""
+        return self.kind, min(guess.length, MAX_LENGTH_CLASS)
 
     def extend(self, token_ids: Sequence[int]) -> None:  # noqa: B027
         """Read the sequence's next tokens."""

@@ -67,7 +67,6 @@ def _shards(
     texts: Iterable[list[int]], kind: np.dtype[np.unsignedinteger], most: int
 ) -> Iterator[np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]]:
     """Yield the texts' tokens in arrays of at most `most`; a longer text fills several."""
-    waiting = np.empty(0, kind)
     pieces, size = list[np.ndarray[tuple[int], np.dtype[np.unsignedinteger]]](), 0
     for text in texts:
         pieces.append(np.array(text, kind))

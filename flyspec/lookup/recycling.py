@@ -40,7 +40,7 @@ class Recycled:
     def read(self, token_ids: Sequence[int]) -> None:
         """Learn from a text: each token becomes the first candidate after the two before it."""
         for before, token, following in zip(token_ids, token_ids[1:], token_ids[2:], strict=False):
-            known = self._after.get(before << _BITS | token) or self._after.get(~token, ())
+            known, _ = self.candidates(before, token)
             others = (each for each in known if each != following)
             self._put(before, token, (following, *islice(others, NUM_CANDIDATES - 1)))
 

@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 
 from draft_service.drafters.base import DrafterSession
-from draft_service.drafters.retrieval import RetrievalDrafter, lookup_source
+from draft_service.drafters.retrieval import RetrievalDrafter, prompt_lookup
 from draft_service.engine import Engine
 from draft_service.server import SERVICE_NAME, build
 from draft_service.service import DraftService
@@ -23,7 +23,6 @@ from flyspec.engine.model import Rows, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.lookup.shared import Scopes
 from flyspec.v1 import draft_pb2_grpc
-from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
 
@@ -43,8 +42,7 @@ SPECS = [
 
 def lookup_drafter(max_length: int = 0) -> RetrievalDrafter:
     """Return the drafter `prompt_lookup`."""
-    info = DrafterInfo("prompt_lookup", "prompt_lookup")
-    return RetrievalDrafter(info, lookup_source(Scopes()), max_length)
+    return prompt_lookup(Scopes(), max_length)
 
 
 class CountingRunner(ModelRunner):
