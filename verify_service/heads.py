@@ -118,6 +118,8 @@ class Heads:
         returns the time taken, in ns.
         """
         turns: dict[int, HeadTurn] = {}
+        if not self._heads:
+            return {}, 0
         for index, (step, rows) in enumerate(zip(steps, found, strict=True)):
             context, verdict = rounds.get(step.slot), verdicts.get(index)
             if context is None or not isinstance(rows, Rows) or isinstance(verdict, Exception):

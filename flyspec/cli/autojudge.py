@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import needing
 from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.concurrency import whatever_reached
-from flyspec.errors import ConfigError
 from flyspec.lab.autojudge.options import JudgeTrainOptions
 
 if TYPE_CHECKING:
@@ -30,12 +30,8 @@ def train(options: JudgeTrainOptions, results: Results) -> None:
 
     After Ctrl-C the judge is trained on the problems that were finished.
     """
-    try:
+    with needing("training", "lab,models"):
         from flyspec.lab.autojudge import train as training
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"training needs {error.name}; install it with: pip install 'flyspec[lab,models]'"
-        ) from None
     results.of(lambda: whatever_reached(lambda: training.train(options), _report))
 
 

@@ -14,8 +14,8 @@ import typer
 from flyspec import bundled
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import needing
 from flyspec.datastore.texts import read_texts
-from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.progress import error_console
 
@@ -60,16 +60,12 @@ def build(
 
     Takes about a second per million tokens, and 12 bytes of memory per token of a shard.
     """
-    try:
+    with needing("building", "datastore"):
         from tokenizers import Tokenizer
 
         from flyspec.datastore import build as building
         from flyspec.engine.bundle import load_bundle
         from flyspec.engine.configuration import read_config
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"building needs {error.name}; install it with: pip install 'flyspec[datastore]'"
-        ) from None
     began, console = perf_counter(), error_console()
     config = read_config(options.model)[1]
     bundle = load_bundle(options.model, config)

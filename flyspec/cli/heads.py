@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from flyspec.cli.options import with_flags
+from flyspec.cli.program import needing
 from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.concurrency import whatever_reached
-from flyspec.errors import ConfigError
 from flyspec.lab.heads.options import HeadMeasureOptions, HeadTrainOptions
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ def train(options: HeadTrainOptions, results: Results) -> None:
 
     It is saved every three minutes, and after Ctrl-C as it is then.
     """
-    with needing_models("training"):
+    with needing("training", "lab,models"):
         from flyspec.lab.heads import train as training
     results.of(lambda: whatever_reached(lambda: training.train(options), _trained))
 
@@ -42,20 +40,9 @@ def train(options: HeadTrainOptions, results: Results) -> None:
 @with_flags
 def measure(options: HeadMeasureOptions, results: Results) -> None:
     """Measure tokens per round of a head on the target's own text, beside a draft model."""
-    with needing_models("measuring"):
+    with needing("measuring", "lab,models"):
         from flyspec.lab.heads import measure as measuring
     results.of(lambda: _measured(measuring.measure(options)))
-
-
-@contextmanager
-def needing_models(what: str) -> Iterator[None]:
-    """Say what to install if an import in the context fails."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{what} needs {error.name}; install it with: pip install 'flyspec[lab,models]'"
-        ) from None
 
 
 def _trained(found: TrainedHead) -> BenchReport:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -34,6 +35,17 @@ def single(command: Callable[..., None]) -> typer.Typer:
 def say(line: str) -> None:
     """Report progress on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def needing(what: str, extras: str) -> Iterator[None]:
+    """Name the extras to install if an import in the context fails. Raises `ConfigError`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{what} needs {error.name}; install it with: pip install 'flyspec[{extras}]'"
+        ) from None
 
 
 def run(app: typer.Typer, failed: int = 2) -> NoReturn:

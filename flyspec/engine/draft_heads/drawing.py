@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from flyspec.engine.draft_heads.base import DraftHead, HeadStep
 from flyspec.engine.model import Draw, Step
 
@@ -19,6 +22,17 @@ def draw_of(step: HeadStep) -> Draw:
         step.min_confidence,
         confidences=True,
     )
+
+
+def over_vocabulary(logits: Tensor, token_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Return rows of logits over the target's vocabulary, -infinity for what cannot be drafted.
+
+    The given ones are of `token_ids`, in this order; None: of all tokens.
+    """
+    if token_ids is None:
+        return logits
+    whole = logits.new_full((len(logits), vocab_size), -torch.inf)
+    return whole.index_copy_(1, token_ids, logits)
 
 
 def check_step(step: HeadStep, head: DraftHead, hidden_size: int, vocab_size: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flyspec.engine.draft_heads.drawing import over_vocabulary
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, rotary_angles
 from flyspec.engine.draft_heads.stepping import Packed, Piece, SteppingHead
 
@@ -55,10 +56,7 @@ class Eagle3Head(SteppingHead):
         read, following = network.run(embedded, self._hidden(pieces), angles, attend)
         if len(packed.wanted) < len(read):
             read, following = read[packed.wanted], following[packed.wanted]
-        logits = network.lm_head(read)
-        if self._ids is not None:
-            whole = logits.new_full((len(logits), self._vocab_size), -torch.inf)
-            logits = whole.index_copy_(1, self._ids, logits)
+        logits = over_vocabulary(network.lm_head(read), self._ids, self._vocab_size)
         return logits, following
 
     def _hidden(self, pieces: Sequence[Piece]) -> Tensor:

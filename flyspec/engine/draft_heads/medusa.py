@@ -23,7 +23,7 @@ from torch import Tensor
 
 from flyspec.engine import stepwise
 from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.draft_heads.drawing import check_step, draw_of
+from flyspec.engine.draft_heads.drawing import check_step, draw_of, over_vocabulary
 from flyspec.engine.draft_heads.files import HeadFiles, fingerprint_of
 from flyspec.engine.draft_heads.target import HeadTarget, computing_type
 from flyspec.engine.model import Rows, Step
@@ -91,10 +91,8 @@ class MedusaHead:
         heads = iter(self._heads)
 
         def forward(now: Sequence[Step]) -> list[Rows]:
-            logits = next(heads).logits(rows[[places[step.slot] for step in now]])
-            if self._map is not None:
-                whole = logits.new_full((len(logits), self._vocab_size), -torch.inf)
-                logits = whole.index_copy_(1, self._map, logits)
+            own = next(heads).logits(rows[[places[step.slot] for step in now]])
+            logits = over_vocabulary(own, self._map, self._vocab_size)
             return [Rows(logits[i : i + 1]) for i in range(len(now))]
 
         drawn = iter(stepwise.draw(forward, [draw_of(step) for step in wanted]) if wanted else ())

@@ -22,13 +22,17 @@ log = logging.getLogger(__name__)
 _Floats = np.ndarray[Any, np.dtype[np.float32]]
 _Ints = np.ndarray[Any, np.dtype[np.int32]]
 
-CACHE_MULTIPLE = 256
-"""Tokens; llama.cpp rounds a sequence's part of the cache up to a multiple."""
+_CACHE_MULTIPLE = 256
 ALL_LAYERS = -1
 _MICRO_BATCH = 512
 """Most tokens that llama.cpp computes at once; larger steps are several."""
 _WARNING = 3  # GGML_LOG_LEVEL_WARN
 _CONTINUED = 5
+
+
+def cache_length(length: int) -> int:
+    """Return the tokens for which llama.cpp makes room, to hold a sequence of so many."""
+    return -(-length // _CACHE_MULTIPLE) * _CACHE_MULTIPLE
 
 
 def library() -> Any:
@@ -163,8 +167,7 @@ class Context:
         lib, capacity = model.lib, plan.batch_tokens
         parameters = lib.llama_context_default_params()
         parameters.n_seq_max = plan.num_sequences
-        length = -(-plan.length // CACHE_MULTIPLE) * CACHE_MULTIPLE
-        parameters.n_ctx = plan.num_sequences * length
+        parameters.n_ctx = plan.num_sequences * cache_length(plan.length)
         parameters.n_batch = capacity
         parameters.n_ubatch = min(capacity, _MICRO_BATCH)
         parameters.n_threads = parameters.n_threads_batch = plan.threads

@@ -10,7 +10,7 @@ from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine.device_memory import host_memory
 from flyspec.engine.devices import no_cuda
 from flyspec.engine.llama_cpp import binding, tokenizer
-from flyspec.engine.llama_cpp.binding import CACHE_MULTIPLE, Context, ContextPlan, GgufModel
+from flyspec.engine.llama_cpp.binding import Context, ContextPlan, GgufModel, cache_length
 from flyspec.engine.llama_cpp.gguf_file import GgufFile
 from flyspec.engine.llama_cpp.model import LlamaCppModel
 from flyspec.engine.loading import LoadedModel
@@ -98,7 +98,7 @@ def _num_slots(
     settings: ModelServerSettings, name: str, length: int, per_token: int, weights: GgufModel
 ) -> int:
     """Return how many sequences fit; logs the plan."""
-    rounded = -(-length // CACHE_MULTIPLE) * CACHE_MULTIPLE
+    rounded = cache_length(length)
     slot = max(1, rounded * per_token)
     most = min(settings.max_sessions, int(weights.lib.llama_max_parallel_sequences()))
     budget, memory = settings.kv_cache_memory_bytes, host_memory()

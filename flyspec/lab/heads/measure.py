@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,7 @@ from flyspec.bundled import DRAFT, EAGLE3, TARGET
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.draft_heads.loading import load_head
 from flyspec.errors import ConfigError
-from flyspec.lab.heads.measuring import (
-    Accepted,
-    by_head,
-    by_model,
-    outputs,
-    tokens_per_round,
-)
+from flyspec.lab.heads.measuring import by_head, by_model, outputs, tokens_per_round
 from flyspec.lab.heads.options import ALL_CORPORA, NO_CORPUS, HeadMeasureOptions
 from flyspec.lab.local_model import LocalModel
 from flyspec.lab.tasks import TASKS
@@ -81,18 +75,13 @@ def measure(o: HeadMeasureOptions) -> HeadMeasurement:
         if not texts:
             raise ConfigError(f"{corpus}: the target writes nothing after its prompts")
         tokens = sum(len(text.token_ids) - text.prompt for text in texts)
-
-        def add(
-            drafter: str, found: Callable[[], Iterable[Accepted]], corpus: str = corpus,
-            texts: int = len(texts), tokens: int = tokens,
-        ) -> None:  # fmt: skip
-            with progress(f"{corpus}, {drafter}", texts) as advance:
-                shares = tokens_per_round(found(), o.k, advance)
-            rows.append(Measured(drafter, corpus, texts, tokens, shares))
-
-        add(f"{head.kind} {folder.name}", lambda: by_head(target, head, texts, max(o.k)))  # noqa: B023
+        found = {f"{head.kind} {folder.name}": by_head(target, head, texts, max(o.k))}
         if draft is not None:
-            add(draft.info.name, lambda: by_model(draft, texts, max(o.k)))  # noqa: B023
+            found[draft.info.name] = by_model(draft, texts, max(o.k))
+        for drafter, accepted in found.items():
+            with progress(f"{corpus}, {drafter}", len(texts)) as advance:
+                shares = tokens_per_round(accepted, o.k, advance)
+            rows.append(Measured(drafter, corpus, len(texts), tokens, shares))
     return HeadMeasurement(o.k, tuple(rows))
 
 

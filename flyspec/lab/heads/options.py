@@ -42,16 +42,20 @@ def _layers(text: str) -> tuple[int, ...]:
     return found
 
 
+def _corpora_flag(doing: str) -> Flag:
+    return Flag(
+        f"Corpora to {doing} ({', '.join(CORPORA)}), each perhaps with its number of prompts; or "
+        f"{NO_CORPUS}.",
+        metavar="NAME[=N],...", listed=True, read=_corpora, default=",".join(CORPORA),
+    )  # fmt: skip
+
+
 # fmt: off
 @dataclass(frozen=True)
 class HeadTrainOptions(ModelOptions):
     """`flyspec heads train`. `corpora` None are all of them."""
 
-    corpora: Annotated[Corpora | None, Flag(
-        f"Corpora to learn from ({', '.join(CORPORA)}), each perhaps with its number of prompts; "
-        f"or {NO_CORPUS}.",
-        metavar="NAME[=N],...", listed=True, read=_corpora, default=",".join(CORPORA),
-    )] = None
+    corpora: Annotated[Corpora | None, _corpora_flag("learn from")] = None
     data: Annotated[Sequence[str], Flag(
         "File of prompts whose answers to learn from, in any format of --prompt-file; repeatable.",
     )] = ()
@@ -87,7 +91,7 @@ class HeadTrainOptions(ModelOptions):
     muon_lr: Annotated[float, Flag("Learning rate of Muon, for the inner matrices.", min=0)] = 0.02
     adam_lr: Annotated[float, Flag("Learning rate of AdamW, for the rest.", min=0)] = 0.003
     head_directory: Annotated[Path, Flag(
-        "Directory to write, for the verify service's --head.",
+        "Directory to write, for the verify service's --heads.",
     )] = Path("eagle3")
 
 
@@ -100,11 +104,7 @@ class HeadMeasureOptions(ModelOptions):
         "Draft model to compare with, of the target's tokenizer, or none.",
         default="the bundled one for the bundled target, else none",
     )] = ""
-    corpora: Annotated[Corpora | None, Flag(
-        f"Corpora to measure on ({', '.join(CORPORA)}), each perhaps with its number of prompts; "
-        f"or {NO_CORPUS}.",
-        metavar="NAME[=N],...", listed=True, read=_corpora, default=",".join(CORPORA),
-    )] = None
+    corpora: Annotated[Corpora | None, _corpora_flag("measure on")] = None
     data: Annotated[Sequence[str], Flag(
         "File of prompts to measure on, in any format of --prompt-file; repeatable.",
     )] = ()
