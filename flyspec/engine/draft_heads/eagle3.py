@@ -56,7 +56,7 @@ class Eagle3Head(SteppingHead):
         read, following = network.run(embedded, self._hidden(pieces), angles, attend)
         if len(packed.wanted) < len(read):
             read, following = read[packed.wanted], following[packed.wanted]
-        logits = over_vocabulary(network.lm_head(read), self._ids, self._vocab_size)
+        logits = over_vocabulary(network.lm_head(read), self._ids, self.vocab_size)
         return logits, following
 
     def _hidden(self, pieces: Sequence[Piece]) -> Tensor:

@@ -18,6 +18,7 @@ layers 2, L / 2 and L - 3.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +30,12 @@ from flyspec.engine.draft_heads.eagle3 import Eagle3Head
 from flyspec.engine.draft_heads.eagle3_files import ARCHITECTURE
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, Eagle3Shape
 from flyspec.engine.draft_heads.files import HeadFiles, fingerprint_of
+from flyspec.engine.draft_heads.native_eagle3 import NativeEagle3Head, difference, unsupported
+from flyspec.engine.draft_heads.stepping import SteppingHead
 from flyspec.engine.draft_heads.target import HeadTarget, computing_type
+from flyspec.engine.native.library import find
+
+log = logging.getLogger(__name__)
 
 _ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 _SIZES = (
@@ -57,8 +63,11 @@ class Eagle3Weights(NamedTuple):
     draft_token_ids: Tensor | None
 
 
-def read_eagle3(files: HeadFiles, target: HeadTarget, num_slots: int) -> Eagle3Head:
-    """Load a head for a target. Raises `ConfigError` that says what does not fit."""
+def read_eagle3(files: HeadFiles, target: HeadTarget, num_slots: int) -> SteppingHead:
+    """Load a head for a target, natively where that can be; the log says why not.
+
+    Raises `ConfigError` that says what does not fit.
+    """
     shape, tensors, ids = read_weights(files, target)
     fingerprint = fingerprint_of(tensors, {**files.config, "flyspec_training": None})
     count = sum(each.numel() for name, each in tensors.items() if name != "d2t")
@@ -68,11 +77,25 @@ def read_eagle3(files: HeadFiles, target: HeadTarget, num_slots: int) -> Eagle3H
         network = Eagle3Network(shape)
     network = network.to_empty(device=target.device).to(dtype)
     network.load_published(tensors)
-    embedding = tensors.get("embed_tokens.weight", target.embedding).to(target.device, dtype)
-    return Eagle3Head(
-        network, embedding, None if ids is None else ids.to(target.device), num_slots,
-        target.context_length, count, fingerprint,
+    embedding = tensors.get("embed_tokens.weight", target.embedding)
+    head = Eagle3Head(
+        network, embedding.to(target.device, dtype), None if ids is None else ids.to(target.device),
+        num_slots, target.context_length, count, fingerprint,
     )  # fmt: skip
+    if target.device.type != "cpu" or target.dtype != torch.bfloat16:
+        return head
+    library = find()
+    reason = library if isinstance(library, str) else unsupported(network)
+    if reason or isinstance(library, str):
+        log.info("head %s: no native step: %s", files.folder.name, reason)
+        return head
+    native = NativeEagle3Head(
+        network.float(), embedding.to(torch.bfloat16), ids, num_slots, target.context_length,
+        count, fingerprint, library,
+    )  # fmt: skip
+    reason = difference(native, head)
+    log.info("head %s: %s", files.folder.name, f"no native step: {reason}" if reason else "native")
+    return head if reason else native
 
 
 def read_weights(files: HeadFiles, target: HeadTarget) -> Eagle3Weights:

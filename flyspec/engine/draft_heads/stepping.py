@@ -100,7 +100,7 @@ class SteppingHead(ABC):
 
     def __init__(self, hidden_size: int, vocab_size: int, num_slots: int, max_tokens: int) -> None:
         self.hidden_size, self.max_tokens = hidden_size, max_tokens
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._slots = [HeadCache() for _ in range(num_slots)]
 
     @abstractmethod
@@ -121,10 +121,22 @@ class SteppingHead(ABC):
         self._slots[slot] = HeadCache()
 
     @torch.inference_mode()
+    def tried(self, token_ids: Sequence[int], hidden: Sequence[Tensor]) -> Tensor:
+        """Return the logits [2, vocabulary] after all but the last token, which follow the target's
+        rows `hidden`, and after the last one, which follows the head's own; empties slot 0."""
+        (cache, *_), count = self._slots, len(token_ids) - 1
+        cache.begin(0)
+        first, own = self._read([Piece(cache, 0, token_ids[:-1], tuple(hidden), False, True)])
+        cache.held = count
+        then, _ = self._read([Piece(cache, count, token_ids[-1:], (own,), True, True)])
+        self.forget(0)
+        return torch.cat([first, then])
+
+    @torch.inference_mode()
     def draft(self, steps: Sequence[HeadStep]) -> list[Drafted]:
         """Like `DraftHead.draft`. Raises `ValueError` for rows that do not fit the head."""
         for step in steps:
-            check_step(step, self, self.hidden_size, self._vocab_size)
+            check_step(step, self, self.hidden_size, self.vocab_size)
         for step in steps:
             self._slots[step.slot].begin(step.start)
         draws = [draw_of(step) for step in steps]

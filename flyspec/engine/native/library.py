@@ -51,6 +51,8 @@ class ShapeStruct(ctypes.Structure):
         ("scale", c_double),
         ("layer", POINTER(LayerStruct)),
         *((name, c_void_p) for name in ("head", "embedding", "norm", "cosines", "sines", "cache")),
+        *((name, c_void_p) for name in ("token_norm", "drafts")),
+        *((name, c_int64) for name in ("num_drafts", "normed_residual", "normed_features")),
     )
 
 
@@ -69,7 +71,7 @@ class BatchStruct(ctypes.Structure):
     SIZES = ("rows", "num_wanted", "num_kept", "num_hidden", "stride")
     POINTERS = (
         "ids", "positions", "slots", "wanted", "kept", "hidden_layers", "logits", "hidden",
-        "chances", "tokens", "samplers",
+        "chances", "tokens", "samplers", "features", "own",
     )  # fmt: skip
     _fields_ = (*((name, c_int64) for name in SIZES), *((name, c_void_p) for name in POINTERS))
 
@@ -89,7 +91,7 @@ def load(name: str, path: Path) -> Library:
     functions.flyspec_close.argtypes = [c_void_p]
     functions.flyspec_forward.argtypes = [c_void_p, POINTER(BatchStruct)]
     functions.flyspec_draw.argtypes = [
-        c_void_p, POINTER(BatchStruct), *[c_void_p] * 5, c_int, *[c_void_p] * 5
+        c_void_p, POINTER(BatchStruct), *[c_void_p] * 5, c_int, *[c_void_p] * 6
     ]  # fmt: skip
     functions.flyspec_sample.restype = None
     functions.flyspec_sample.argtypes = [c_void_p, c_int, c_int, c_void_p, c_void_p]

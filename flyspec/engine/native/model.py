@@ -150,7 +150,7 @@ class NativeModel:
                 self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops),
                 _at(left), interrupt.address, width, _at(drawn), _at(chances),
                 rows.data_ptr() if keeps_rows else None, _at(counts),
-                samplers,
+                samplers, None,
             )
         )  # fmt: skip
         del kept

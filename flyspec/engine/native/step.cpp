@@ -134,17 +134,25 @@ struct Shape {
   const bf16 *head, *embedding;  // embedding [vocabulary][hidden]; null: shared with the head
   const float *norm, *cosines, *sines;  // [length][dim / 2]
   bf16* cache;  // zeroed: [layers][slots][kv_heads] of keys and then values
+  // Of an EAGLE-3 head, else null and 0. Its first layer reads [token's embedding, normalized by
+  // `token_norm` ; feature]. Row i of `head` is token drafts[i].
+  const float* token_norm;
+  const int32_t* drafts;
+  int64_t num_drafts, normed_residual, normed_features;  // features are those after the last norm
 };
 size_t padded(size_t n) { return (n + PANEL - 1) / PANEL * PANEL; }
 // Input from Python: rows, which of them are wanted, where to write logits [wanted][vocabulary], or
 // if null, tokens drawn from them and their probabilities; and hidden [layers][kept][hidden] of the
 // rows that are kept.
+// A head's rows have features [rows][hidden], and it writes those of its next rows to `own` [wanted].
 struct Batch {
   int64_t rows, num_wanted, num_kept, num_hidden, stride;  // stride: of a hidden layer
   const int32_t *ids, *positions, *slots, *wanted, *kept, *hidden_layers;
   float *logits, *hidden, *chances;
   int32_t* tokens;
   const Sampler* samplers;  // [wanted]; null if all are greedy
+  const float* features;
+  float* own;
 };
 struct Room {  // a thread's own working memory
   Block<float> sums;
@@ -158,7 +166,7 @@ struct Model : Shape {
   const int V;                        // vocabulary
   const double bytes;                 // of all weights
   std::vector<Layer> stack;
-  Block<float> x, qkv;
+  Block<float> x, qkv, embedded;
   Block<Act> normed, query, attended, gated;
   const std::unique_ptr<float[]> logits;  // of rows whose tokens are picked
   bool alone = true, not_finite = false;
@@ -171,11 +179,13 @@ struct Model : Shape {
       : Shape(s), C(padded(hidden)), A(padded(heads * dim)), F(padded(intermediate)),
         Q(padded((heads + 2 * kv_heads) * dim)), L(padded(length)), group(heads / kv_heads),
         V(vocabulary), bytes(2. * layers * (C * (Q + A) + 3. * C * F) + 2. * C * vocabulary),
-        stack(s.layer, s.layer + layers), x(MAX_ROWS * C), qkv(MAX_ROWS * Q),
-        normed(MAX_ROWS * C), query(MAX_ROWS * heads * dim), attended(MAX_ROWS * A),
+        stack(s.layer, s.layer + layers), x(MAX_ROWS * C), qkv(std::max(Q, C) * MAX_ROWS),
+        embedded(token_norm ? MAX_ROWS * C : 0), normed(MAX_ROWS * C * (token_norm ? 2 : 1)), query(MAX_ROWS * heads * dim), attended(MAX_ROWS * A),
         gated(MAX_ROWS * F), logits(new float[MAX_ROWS * V + W]),
         items(MAX_ROWS * (group / MR + 1)), samplers(MAX_ROWS),
-        team(threads - 1, MAX_ROWS * PANEL, UNIT_ROWS * PANEL, L) {}
+        team(threads - 1, MAX_ROWS * PANEL, UNIT_ROWS * PANEL, L) {
+    if (drafts) std::fill_n(logits.get(), MAX_ROWS * V, -INFINITY);
+  }
   bf16* keys(int l, int slot, int kv) const {
     return cache + ((l * slots + slot) * kv_heads + kv) * 2 * L * dim;
   }
@@ -197,6 +207,19 @@ struct Model : Shape {
     for (int r = 0; r < count; r++) {
       Act* to = normed.p + r * C;
       normalize(row_of(at ? at[r] : r), weight, C, hidden, [&](int i, Vec v) { put(to + i, v); });
+    }
+  }
+  // Normalizes what a head's first layer reads: of each row the token's embedding and the feature.
+  void normalize_both(const float* weight, int count) {
+    for (int r = 0; r < count; r++) {
+      Act* to = normed.p + r * 2 * C;
+      float* own = row_of(r);
+      normalize(embedded.p + r * C, token_norm, C, hidden, [&](int i, Vec v) { put(to + i, v); });
+      normalize(own, weight, C, hidden, [&](int i, Vec v) {
+        put(to + C + i, v);
+        if (normed_residual) store(qkv.p + i, v);
+      });
+      if (normed_residual) memcpy(own, qkv.p, 4 * C);
     }
   }
   // Multiplies `count` rows [count][K], and calls done(row, panel, its 64 sums).
@@ -309,8 +332,9 @@ struct Model : Shape {
     for (int l = 0; l < layers; l++) {
       const Layer& layer = stack[l];
       keep_hidden(l);
-      normalize_all(layer.norm, n);
-      linear(normed.p, C, n, layer.qkv, Q / PANEL, into(qkv.p, Q, layer.qkv_bias, false));
+      const bool both = token_norm && !l;
+      both ? normalize_both(layer.norm, n) : normalize_all(layer.norm, n);
+      linear(normed.p, both ? 2 * C : C, n, layer.qkv, Q / PANEL, into(qkv.p, Q, layer.qkv_bias, false));
       for (int i = 0; i < n * kvs; i++) prepare(l, i / kvs, i % kvs);
       // One KV head after the other, so that its keys stay in the CPU's cache. Long items first.
       auto item = [=, this](int u) -> const Item& { return items.p[parts - 1 - u % parts]; };
@@ -331,9 +355,20 @@ struct Model : Shape {
       linear(gated.p, F, n, layer.down, C / PANEL, into(x.p, C, layer.down_bias, true));
     }
     keep_hidden(layers);
+    for (int i = 0; b.own && i < count; i++) {
+      float *row = row_of(b.wanted[i]), *from = normed_features ? qkv.p : row;
+      auto take = [&](int j, Vec v) { store(qkv.p + j, v); };
+      if (normed_features) normalize(row, norm, C, hidden, take);
+      memcpy(b.own + i * hidden, from, 4 * hidden);
+    }
     normalize_all(norm, count, b.wanted);
-    linear(normed.p, C, count, head, padded(V) / PANEL, [&](int r, int p, const float* s) {
-      memcpy(to + (size_t)r * V + p * PANEL, s, 4 * std::min(PANEL, V - p * PANEL));
+    const int known = drafts ? num_drafts : V;
+    if (drafts && b.logits == to && to) std::fill_n(to, (size_t)count * V, -INFINITY);
+    linear(normed.p, C, count, head, padded(known) / PANEL, [&](int r, int p, const float* s) {
+      const int some = std::min(PANEL, known - p * PANEL);
+      float* own = to + (size_t)r * V;
+      if (!drafts) memcpy(own + p * PANEL, s, 4 * some);
+      for (int i = 0; drafts && i < some; i++) own[drafts[p * PANEL + i]] = s[i];
       Ints bad = {};  // NaN or +infinity
       for (int i = 0; i < PANEL; i += W) bad |= ~(Ints)(load(s + i) <= set1(FLT_MAX));
       for (int i = 0; i < W; i++) if (bad[i]) not_finite = true;
@@ -371,8 +406,11 @@ struct Model : Shape {
         const bf16* from = embedding ? embedding + id * hidden : head + in_panel;
         for (int64_t i = 0; i < (int64_t)C; i++) {  // zero-pads the row
           uint32_t u = i < hidden ? from[embedding ? i : i / 2 * 2 * PANEL + i % 2] << 16 : 0;
-          row_of(end)[i] = std::bit_cast<float>(u);
+          (token_norm ? embedded.p + end * C : row_of(end))[i] = std::bit_cast<float>(u);
         }
+        if (!token_norm) continue;
+        std::fill_n(row_of(end), C, 0.f);
+        memcpy(row_of(end), b.features + end * hidden, 4 * hidden);
       }
       const int all = (end - first) * group, parts = (all + MR - 1) / MR;
       for (int i = 0, at = 0, to; i < parts; i++, at = to) {
@@ -405,6 +443,8 @@ int flyspec_forward(void* model, const Batch* all) {
     Batch& b = m.b = *all;
     b.rows = std::min<int64_t>(MAX_ROWS, b.rows - first);
     b.ids += first, b.positions += first, b.slots += first;
+    if (b.features) b.features += first * m.hidden;
+    if (b.own) b.own += done * m.hidden;
     here.clear(), kept.clear();
     for (int i = done; i < all->num_wanted && all->wanted[i] < first + b.rows; i++)
       here.push_back(all->wanted[i] - first);
@@ -431,21 +471,25 @@ void flyspec_sample(const float* logits, int count, int vocabulary, const uint64
 // `most` tokens, at one of its stops (up to `ends` [count]), or when `left`, divided by the
 // probabilities, exceeds 1; all end after a step with non-zero `*interrupt`. `found` [count]: number
 // of tokens. `rows`, if not null, gets the logits that they were drawn by [count][width][vocabulary].
-// Returns 1 as above.
+// A head's row stands `offset` before its token, for which it is keyed. Returns 1 as above.
 int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int32_t* ends,
                  const int32_t* stops, double* left, const volatile int32_t* interrupt, int width,
                  int32_t* tokens, float* chances, float* rows, int32_t* found,
-                 const Sampler* samplers) {
+                 const Sampler* samplers, const int32_t* offsets) {
   const int count = begin->num_wanted, V = ((Model*)model)->vocabulary;
   std::vector<int32_t> ids(count), positions(count), slots(count), drawn(count), all, running;
   std::vector<float> sure(count), step(rows ? (size_t)count * V : 0);
   for (int i = 0; i < count; i++) all.push_back(i), running.push_back(i), found[i] = 0;
   std::vector<Sampler> how(samplers ? count : 0);
+  const size_t H = begin->features ? ((Model*)model)->hidden : 0;
+  std::vector<float> own(count * H), features(count * H);
   Batch b = *begin;
+  if (H) b.own = own.data();
   b.logits = rows ? step.data() : nullptr, b.tokens = drawn.data(), b.chances = sure.data();
   if (samplers) b.samplers = how.data();
   auto next = [&](int k, int64_t position) {  // sets how row k's token, at a position, is drawn
-    if (samplers) (how[k] = samplers[running[k]]).at(position);
+    const int i = running[k];
+    if (samplers) (how[k] = samplers[i]).at(position + (offsets ? offsets[i] : 0));
   };
   for (int k = 0; k < count; k++) next(k, begin->positions[begin->wanted[k]] + 1);
   while (b.rows && !flyspec_forward(model, &b)) {
@@ -460,11 +504,13 @@ int flyspec_draw(void* model, const Batch* begin, const int32_t* most, const int
       const bool done = n >= most[i] || left[i] > 1 || std::find(stop, end, token) != end;
       ids[going] = token, positions[going] = begin->positions[last] + n;
       slots[going] = begin->slots[last], running[going] = i;
+      std::copy_n(own.data() + k * H, H, features.data() + going * H);
       if (!done) next(going++, begin->positions[last] + n + 1);
     }
     if (!going || *interrupt) return 0;
     b.rows = b.num_wanted = going, b.wanted = all.data();
     b.ids = ids.data(), b.positions = positions.data(), b.slots = slots.data();
+    if (H) b.features = features.data();
   }
   return 1;
 }
