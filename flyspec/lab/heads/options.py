@@ -82,8 +82,8 @@ class HeadTrainOptions(ModelOptions):
         "Width of the head's MLP.", min=1, default="twice its hidden size",
     )] = None
     ttt_steps: Annotated[int, Flag(
-        "Steps over which the head is unrolled in the second half of training (training-time "
-        "test).", Range(1, 16),
+        "Steps over which the head is unrolled (training-time test); a new head in the second half "
+        "of training only.", Range(1, 16),
     )] = 5
     epochs: Annotated[int, Flag("Passes over the texts.", min=1)] = 1
     minutes: Annotated[float, Flag("Time limit of training, in minutes.", min=0)] = 60.0

@@ -23,7 +23,7 @@ from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
 from flyspec.lab.heads.options import ALL_CORPORA, HeadTrainOptions
 from flyspec.lab.heads.texts import LearntText, beginnings, continued, whole_texts
-from flyspec.lab.heads.training import HeadTrainer, batches, frequent_tokens
+from flyspec.lab.heads.training import ALONE_UNTIL, HeadTrainer, batches, frequent_tokens
 from flyspec.lab.local_model import LocalModel
 from flyspec.progress import progress, working
 from flyspec.python_source import python_version
@@ -95,7 +95,7 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         tokens = frequent_tokens(texts, shape.draft_vocab_size, target.vocab_size)
     trainer = HeadTrainer(
         shape, target, tokens, ttt_steps=o.ttt_steps, seed=o.seed, muon_lr=o.muon_lr,
-        adam_lr=o.adam_lr, length=target.context_length,
+        adam_lr=o.adam_lr, length=target.context_length, alone_until=0 if before else ALONE_UNTIL,
     )  # fmt: skip
     if before:
         trainer.network.load_published({"lm_head.weight": target.lm_head, **before.tensors})

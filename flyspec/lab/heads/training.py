@@ -25,9 +25,9 @@ from flyspec.engine.model import Model, Step
 from flyspec.lab.heads.texts import LearntText
 
 STEP_DECAY = 0.8
-_ALONE_UNTIL = 0.5
-"""Share of training in which the head is not unrolled: at a fraction of the cost, it learns most of
-what later steps need, too."""
+ALONE_UNTIL = 0.5
+"""Share of a new head's training in which it is not unrolled: at a fraction of the cost, it learns
+most of what later steps need, too."""
 _WARM_UP = 40
 """Steps over which the learning rate rises; over the second half it falls to nothing."""
 
@@ -139,8 +139,10 @@ class HeadTrainer:
         muon_lr: float,
         adam_lr: float,
         length: int,
+        alone_until: float = ALONE_UNTIL,
     ) -> None:
         torch.manual_seed(seed)
+        self._alone_until = alone_until
         self.network = Eagle3Network(shape)
         self.draft_token_ids = draft_token_ids
         self.embedding = target.embedding.float()
@@ -186,7 +188,7 @@ class HeadTrainer:
         for optimizer, lr in self._optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate
-        steps = 1 if progress < _ALONE_UNTIL else self._steps
+        steps = 1 if progress < self._alone_until else self._steps
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, right = self._unroll(batch, steps)
         loss.backward()
