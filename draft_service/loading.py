@@ -13,9 +13,17 @@ from flyspec.engine.native.choice import choose_model
 from flyspec.engine.supported import within_limit
 from flyspec.model_files import is_gguf
 
+AHEAD_SLOTS = 8
+"""Slots of the draft model for what is drafted ahead of verdicts, shared by all sessions."""
+
 
 def load(settings: DraftSettings) -> tuple[LoadedModel, Model]:
-    """Load the draft model and what runs it, to be warmed up next. Raises `ConfigError`."""
+    """Load the draft model and what runs it, to be warmed up next. Raises `ConfigError`.
+
+    Its slots are those of the sessions, and `AHEAD_SLOTS` more.
+    """
+    slots = {"max_sessions": settings.max_sessions + AHEAD_SLOTS}
+    settings = settings.model_copy(update=slots)
     if is_gguf(settings.model):
         from flyspec.engine.llama_cpp.loading import load as load_gguf  # needs an extra
 

@@ -6,19 +6,36 @@ no threads, no gRPC and no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns
+from typing import Protocol
 
-from draft_service.drafters.base import DrafterSession, Scored, check_move
-from flyspec.engine.loop import Work
-from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftTimings
-from flyspec.values.tokens import Drafted, Origin, TokenDistribution
+from draft_service.drafters.base import DrafterSession, Drafting, Scored, check_move
+from flyspec.engine.loop import Ran, Work
+from flyspec.engine.model import Draw
+from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftTimings
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_needed
 
 MAX_CHUNK_BYTES = 1 << 20
 """Maximum bytes of distributions in a chunk of several tokens. A single distribution is smaller for
 any current vocabulary (half a megabyte at 262,144 tokens)."""
 
+MAX_TOKENS = 1 << 30
+"""No limit on the tokens of a chunk."""
+
 Deliver = Callable[[DraftChunk | Exception], None]
+
+
+class Ahead(Protocol):
+    """What a session drafts while its proposal is verified (`draft_service.ahead`)."""
+
+    def take_over(self, advance: DraftAdvance) -> tuple[Drafted, bool]:
+        """Move the session, to what has been drafted ahead where that fits."""
+
+    def go_on(
+        self, round_id: int, ahead: DraftAhead, num_proposed: int, arrival_ns: int, deliver: Deliver
+    ) -> Work[Drafted]:
+        """Draft ahead of the verdict on the last `num_proposed` tokens."""
 
 
 class SessionState:
@@ -27,50 +44,92 @@ class SessionState:
     Setting `interrupted`, from any thread, ends a proposal with the tokens it has.
     """
 
-    __slots__ = ("_opener", "_session", "interrupted")
+    __slots__ = ("_opener", "current", "interrupted")
 
     def __init__(self, opener: Callable[[], DrafterSession]) -> None:
         self._opener = opener
-        self._session: DrafterSession | None = None
+        self.current: DrafterSession | None = None
         self.interrupted = False
 
     def session(self) -> DrafterSession:
         """Return the drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
-        if self._session is None:
-            self._session = self._opener()
-        return self._session
+        if self.current is None:
+            self.current = self._opener()
+        return self.current
+
+    def become(self, session: DrafterSession) -> None:
+        """Continue with another session of the drafter instead; closes this one."""
+        before, self.current = self.current, session
+        if before is not None and before is not session:
+            before.close()
 
     def close(self) -> None:
         """Release what the session holds; it may be opened again."""
-        session, self._session = self._session, None
+        session, self.current = self.current, None
         if session is not None:
             session.close()
 
 
 def propose(
-    state: SessionState, advance: DraftAdvance, chunk_tokens: int, arrival_ns: int, deliver: Deliver
+    state: SessionState,
+    advance: DraftAdvance,
+    chunk_tokens: int,
+    arrival_ns: int,
+    deliver: Deliver,
+    ahead: Ahead | None = None,
 ) -> Work[Drafted]:
     """Answer an `advance`: move the session, draft, and deliver the tokens in chunks.
 
     `deliver` receives every chunk, the last one flagged. A chunk is sent once `chunk_tokens` tokens
     wait in it and another step is due; existing tokens are not split unless their distributions
-    exceed `MAX_CHUNK_BYTES`. `arrival_ns` is the `perf_counter_ns` of the request. Raises
-    `PrefixMismatchError` or `InvalidArgumentError` for an impossible move.
+    exceed `MAX_CHUNK_BYTES`. `arrival_ns` is the `perf_counter_ns` of the request. Then goes on
+    with the branches in `ahead`, if requested. Raises `PrefixMismatchError` or
+    `InvalidArgumentError` for an impossible move.
     """
-    session = state.session()
-    check_move(len(session.token_ids), advance.keep_length, len(advance.append_token_ids))
+    held = len(state.session().token_ids)
+    check_move(held, advance.keep_length, len(advance.append_token_ids))
     for top in advance.top_tokens:
-        session.learn(top)
-    session.move(advance.keep_length, advance.append_token_ids)
-    chunks = _Chunks(advance, session, deliver)
+        state.session().learn(top)
+    made, is_whole = Drafted([]), False
+    if ahead is None:
+        state.session().move(advance.keep_length, advance.append_token_ids)
+    else:
+        made, is_whole = ahead.take_over(advance)
+    session = state.session()
+    begin = len(session.token_ids) - len(made.token_ids)
+    chunks = Chunks(advance.round_id, session, deliver, begin)
     queue_ns, model_ns = perf_counter_ns() - arrival_ns, 0
-    num_scored = len(advance.append_token_ids) if advance.score else 0
-    work = session.propose(advance.max_tokens, advance.min_confidence, num_scored)
+    chunks.add(made)
+    needed = still_needed(advance.min_confidence, made.confidences)
+    left = 0 if is_whole or needed > 1 else advance.max_tokens - len(made.token_ids)
+    if left > 0 or advance.score:
+        num_scored = len(advance.append_token_ids) if advance.score else 0
+        work = session.propose(left, needed, num_scored)
+        model_ns = yield from draft(state, work, chunks, chunk_tokens)
+    chunks.flush(DraftTimings(queue_ns, model_ns, perf_counter_ns() - arrival_ns))
+    if ahead is not None and (wanted := advance.ahead):
+        num_proposed = wanted.num_unverified or len(session.token_ids) - begin
+        yield from ahead.go_on(advance.round_id, wanted, num_proposed, arrival_ns, deliver)
+
+
+def draft(
+    state: SessionState,
+    work: Drafting,
+    chunks: Chunks,
+    chunk_tokens: int = MAX_TOKENS,
+    also: Callable[[Drafted], None] = lambda _: None,
+) -> Generator[Draw, Ran[Drafted], int]:
+    """Run a proposal until it ends or the session is interrupted; return its time in the model, ns.
+
+    Its tokens go to `chunks` as they are made, and to `also`.
+    """
+    model_ns = 0
     try:
         item = next(work, None)
         while item is not None:
             if isinstance(item, Drafted):
                 chunks.add(item)
+                also(item)
                 item = next(work, None)
                 continue
             if isinstance(item, Scored):
@@ -91,16 +150,24 @@ def propose(
                 break
     finally:
         work.close()
-    chunks.flush(DraftTimings(queue_ns, model_ns, perf_counter_ns() - arrival_ns))
+    return model_ns
 
 
-class _Chunks:
-    """The chunks of a proposal that continues the sequence of `session`."""
+class Chunks:
+    """The chunks of a proposal that continues the sequence of `session`, or its first `begin`
+    tokens; `ahead` as in `DraftChunk`."""
 
-    def __init__(self, advance: DraftAdvance, session: DrafterSession, deliver: Deliver) -> None:
-        self._round_id, self._deliver = advance.round_id, deliver
-        self._base = self._sent = len(session.token_ids)
-        self._next_token_id = session.token_ids[-1]
+    def __init__(
+        self,
+        round_id: int,
+        session: DrafterSession,
+        deliver: Deliver,
+        begin: int | None = None,
+        ahead: bool = False,
+    ) -> None:
+        self._round_id, self._deliver, self._ahead = round_id, deliver, ahead
+        self._base = self._sent = len(session.token_ids) if begin is None else begin
+        self._next_token_id = session.token_ids[self._base - 1]
         self.agreements: Sequence[bool] = ()
         self._clear()
 
@@ -143,6 +210,7 @@ class _Chunks:
             distributions=self._distributions,
             confidences=self._confidences,
             agreements=self.agreements,
+            ahead=self._ahead,
         )
         self.agreements = ()
         self._clear()

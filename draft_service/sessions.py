@@ -6,11 +6,12 @@ Work that needs the model is queued to the engine; long sequences are read in an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
+from draft_service.ahead import Branches
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.translated import TranslatedSession
 from draft_service.engine import Engine
@@ -97,7 +98,9 @@ class Sessions:
                 f"this service has {', '.join(self._drafters)}"
             )
         translator = self._translator(drafter, open_.tokenizer_fingerprint)
-        session = ClientSession(drafter, open_, self._engine, self.settings, translator)
+        session = ClientSession(
+            drafter, open_, self._engine, self.settings, translator, self._may_branch
+        )
         if self._active >= self.settings.max_sessions:
             raise ResourceExhaustedError(
                 f"all {self.settings.max_sessions} sessions are in use; "
@@ -110,6 +113,12 @@ class Sessions:
         finally:
             self._active -= 1
             session.close()
+
+    def _may_branch(self) -> bool:
+        """Whether a slot is free besides those of all sessions that may still be opened."""
+        cache = self.cache
+        spare = cache.num_free if cache else 0
+        return spare > self.settings.max_sessions - self._active
 
     def _translator(self, drafter: Drafter, fingerprint: str) -> Translator | None:
         model = drafter.info.model
@@ -131,6 +140,7 @@ class ClientSession:
         engine: Engine | None,
         settings: DraftSettings,
         translator: Translator | None = None,
+        may_branch: Callable[[], bool] = lambda: False,
     ) -> None:
         self.drafter, self._translator, self._settings = drafter, translator, settings
         self._engine = engine if drafter.needs_model else None
@@ -147,8 +157,17 @@ class ClientSession:
         self._open = open_ = self._fit_open(open_)
         self._check_open(open_)
         self._state = SessionState(partial(drafter.open, open_))
-        self._chunks: asyncio.Queue[DraftChunk | Exception] = asyncio.Queue()
+        self._chunks: asyncio.Queue[DraftChunk | Exception | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
+        self._branches: Branches | None = None
+        if self._engine is not None and self._max_proposals_ahead:
+            self._branches = Branches(
+                drafter, open_, self._state, self._engine.add, may_branch, self._deliver_end
+            )
+
+    @property
+    def _max_proposals_ahead(self) -> int:
+        return 0 if self._translator else self.drafter.info.max_proposals_ahead
 
     async def prepare(self) -> None:
         """Read the sequence, in a thread if that takes long, so as not to delay others."""
@@ -198,8 +217,11 @@ class ClientSession:
                 f"{self.drafter.info.name} holds at most {self._max_length}; use another drafter "
                 "for the rest"
             )
+        self._check_ahead(advance)
         chunk_tokens, self._state.interrupted = self._settings.chunk_tokens, False
-        work = propose(self._state, advance, chunk_tokens, arrival_ns, self._deliver)
+        work = propose(
+            self._state, advance, chunk_tokens, arrival_ns, self._deliver, self._branches
+        )
         if self._engine is None:
             for _ in work:
                 raise AssertionError("a drafter without a model requested a step")
@@ -214,23 +236,65 @@ class ClientSession:
 
     async def next_chunk(self) -> DraftChunk:
         """Return the next chunk of the proposal, or raise the error that ended it."""
+        chunk = await self.next_ahead()
+        assert chunk is not None
+        return chunk
+
+    async def next_ahead(self) -> DraftChunk | None:
+        """Return the next chunk of a proposal made ahead; None once there will be no more."""
         item = await self._chunks.get()
         if isinstance(item, Exception):
             raise item
         return item
 
     def close(self) -> None:
-        """Close the session; its slot is free within one step."""
+        """Close the session; its slots are free within one step."""
         if self._engine is None:
             self._state.close()
         else:
-            self._engine.drop(self._state, self._state.close)
+            self._engine.drop(self._state, self._close)
 
-    def _deliver(self, item: DraftChunk | Exception) -> None:
-        """Queue a chunk or an error, from any thread."""
+    def _close(self) -> None:
+        """Close it in the engine's thread, and its branches, before the next step."""
+        engine, branches = self._engine, self._branches
+        assert engine is not None
+        for branch in branches.apart if branches else ():
+            engine.drop(branch, branch.close)
+        self._state.close()
+
+    def _deliver_end(self) -> None:
+        self._deliver(None)
+
+    def _deliver(self, item: DraftChunk | Exception | None) -> None:
+        """Queue a chunk or an error, from any thread; None after what was made ahead."""
         # The event loop may already be closed during shutdown.
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._chunks.put_nowait, item)
+
+    def _check_ahead(self, advance: DraftAdvance) -> None:
+        if (ahead := advance.ahead) is None:
+            return
+        most, limit = self._max_proposals_ahead, self._settings.max_speculative_tokens
+        if ahead.num_proposals > most:
+            raise InvalidArgumentError(
+                f"advance.ahead.num_proposals is {ahead.num_proposals}, but the drafter "
+                f"{self.drafter.info.name} makes at most {most} in this session; request fewer"
+            )
+        if ahead.max_tokens > limit:
+            raise InvalidArgumentError(
+                f"advance.ahead.max_tokens is {ahead.max_tokens}, but this service proposes at "
+                f"most {limit}; request fewer or raise --max-speculative-tokens"
+            )
+        if ahead.num_unverified > len(advance.append_token_ids):
+            raise InvalidArgumentError(
+                f"advance.ahead.num_unverified is {ahead.num_unverified}, but "
+                f"{len(advance.append_token_ids)} tokens are appended; append the whole proposal"
+            )
+        if ahead.num_unverified and advance.max_tokens:
+            raise InvalidArgumentError(
+                "advance.ahead.num_unverified: there is a proposal already; set advance.max_tokens "
+                "to 0"
+            )
 
     def _check_open(self, open_: DraftOpen) -> None:
         length = len(open_.token_ids)

@@ -364,6 +364,12 @@ class OrchestratorSettings(ServerSettings):
         "request's own: none, or key (requests with the same API key); exact texts do not depend "
         "on it, but their speed tells of the others",
     )
+    staging: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether drafters go on while a round is verified and the target is sent the "
+        "next round for its likeliest verdicts: where measured rounds are faster for it (auto), "
+        "always, or never",
+    )
     drafters: str = Field(
         "",
         description="more drafters that requests can name: space-separated NAME=ADDRESS, with "

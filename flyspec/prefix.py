@@ -6,7 +6,7 @@ tokens before a round (`VerifyRound.prefix_hash`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 _MASK = (1 << 64) - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15
@@ -27,7 +27,7 @@ class TokenSequence:
 
     __slots__ = ("_hashes", "tokens")
 
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
+    def __init__(self, tokens: Sequence[int] = ()) -> None:
         self.tokens: list[int] = []
         self._hashes: list[int] = [1]
         self.extend(tokens)
@@ -40,13 +40,21 @@ class TokenSequence:
         """Hash of the whole sequence, in [1, 2^64)."""
         return self._hashes[-1]
 
-    def extend(self, tokens: Iterable[int]) -> None:
-        h = self._hashes[-1]
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._hashes += self._hashes_behind(tokens)
+        self.tokens += tokens
+
+    def hash_with(self, tokens: Sequence[int]) -> int:
+        """Return the hash that the sequence would have with `tokens` behind it."""
+        return [self.hash, *self._hashes_behind(tokens)][-1]
+
+    def _hashes_behind(self, tokens: Sequence[int]) -> list[int]:
+        h, hashes = self._hashes[-1], []
         for token in tokens:
             h = (h + token + 1) * _MULTIPLIER & _MASK
             h = (h ^ h >> 29) or 1
-            self.tokens.append(token)
-            self._hashes.append(h)
+            hashes.append(h)
+        return hashes
 
     def keep(self, length: int) -> None:
         """Drop everything from position `length` on."""

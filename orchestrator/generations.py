@@ -33,6 +33,7 @@ from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generation.scoring import Scoring
+from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Token
 from orchestrator.telemetry.requests import Observation, RequestObserver
@@ -133,7 +134,10 @@ class Generations:
                 pace = self._pace(plan, drafting, experience)
                 eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
                 ends = eos, target.bundle.control_token_ids
-                rounds = Rounds(plan, pace, drafting, verifying, ledger, recoveries, *ends, phases)
+                staging = self._staging(drafting, experience)
+                rounds = Rounds(
+                    plan, pace, drafting, verifying, ledger, recoveries, *ends, phases, staging
+                )
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)
@@ -233,6 +237,16 @@ class Generations:
         if plan.adaptive and k:
             pace = AdaptivePace(experience, drafting.assigned_name, plan.main_rule, k, first)
         return RepeatedPace(earlier, pace) if earlier else pace
+
+    def _staging(self, drafting: Drafting, experience: Experience) -> StagingTrial | None:
+        """Return what decides whether rounds are staged; None: never."""
+        match self._settings.staging:
+            case "off":
+                return None
+            case "on":
+                return StagingTrial(always=True)
+            case "auto":
+                return experience.staging_with(drafting.assigned_name)
 
     async def _plan(self, request: GenerationRequest, target: Target) -> GenerationPlan:
         """Check the request and plan the generation, in a thread if the prompt is long."""

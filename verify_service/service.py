@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +16,18 @@ from flyspec.telemetry import Telemetry
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
 from flyspec.values.phases import MAX_RULES
-from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import (
+    MAX_STAGED_ROUNDS,
+    DraftDistributions,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import TokenDistribution
 from verify_service.checks import RULE_LENGTHS, RoundInbox, length_limits
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import TargetSession
+from verify_service.staging import StagedRounds, WaitingRound
 from verify_service.telemetry import VerifyTelemetry
 
 
@@ -56,6 +64,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 max_rules=MAX_RULES,
                 judge=judge,
                 heads=self._engine.heads.infos,
+                max_staged_rounds=MAX_STAGED_ROUNDS,
             )
         )
         return info
@@ -70,9 +79,9 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         """Run one session: `open`, then rounds in order."""
         open_ = await self._first(context)
         session = await self._engine.open_in_turn(open_)
-        inbox = RoundInbox(self._engine.info, self._settings)
+        inbox, staged = RoundInbox(self._engine.info, self._settings), StagedRounds()
         rounds = rpc.read_ahead(
-            lambda: self._next(context, inbox),
+            lambda: self._next(context, inbox, staged),
             self._settings.idle_timeout_s,
             partial(self._engine.interrupt, session),
         )
@@ -83,29 +92,34 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 await rpc.write(context, wire.encode(granted), self._settings.idle_timeout_s)
             async with aclosing(rounds):
                 with self._observer.session(session):
-                    async for round_, distributions in rounds:
-                        await self._answer(session, round_, distributions, context)
+                    async for waiting in rounds:
+                        await self._answer(session, waiting, staged, context)
         finally:
             self._engine.close(session)
 
     async def _answer(
-        self,
-        session: TargetSession,
-        round_: VerifyRound,
-        distributions: list[TokenDistribution],
-        context: Any,
+        self, session: TargetSession, waiting: WaitingRound, staged: StagedRounds, context: Any
     ) -> None:
-        with self._observer.round(session, round_) as verdicts:
-            answers = self._engine.submit(session, round_, distributions)
-            while True:
-                answer = await answers.get()
-                if isinstance(answer, Exception):
-                    raise answer
-                verdicts.append(answer)
-                message = wire.encode(answer)
-                await rpc.write(context, message, self._settings.idle_timeout_s)
-                if answer.last:
-                    return
+        """Answer a round, and those that were staged for its last verdict and then for theirs."""
+        next_: WaitingRound | None = waiting
+        answers = self._engine.submit(session, *waiting)
+        while next_ is not None:
+            round_, next_ = next_.round_, None
+            with self._observer.round(session, round_) as verdicts:
+                last = False
+                while not last:
+                    answer = await answers.get()
+                    if isinstance(answer, Exception):
+                        raise answer
+                    verdicts.append(answer)
+                    if last := answer.last:
+                        next_ = staged.after(answer)
+                    if next_ is not None:  # it begins before this verdict is sent
+                        answers = self._engine.submit(session, *next_)
+                        begun = next_.round_.round_id
+                        answer = replace(answer, started_staged_round_id=begun)
+                    message = wire.encode(answer)
+                    await rpc.write(context, message, self._settings.idle_timeout_s)
 
     async def _first(self, context: Any) -> VerifyOpen:
         timeout_s = min(REQUEST_TIMEOUT_S, self._settings.idle_timeout_s)
@@ -116,13 +130,18 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
         return request
 
     async def _next(
-        self, context: Any, inbox: RoundInbox
-    ) -> tuple[VerifyRound, list[TokenDistribution]] | None:
-        """Return the next round with its drafts' distributions; None when the client is done."""
+        self, context: Any, inbox: RoundInbox, staged: StagedRounds
+    ) -> WaitingRound | None:
+        """Return the next round to begin, with its distributions; None when the client is done."""
         while (message := await rpc.receive(context)) is not None:
             match self._request(message):
                 case VerifyRound() as round_:
-                    return round_, inbox.take(round_)
+                    waiting = WaitingRound(round_, inbox.take(round_))
+                    if round_.staged_on is None:
+                        staged.received(round_)
+                        return waiting
+                    if ready := staged.stage(waiting):
+                        return ready
                 case DraftDistributions() as piece:
                     inbox.add(piece)
                 case VerifyOpen():

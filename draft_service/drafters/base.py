@@ -58,8 +58,27 @@ class DrafterSession(Protocol):
         """Release what the session holds."""
 
 
+class SecondChoice(NamedTuple):
+    """The drafter's second choice after the first `keep_length` tokens, and the probability that
+    the target accepts what it proposed up to there and prefers this, as it estimates it."""
+
+    keep_length: int
+    token_id: int
+    chance: float
+
+
+class ForeseeingSession(DrafterSession, Protocol):
+    """A session that knows where it was unsure."""
+
+    def second_choices(self, num_proposed: int) -> Generator[Draw, Drafted, Sequence[SecondChoice]]:
+        """Return those at the last `num_proposed` tokens and behind them, likeliest first."""
+
+
 class Drafter(Protocol):
-    """A way of drafting."""
+    """A way of drafting.
+
+    If its `info` offers proposals ahead, its sessions are `ForeseeingSession`s.
+    """
 
     @property
     def info(self) -> DrafterInfo:

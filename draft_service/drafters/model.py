@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from math import exp
+from struct import unpack
 
-from draft_service.drafters.base import DrafterSession, Drafting, Scored
+from draft_service.drafters.base import DrafterSession, Drafting, Scored, SecondChoice
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
-from flyspec.values.rounds import DraftOpen, TopTokens
+from flyspec.values.rounds import MAX_STAGED_ROUNDS, DistributionSpec, DraftOpen, TopTokens
 from flyspec.values.tokens import Drafted, still_needed
+
+NUM_COMPARED = 4
+"""Most likely tokens among which a second choice is looked for."""
 
 
 class ModelDrafter:
@@ -21,7 +26,9 @@ class ModelDrafter:
     needs_model = True
 
     def __init__(self, model: Model, eos_token_ids: Sequence[int]) -> None:
-        self.info = DrafterInfo(self.kind, self.kind, model.info)
+        self.info = DrafterInfo(
+            self.kind, self.kind, model.info, max_proposals_ahead=MAX_STAGED_ROUNDS
+        )
         self.max_length = model.info.context_length
         self._model, self._eos = model, frozenset(eos_token_ids)
 
@@ -74,6 +81,33 @@ class ModelSession:
         self.cached = len(tokens) - 1
         behind = tokens[len(tokens) - count :]
         yield Scored([own == token for own, token in zip(drawn.token_ids, behind, strict=True)])
+
+    def second_choices(self, num_proposed: int) -> Generator[Draw, Drafted, Sequence[SecondChoice]]:
+        """Read them from the rows of the proposal, which one step runs again.
+
+        The likeliest other token under the processed distribution, regardless of the noise.
+        """
+        tokens, open_ = self.token_ids, self._open
+        first = max(1, len(tokens) - num_proposed)
+        start = min(self.cached, first - 1)
+        step = Step(self._slot, start, tokens[start:], len(tokens) - first + 1)
+        drawn = yield Draw(
+            step, open_.sampling, open_.seed, self._history(tokens[:first]),
+            DistributionSpec(NUM_COMPARED),
+        )  # fmt: skip
+        self.cached = len(tokens)
+        reached, found = 1.0, []
+        rows = zip(drawn.token_ids, drawn.distributions, strict=False)
+        for position, (own, distribution) in enumerate(rows, first):
+            ids, width = distribution.token_ids, len(distribution.token_ids)
+            chances = dict(zip(ids, map(exp, unpack(f"<{width}e", distribution.log_probs)),
+                               strict=True))  # fmt: skip
+            others = {t: c for t, c in chances.items() if t != own and t not in self._eos}
+            if others:
+                second = max(others, key=others.__getitem__)
+                found.append(SecondChoice(position, second, reached * others[second]))
+            reached *= chances.get(own, 0.0)
+        return sorted(found, key=lambda choice: -choice.chance)
 
     def extend(
         self, guess: Sequence[int] = (), max_tokens: int = 1, min_confidence: float = 0.0

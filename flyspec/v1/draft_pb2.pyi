@@ -47,6 +47,7 @@ class DrafterInfo(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    MAX_PROPOSALS_AHEAD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for `DraftOpen.drafter`."""
     kind: _builtins.str
@@ -59,6 +60,8 @@ class DrafterInfo(_message.Message):
     """How many of the target's most likely tokens it wants to learn after each token
     that was verified (`DraftAdvance.top_tokens`). 0: none.
     """
+    max_proposals_ahead: _builtins.int
+    """Maximum proposals that it makes ahead (`DraftAdvance.ahead`). 0: none."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """Its model. Unset for a drafter without one, which works with any vocabulary
@@ -73,10 +76,11 @@ class DrafterInfo(_message.Message):
         model: _common_pb2.ModelInfo | None = ...,
         tokenizer_fingerprint: _builtins.str = ...,
         num_top_tokens: _builtins.int = ...,
+        max_proposals_ahead: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "kind", b"kind", "model", b"model", "name", b"name", "num_top_tokens", b"num_top_tokens", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "kind", b"kind", "max_proposals_ahead", b"max_proposals_ahead", "model", b"model", "name", b"name", "num_top_tokens", b"num_top_tokens", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
@@ -282,6 +286,7 @@ class DraftAdvance(_message.Message):
     MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -309,6 +314,10 @@ class DraftAdvance(_message.Message):
         wants to know (`DrafterInfo.num_top_tokens`), oldest first; at most 16.
         """
 
+    @_builtins.property
+    def ahead(self) -> Global___DraftAhead:
+        """Go on drafting after the proposal. Unset: do not."""
+
     def __init__(
         self,
         *,
@@ -320,14 +329,54 @@ class DraftAdvance(_message.Message):
         min_confidence: _builtins.float = ...,
         score: _builtins.bool = ...,
         top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
+        ahead: Global___DraftAhead | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead", "append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "top_tokens", b"top_tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__ahead: _TypeAlias = _typing.Literal["ahead"]  # noqa: Y015
+    _WhichOneofArgType__ahead: _TypeAlias = _typing.Literal["_ahead", b"_ahead"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ahead) -> _WhichOneofReturnType__ahead | None: ...
+
+Global___DraftAdvance: _TypeAlias = DraftAdvance  # noqa: Y015
+
+@_typing.final
+class DraftAhead(_message.Message):
+    """Requests proposals for the likeliest verdicts on the last proposal: all of it
+    accepted, with the drafter's own guess of the next token, and its second choices
+    where it was least sure. They follow the last chunk of that proposal, each with
+    what it builds on, until the next request arrives.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_PROPOSALS_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_UNVERIFIED_FIELD_NUMBER: _builtins.int
+    num_proposals: _builtins.int
+    """Maximum number of these proposals."""
+    max_tokens: _builtins.int
+    """Maximum tokens of each."""
+    num_unverified: _builtins.int
+    """The last so many of `append_token_ids` are the proposal that is being verified.
+    0: it is the one requested now. Otherwise none is: `max_tokens` of the request
+    must be 0.
+    """
+    def __init__(
+        self,
+        *,
+        num_proposals: _builtins.int = ...,
+        max_tokens: _builtins.int = ...,
+        num_unverified: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "top_tokens", b"top_tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "num_proposals", b"num_proposals", "num_unverified", b"num_unverified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DraftAdvance: _TypeAlias = DraftAdvance  # noqa: Y015
+Global___DraftAhead: _TypeAlias = DraftAhead  # noqa: Y015
 
 @_typing.final
 class TopTokens(_message.Message):
@@ -377,6 +426,7 @@ class DraftResponse(_message.Message):
     DISTRIBUTIONS_FIELD_NUMBER: _builtins.int
     CONFIDENCES_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the `advance`."""
     start_position: _builtins.int
@@ -389,6 +439,10 @@ class DraftResponse(_message.Message):
     """With `last`: time in the draft model, including sampling, ns."""
     service_ns: _builtins.int
     """With `last`: time from the request's arrival to this response, ns."""
+    ahead: _builtins.bool
+    """Whether this is a proposal made ahead. It is a single chunk unless distributions
+    were requested.
+    """
     @_builtins.property
     def builds_on(self) -> _common_pb2.BuildsOn:
         """The prefix that the proposal builds on."""
@@ -432,10 +486,11 @@ class DraftResponse(_message.Message):
         distributions: _abc.Iterable[_common_pb2.TokenDistribution] | None = ...,
         confidences: _abc.Iterable[_builtins.float] | None = ...,
         agreements: _abc.Iterable[_builtins.bool] | None = ...,
+        ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "builds_on", b"builds_on", "confidences", b"confidences", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "ahead", b"ahead", "builds_on", b"builds_on", "confidences", b"confidences", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

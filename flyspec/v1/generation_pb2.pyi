@@ -1061,6 +1061,8 @@ class SpeculationMetrics(_message.Message):
     NUM_SCORED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_AGREED_TOKENS_FIELD_NUMBER: _builtins.int
     SAVED_NS_FIELD_NUMBER: _builtins.int
+    NUM_STAGING_ROUNDS_FIELD_NUMBER: _builtins.int
+    NUM_STAGED_HITS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds with drafts."""
     num_draft_tokens: _builtins.int
@@ -1101,6 +1103,10 @@ class SpeculationMetrics(_message.Message):
     """Time that rounds with drafts saved over plain decoding, by the measured time per
     plain token, ns; negative if they cost time. 0 unless K adapts.
     """
+    num_staging_rounds: _builtins.int
+    """Rounds for whose verdict others were staged at the target."""
+    num_staged_hits: _builtins.int
+    """Those whose verdict began one of these."""
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Element i is the number of rounds with i accepted drafts."""
@@ -1126,10 +1132,12 @@ class SpeculationMetrics(_message.Message):
         num_scored_tokens: _builtins.int = ...,
         num_agreed_tokens: _builtins.int = ...,
         saved_ns: _builtins.int = ...,
+        num_staging_rounds: _builtins.int = ...,
+        num_staged_hits: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_agreed_tokens", b"num_agreed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafter_stops", b"num_drafter_stops", "num_loose_tokens", b"num_loose_tokens", "num_plain_bursts", b"num_plain_bursts", "num_plain_tokens", b"num_plain_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_scored_tokens", b"num_scored_tokens", "num_spec_steps", b"num_spec_steps", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes", "saved_ns", b"saved_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_agreed_tokens", b"num_agreed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafter_stops", b"num_drafter_stops", "num_loose_tokens", b"num_loose_tokens", "num_plain_bursts", b"num_plain_bursts", "num_plain_tokens", b"num_plain_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_scored_tokens", b"num_scored_tokens", "num_spec_steps", b"num_spec_steps", "num_staged_hits", b"num_staged_hits", "num_staging_rounds", b"num_staging_rounds", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes", "saved_ns", b"saved_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -95,6 +95,7 @@ class VerifyServiceDescribeResponse(_message.Message):
     MAX_RULES_FIELD_NUMBER: _builtins.int
     JUDGE_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
+    MAX_STAGED_ROUNDS_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -103,6 +104,8 @@ class VerifyServiceDescribeResponse(_message.Message):
     """Maximum tokens per round without drafts."""
     max_rules: _builtins.int
     """Maximum rules per session, `VerifyOpen.rule` included. 0, as older services say: 1."""
+    max_staged_rounds: _builtins.int
+    """Maximum rounds that may be staged for the verdict on one. 0: none."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """The target model."""
@@ -147,10 +150,11 @@ class VerifyServiceDescribeResponse(_message.Message):
         max_rules: _builtins.int = ...,
         judge: Global___JudgeInfo | None = ...,
         heads: _abc.Iterable[Global___HeadInfo] | None = ...,
+        max_staged_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "judge", b"judge", "model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "heads", b"heads", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "heads", b"heads", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "max_staged_rounds", b"max_staged_rounds", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__judge: _TypeAlias = _typing.Literal["judge"]  # noqa: Y015
     _WhichOneofArgType__judge: _TypeAlias = _typing.Literal["_judge", b"_judge"]  # noqa: Y015
@@ -679,6 +683,7 @@ class VerifyRound(_message.Message):
     RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
+    STAGED_ON_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -754,6 +759,15 @@ class VerifyRound(_message.Message):
     def head(self) -> Global___HeadRequest:
         """The head that drafts after this round's last response. Unset: none."""
 
+    @_builtins.property
+    def staged_on(self) -> Global___StagedOn:
+        """If set, the round is staged: it begins if and when the last verdict is this one,
+        and takes the open window, and the limits on loose tokens less what the verdict
+        spends, from there; they must be unset here. It needs drafts, and `keep_length`
+        is as after that verdict. A round that is not staged, and one that begins, drop
+        all others that were staged. Unset: the round follows the last verdict.
+        """
+
     def __init__(
         self,
         *,
@@ -775,10 +789,11 @@ class VerifyRound(_message.Message):
         rule_segments: _abc.Iterable[Global___RuleSegment] | None = ...,
         num_top_tokens: _builtins.int = ...,
         head: Global___HeadRequest | None = ...,
+        staged_on: Global___StagedOn | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "head", b"head", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "head", b"head", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "staged_on", b"staged_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "staged_on", b"staged_on", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__head: _TypeAlias = _typing.Literal["head"]  # noqa: Y015
     _WhichOneofArgType__head: _TypeAlias = _typing.Literal["_head", b"_head"]  # noqa: Y015
@@ -788,6 +803,8 @@ class VerifyRound(_message.Message):
     _WhichOneofArgType__remaining_loose_cost_nats: _TypeAlias = _typing.Literal["_remaining_loose_cost_nats", b"_remaining_loose_cost_nats"]  # noqa: Y015
     _WhichOneofReturnType__remaining_loose_tokens: _TypeAlias = _typing.Literal["remaining_loose_tokens"]  # noqa: Y015
     _WhichOneofArgType__remaining_loose_tokens: _TypeAlias = _typing.Literal["_remaining_loose_tokens", b"_remaining_loose_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__staged_on: _TypeAlias = _typing.Literal["staged_on"]  # noqa: Y015
+    _WhichOneofArgType__staged_on: _TypeAlias = _typing.Literal["_staged_on", b"_staged_on"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__head) -> _WhichOneofReturnType__head | None: ...
     @_typing.overload
@@ -796,8 +813,40 @@ class VerifyRound(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_cost_nats) -> _WhichOneofReturnType__remaining_loose_cost_nats | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__remaining_loose_tokens) -> _WhichOneofReturnType__remaining_loose_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__staged_on) -> _WhichOneofReturnType__staged_on | None: ...
 
 Global___VerifyRound: _TypeAlias = VerifyRound  # noqa: Y015
+
+@_typing.final
+class StagedOn(_message.Message):
+    """A possible verdict."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROUND_ID_FIELD_NUMBER: _builtins.int
+    KEEP_LENGTH_FIELD_NUMBER: _builtins.int
+    NEXT_TOKEN_ID_FIELD_NUMBER: _builtins.int
+    round_id: _builtins.int
+    """The round that it is on."""
+    keep_length: _builtins.int
+    """Its `keep_length`."""
+    next_token_id: _builtins.int
+    """Its `next_token_id`."""
+    def __init__(
+        self,
+        *,
+        round_id: _builtins.int = ...,
+        keep_length: _builtins.int = ...,
+        next_token_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_length", b"keep_length", "next_token_id", b"next_token_id", "round_id", b"round_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagedOn: _TypeAlias = StagedOn  # noqa: Y015
 
 @_typing.final
 class HeadRequest(_message.Message):
@@ -951,6 +1000,7 @@ class VerifyResponse(_message.Message):
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
     HEAD_NS_FIELD_NUMBER: _builtins.int
+    STARTED_STAGED_ROUND_ID_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the round."""
     keep_length: _builtins.int
@@ -977,6 +1027,10 @@ class VerifyResponse(_message.Message):
     """
     head_ns: _builtins.int
     """Time in the head, ns."""
+    started_staged_round_id: _builtins.int
+    """The staged round that begins with this verdict. 0: none had arrived by then; one
+    that arrives later begins then.
+    """
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
         """One per verified draft: all of them, or the first ones if `draft_survivals`
@@ -1037,10 +1091,11 @@ class VerifyResponse(_message.Message):
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         proposal: Global___HeadProposal | None = ...,
         head_ns: _builtins.int = ...,
+        started_staged_round_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "open_window", b"open_window", "proposal", b"proposal", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "started_staged_round_id", b"started_staged_round_id", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

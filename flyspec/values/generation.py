@@ -206,6 +206,8 @@ class SpeculationMetrics(DraftCounts):
     num_scored_tokens: int = 0
     num_agreed_tokens: int = 0
     saved_ns: int = 0
+    num_staging_rounds: int = 0
+    num_staged_hits: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:

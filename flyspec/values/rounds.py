@@ -17,6 +17,8 @@ MAX_TOP_TOKENS = 16
 """Maximum most likely tokens per row that a verdict returns, and rounds of which a drafter is told
 at once."""
 MAX_SCOPE_CHARACTERS = 64
+MAX_STAGED_ROUNDS = 8
+"""Maximum proposals ahead of a verdict, and rounds staged for it."""
 
 
 class Outcome(IntEnum):
@@ -40,6 +42,14 @@ class Budget:
 
     loose_tokens: int | None = None
     loose_cost_nats: float | None = None
+
+    def less(self, num_tokens: int, cost_nats: float) -> Budget:
+        """Return what is left after so many loose tokens of so much cost."""
+        tokens, cost = self.loose_tokens, self.loose_cost_nats
+        return Budget(
+            None if tokens is None else max(0, tokens - num_tokens),
+            None if cost is None else max(0.0, cost - cost_nats),
+        )
 
 
 class Decision(NamedTuple):
@@ -121,14 +131,26 @@ class TopTokens(NamedTuple):
         return len(self.token_ids) // rows if rows > 0 and len(self.token_ids) % rows == 0 else 0
 
 
+class DraftAhead(NamedTuple):
+    """Asks for proposals for the likeliest verdicts on the last proposal, until the next request.
+
+    Up to `num_proposals`, of up to `max_tokens` tokens each. The last `num_unverified` tokens that
+    the request appends are that proposal; 0: it is the one requested now.
+    """
+
+    num_proposals: int
+    max_tokens: int
+    num_unverified: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class DraftAdvance:
     """Keep `keep_length` tokens, append `append_token_ids`, propose up to `max_tokens`.
 
     The proposal ends after the token with which its probability, as the drafter estimates it,
     falls below `min_confidence`. `score`: report for each appended token whether the drafter would
-    have proposed it. `top_tokens` are of rounds since the last request. `traceparent` is the
-    caller's span; empty if not traced.
+    have proposed it. `top_tokens` are of rounds since the last request. The drafter goes on as
+    `ahead` says. `traceparent` is the caller's span; empty if not traced.
     """
 
     round_id: int
@@ -139,6 +161,7 @@ class DraftAdvance:
     min_confidence: float = 0.0
     score: bool = False
     top_tokens: Sequence[TopTokens] = ()
+    ahead: DraftAhead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +180,8 @@ class DraftChunk:
     `keep_length` and `next_token_id` are what the proposal builds on; `start_position` is of the
     first token. `distributions` has one per token if requested; `confidences` the tokens'
     probabilities, if the drafter knows them; `agreements` one per appended token, if scoring was
-    requested and possible. The receiver sets the name of the `drafter`, `arrived_ns`
-    (`perf_counter_ns`), and `ahead` if drafted while the previous proposal was being verified.
+    requested and possible. `ahead`: drafted while the previous proposal was being verified. The
+    receiver sets the name of the `drafter` and `arrived_ns` (`perf_counter_ns`).
     """
 
     round_id: int = 0
@@ -304,6 +327,14 @@ class HeadProposal(NamedTuple):
     distributions: Sequence[TokenDistribution] = ()
 
 
+class StagedOn(NamedTuple):
+    """A possible verdict on a round, for which another round is staged."""
+
+    round_id: int
+    keep_length: int
+    next_token_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyRound:
     """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`.
@@ -314,7 +345,8 @@ class VerifyRound:
     `traceparent` is the caller's span; empty if not traced. `teacher_forced` accepts all drafts, to
     score them by their log-probabilities. `rule_segments` say which rule judges where (none: rule
     0). With drafts, `num_top_tokens` most likely tokens are returned for each verified row. A
-    `head` of the target proposes what follows the last verdict.
+    `head` of the target proposes what follows the last verdict. A round that is `staged_on` a
+    verdict begins with it, and takes window and budget from there.
     """
 
     round_id: int
@@ -334,6 +366,7 @@ class VerifyRound:
     rule_segments: Sequence[RuleSegment] = ()
     num_top_tokens: int = 0
     head: HeadRequest | None = None
+    staged_on: StagedOn | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,8 +392,8 @@ class Verdict:
     verdicts; its `plain_token_ids` are the last of the `keep_length` tokens, and
     `plain_confidence` is their mean probability (0: unknown). `top_token_ids`, if requested, has
     equally many for each row, in the rows' order. `proposal` is that of the round's head, if
-    requested and possible. The response that grants a session its slot has only `keep_length` and
-    `sessions`.
+    requested and possible. `started_staged_round_id` is the staged round that begins with it, if it
+    had arrived. The response that grants a session its slot has only `keep_length` and `sessions`.
     """
 
     keep_length: int
@@ -377,6 +410,12 @@ class Verdict:
     sessions: SessionStatus | None = None
     top_token_ids: tuple[int, ...] = ()
     proposal: HeadProposal | None = None
+    started_staged_round_id: int = 0
+
+    @property
+    def on(self) -> StagedOn:
+        """What a round is staged on to begin with this verdict."""
+        return StagedOn(self.round_id, self.keep_length, self.next_token_id)
 
     @property
     def failed(self) -> bool:

@@ -151,6 +151,24 @@ class Drafted(NamedTuple):
     distributions: Sequence[TokenDistribution] = ()
     confidences: Sequence[float] = ()
 
+    def joined(self, more: Drafted) -> Drafted:
+        """Return these tokens and the next ones."""
+        return Drafted(
+            [*self.token_ids, *more.token_ids],
+            [*self.origins, *more.origins],
+            [*self.distributions, *more.distributions],
+            [*self.confidences, *more.confidences],
+        )
+
+    def cut(self, count: int) -> Drafted:
+        """Return only the first `count` tokens."""
+        return Drafted(
+            self.token_ids[:count],
+            self.origins[:count],
+            self.distributions[:count],
+            self.confidences[:count],
+        )
+
 
 def still_needed(min_confidence: float, chances: Sequence[float]) -> float:
     """Return the minimum probability of the rest of a draw after tokens of these; above 1, it ends.

@@ -61,7 +61,7 @@ LOCAL = {
     GenerateOptions: ("timeout_s", "request_id", "traceparent"),
     admin.TokenizerBundle: ("tokenizer_json",),
     rounds.DraftOpen: ("drafter_vocab_size",),
-    DraftChunk: ("drafter", "arrived_ns", "ahead"),
+    DraftChunk: ("drafter", "arrived_ns"),
     Verdict: ("start_length",),
 }
 """Fields that are not sent; `decode` may set them."""

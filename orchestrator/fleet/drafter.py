@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
-from flyspec.values.rounds import MAX_TOP_TOKENS
+from flyspec.values.rounds import MAX_STAGED_ROUNDS, MAX_TOP_TOKENS
 from orchestrator.fleet.heads import TargetHead
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.upstreams.proposal_checks import DraftFault
@@ -63,6 +63,12 @@ class RegisteredDrafter:
     def num_top_tokens(self) -> int:
         info = self.info
         return min(MAX_TOP_TOKENS, info.num_top_tokens) if info else 0
+
+    @property
+    def max_proposals_ahead(self) -> int:
+        """Maximum proposals that it makes ahead of a verdict, by itself."""
+        info = self.info
+        return min(MAX_STAGED_ROUNDS, info.max_proposals_ahead) if info and not self.head else 0
 
     def relative_size(self, target: ModelInfo) -> float:
         """Return its model's parameters divided by the target's; 0 without a model."""

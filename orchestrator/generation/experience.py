@@ -17,6 +17,7 @@ from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk, Outcome, Verdict
 from orchestrator.generation.acceptance import SharedAcceptance
 from orchestrator.generation.load_trials import LoadTrials
+from orchestrator.generation.staging_trial import StagingTrial
 
 MEMORY = 0.8
 """Factor by which an observation fades with each further one."""
@@ -237,6 +238,7 @@ class Experience:
         self._scale, self._cold_ns = Recent(1.0), Recent(0.0)
         self._plain_ns = Recent(0.0, PLAIN_MEMORY)
         self._drafters: dict[tuple[str, str], DrafterExperience] = {}
+        self._staging: dict[str, StagingTrial] = {}
         self._load = LoadTrials()
         self._alone_ns = ALONE_NS
         self.running = 0
@@ -257,6 +259,10 @@ class Experience:
         if key not in self._drafters:
             self._drafters[key] = DrafterExperience(not RULE_PRESETS[rule].token_exact)
         return self._drafters[key]
+
+    def staging_with(self, drafter: str) -> StagingTrial:
+        """Return the trial that decides whether rounds with a drafter are staged."""
+        return self._staging.setdefault(drafter, StagingTrial())
 
     @property
     def may_draft(self) -> bool:

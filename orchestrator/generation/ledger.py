@@ -247,9 +247,5 @@ def _left(
     window: OpenWindow | None,
 ) -> Budget:
     """Return what is left of a budget, minus the token of an open window."""
-    if tokens is not None:
-        tokens = max(0, tokens - spent_tokens - (window is not None))
-    if cost_nats is not None:
-        reserved = window.gap_nats if window else 0.0
-        cost_nats = max(0.0, cost_nats - spent_nats - reserved)
-    return Budget(tokens, cost_nats)
+    left = Budget(tokens, cost_nats).less(spent_tokens, spent_nats)
+    return left.less(1, window.gap_nats) if window else left

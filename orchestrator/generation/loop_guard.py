@@ -7,6 +7,8 @@ from then on. With exact acceptance, the output can leave the cycle; if not, it 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
+from copy import copy
 
 MAX_UNIT_TOKENS = 32
 """Longest repeating unit detected: a sentence or a line."""
@@ -33,6 +35,14 @@ class LoopGuard:
         self.num_tokens = 0
         self.token_index: int | None = None
         """Number of output tokens when the first cycle was complete; None if there was none."""
+
+    def would_trigger(self, token_ids: Sequence[int]) -> bool:
+        """Return whether these tokens, pushed next, would complete a cycle, or one is complete."""
+        guard = copy(self)
+        guard._recent = self._recent.copy()
+        for token_id in token_ids:
+            guard.push(token_id)
+        return guard.token_index is not None
 
     def push(self, token_id: int) -> None:
         """Add the next final output token. Makes one pass over the last 32 tokens."""

@@ -6,16 +6,18 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from flyspec.drafter_names import PREDICTION
 from flyspec.prefix import TokenSequence
-from flyspec.values.rounds import DraftAdvance, DraftChunk, HeadRequest, Verdict
+from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, HeadRequest, Verdict
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.experience import Recent
 from orchestrator.generation.following import Follower
 from orchestrator.generation.ledger import NOTHING, Ledger
 from orchestrator.generation.pace import Pace
 from orchestrator.generation.proposals import PredictedDrafts
+from orchestrator.generation.staging import Begun
 
 AHEAD = 0.5
 """Minimum share of recent rounds in which drafting ahead was, or would have been, useful."""
@@ -28,7 +30,8 @@ class NextProposal:
     `limit` returns how many drafts are useful in a round of this `turn`, if the sequence is longer
     by the given number of tokens. Every request to the drafter has its own, increasing `round_id`;
     `began_ns` is when the round began. If K `adapts`, a round may have fewer drafts than are
-    useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter.
+    useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter. With
+    drafts, the drafter is asked for `num_ahead` proposals ahead.
     """
 
     def __init__(
@@ -40,8 +43,10 @@ class NextProposal:
         ledger: Ledger,
         adapts: bool = False,
         prediction: PredictedDrafts | None = None,
+        num_ahead: Callable[[], int] = lambda: 0,
     ) -> None:
         self._pace, self._drafting, self._ledger = pace, drafting, ledger
+        self._num_ahead, self._last_id = num_ahead, 0
         self._sequence, self._limit, self._adapts = sequence, limit, adapts
         self.turn = pace.turn()
         self.round_id = self.began_ns = 0
@@ -69,13 +74,25 @@ class NextProposal:
             return True
         return self._follower is None and self._useful_drafts(0) > 0
 
-    def begin(self) -> bool:
-        """Begin a round, requesting as many drafts as are useful; return whether there are any."""
+    def new_round_id(self) -> int:
+        """Return an id for a message of a round, above all earlier ones."""
+        self._last_id += 1
+        return self._last_id
+
+    def begin(self, begun: Begun | None = None) -> bool:
+        """Begin a round, requesting as many drafts as are useful; return whether there are any.
+
+        If the target has `begun` it already, only tells the drafter.
+        """
         self.turn = self._pace.turn()
+        if begun is not None:
+            self._if_whole, self.began_ns = 0, time.perf_counter_ns()
+            self._asked = asyncio.create_task(self._confirm(begun))
+            return True
         if self._follower is None and self._predicts():
             self._if_whole, self._asked = 0, None
             return True  # `proposal` begins the round
-        self.round_id += 1
+        self.round_id = self.new_round_id()
         self.began_ns = time.perf_counter_ns()
         limit = 0 if self._follower else self._useful_drafts(0)
         if self._ahead is None and self._if_whole:
@@ -101,9 +118,8 @@ class NextProposal:
         limit = self._useful_drafts(num_drafts + 1)
         if limit <= 0 or num_drafts < self._wanted:  # the drafter stopped early
             return
-        self.round_id += 1
         self._ahead = DraftAdvance(
-            self.round_id, 0, (), limit + 1, min_confidence=self.turn.min_confidence
+            self.new_round_id(), 0, (), limit + 1, min_confidence=self.turn.min_confidence
         )
         await self._drafting.propose_ahead(length + num_drafts, self._ahead)
 
@@ -130,7 +146,7 @@ class NextProposal:
             await self._catch_up(follower.task)
         rest, self._rest = self._rest, None
         if rest is not None:
-            self.round_id += 1
+            self.round_id = self.new_round_id()
             self.began_ns = time.perf_counter_ns()
             return rest
         asked = self._asked
@@ -179,7 +195,7 @@ class NextProposal:
                 if self._drafting.reads_verdicts:
                     self.head_query, self._followed_length = k, len(self._sequence)
                     return
-                self.round_id += 1
+                self.round_id = self.new_round_id()
                 asked = self._ask(k, score=True)
                 self._follower = Follower(asked, len(self._sequence), time.perf_counter_ns())
         elif overtaken := self._follower.arrived(self._sequence.tokens, time.perf_counter_ns()):
@@ -250,7 +266,21 @@ class NextProposal:
     ) -> asyncio.Task[DraftChunk]:
         self._followed_length, self._wanted = len(self._sequence), num_drafts
         request = DraftAdvance(
-            self.round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score
-        )
+            self.round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score,
+            ahead=None if score else self._wants_ahead(num_drafts),
+        )  # fmt: skip
         tokens = self._sequence.tokens.copy()
         return asyncio.create_task(self._drafting.propose(tokens, request))
+
+    async def _confirm(self, begun: Begun) -> DraftChunk:
+        """Tell the drafter which of its proposals is being verified; return that."""
+        proposal = replace(begun.proposal, round_id=begun.round_id)
+        self._followed_length, self._wanted = len(self._sequence), len(proposal.token_ids)
+        ahead = self._wants_ahead(self.turn.num_drafts or self._wanted)
+        request = DraftAdvance(self.new_round_id(), 0, (), 0, ahead=ahead)
+        tokens = self._sequence.tokens.copy()
+        return await self._drafting.confirm(tokens, proposal, request)
+
+    def _wants_ahead(self, num_drafts: int) -> DraftAhead | None:
+        count = self._num_ahead()
+        return DraftAhead(count, num_drafts) if count else None

@@ -6,11 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
 from flyspec.drafter_names import PREDICTION
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
-from flyspec.values.rounds import DraftChunk, RuleSegment, Verdict, VerifyRound
+from flyspec.values.rounds import (
+    Budget,
+    DraftChunk,
+    RuleSegment,
+    StagedOn,
+    Verdict,
+    VerifyRound,
+)
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
@@ -21,6 +29,8 @@ from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.prediction import Prediction
 from orchestrator.generation.proposals import PredictedDrafts
 from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.staging import Staging
+from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import (
     Checked,
@@ -62,6 +72,7 @@ class Rounds:
         eos_token_ids: Collection[int] = (),
         control_token_ids: Collection[int] = (),
         phases: Phases | None = None,
+        staging: StagingTrial | None = None,
     ) -> None:
         self._plan, self._pace, self._phases = plan, pace, phases
         self._eos = frozenset(eos_token_ids)
@@ -83,9 +94,14 @@ class Rounds:
                 plan.num_speculative_tokens,
                 plan.distribution is not None,
             )
+        self._staging: Staging | None = None
+        if staging is not None and phases is None and plan.distribution is None:
+            self._staging = Staging(
+                drafting, verifying, ledger, staging, self._staged_request, self._eos
+            )
         self._next = NextProposal(
             pace, drafting, self._sequence, self._draft_limit, ledger, plan.adaptive,
-            self._prediction,
+            self._prediction, self._num_ahead,
         )  # fmt: skip
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
@@ -113,19 +129,23 @@ class Rounds:
             raise
         finally:
             self._next.close()
+            if self._staging is not None:
+                await self._staging.close()
 
     async def _check(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
         """Run a round with drafts, or with none if the drafter proposed none.
 
         Yielding None, here and below, tells the caller to yield the rounds kept back.
         """
-        request = self._request(proposal)
+        request, staging = self._request(proposal), self._staging
         distributions, asked = proposal.distributions, False
         async for verdict in self._verifying.check(self._sequence, request, distributions):
             if verdict is None:
-                await self._next.draft_ahead(proposal)
+                if staging is None or not staging.begin(request, proposal):
+                    await self._next.draft_ahead(proposal)
                 yield None
                 continue
+            begun = None if staging is None else await staging.end(verdict)
             num_checked = len(verdict.decisions)
             if num_checked < len(proposal.token_ids):  # the rest were not worth verifying
                 proposal = proposal.cut(0, num_checked)
@@ -133,7 +153,7 @@ class Rounds:
                 self._drafting.learn(self._sequence.tokens, request, verdict.top_token_ids)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request)
             self._next.heard(request.head, verdict)
-            asked = self._next.begin()
+            asked = self._next.begin(begun)
             if asked:
                 await asyncio.sleep(0)  # send the request before counting the round
             self._count(round_)
@@ -142,6 +162,8 @@ class Rounds:
             else:
                 yield round_
         if not asked:
+            if staging is not None:
+                await staging.close()
             self._next.begin()  # the target was lost; continue from here
 
     async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
@@ -271,6 +293,35 @@ class Rounds:
             head=self._next.head_request(plan.num_speculative_tokens),
         )
 
+    def _num_ahead(self) -> int:
+        """Return how many proposals ahead the drafter is to make for staging."""
+        return 0 if self._staging is None or self._pace.repeats else self._staging.num_proposals
+
+    def _staged_request(
+        self, on: StagedOn, pushed: DraftChunk, behind: list[int]
+    ) -> VerifyRound | None:
+        """Return the round that verifies a proposal made ahead, `behind` more tokens than now.
+
+        It is the one that would be sent then. None if there would be none, or maybe another one.
+        """
+        more = len(behind)
+        limit = self._draft_limit(more, len(pushed.token_ids))
+        if limit <= 0 or len(self._sequence) + more >= self._state.limit:
+            return None
+        if self._loop_guard is not None and self._exact_from is None:
+            held = self._sequence.tokens[self._state.committed_length :]
+            if self._loop_guard.would_trigger([*held, *behind]):
+                return None
+        return replace(
+            self._request(pushed.cut(0, limit)),
+            round_id=self._next.new_round_id(),
+            keep_length=on.keep_length + 1,
+            prefix_hash=self._sequence.hash_with(behind),
+            budget=Budget(),
+            open_window=None,
+            staged_on=on,
+        )
+
     def _advance(
         self, event: Event, proposal: DraftChunk, request: VerifyRound | None = None
     ) -> RoundOutcome:
@@ -291,6 +342,8 @@ class Rounds:
             if self._prediction is not None and proposal.drafter == PREDICTION:
                 self._prediction.checked(verdict)
             self._pace.checked(CheckedRound(proposal, verdict, emitted, round_ns))
+            if self._staging is not None and verdict.decisions:
+                self._staging.ran(round_ns)
         return RoundOutcome(
             commands=commands,
             verdict=verdict,

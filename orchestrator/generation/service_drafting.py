@@ -119,6 +119,49 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
         drafter = self._drafter
         return 0 if is_foreign(drafter.model, self._target) else drafter.num_top_tokens
 
+    @property
+    def max_proposals_ahead(self) -> int:
+        """Maximum proposals that the drafter makes ahead; it would propose the same afterwards.
+
+        Translated tokens depend on where a proposal begins.
+        """
+        drafter = self._drafter
+        return 0 if is_foreign(drafter.model, self._target) else drafter.max_proposals_ahead
+
+    async def next_ahead(self) -> DraftChunk | None:
+        """Return the next proposal made ahead of the verdict on the last one, as it arrives.
+
+        None if there will be no more. May be cancelled, but must not run during other methods.
+        """
+        session, began_ns = self._session, time.perf_counter_ns()
+        if session is None:
+            return None
+        try:
+            proposal = await session.next_ahead()
+        except FlyspecError as error:
+            if session is self._session:
+                self._lose(error, began_ns)
+            return None
+        return self._named(proposal)
+
+    async def confirm(
+        self, token_ids: Sequence[int], proposal: DraftChunk, request: DraftAdvance
+    ) -> DraftChunk:
+        """Tell the drafter that the target verifies a proposal made ahead; return that."""
+        self.look_around()
+        session, began_ns = self._session, time.perf_counter_ns()
+        if session is not None:
+            try:
+                await session.confirm(token_ids, proposal, request)
+            except FlyspecError as error:
+                self._lose(error, began_ns)
+        return proposal
+
+    def _named(self, proposal: DraftChunk) -> DraftChunk:
+        now_ns = time.perf_counter_ns()
+        proposal = replace(proposal, drafter=self._drafter.name, arrived_ns=now_ns)
+        return fit_proposal(proposal, self._vocab_size)
+
     def learn(
         self, tokens: Sequence[int], round_: VerifyRound, top_token_ids: Sequence[int]
     ) -> None:
@@ -198,7 +241,8 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
         assert replica is not None
         limit = drafter.max_draft_tokens
         wanted = request.max_tokens if limit is None else min(request.max_tokens, limit)
-        request = replace(request, max_tokens=wanted, top_tokens=self._top_tokens)
+        ahead = request.ahead if self.max_proposals_ahead else None
+        request = replace(request, max_tokens=wanted, top_tokens=self._top_tokens, ahead=ahead)
         self._top_tokens = []
         proposal = await session.propose(token_ids, request, timeout_s)
         replica.breaker.succeeded()
@@ -280,10 +324,9 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
             except FlyspecError as error:
                 self._lose(error, began_ns)
                 continue
-            now_ns = time.perf_counter_ns()
-            self._drafter.stats.proposal_ns_total += now_ns - began_ns
-            proposal = replace(proposal, drafter=self._drafter.name, arrived_ns=now_ns)
-            return fit_proposal(proposal, self._vocab_size)
+            proposal = self._named(proposal)
+            self._drafter.stats.proposal_ns_total += proposal.arrived_ns - began_ns
+            return proposal
         return None
 
     def _head_of(self, drafter: RegisteredDrafter) -> TargetHead | None:

@@ -77,6 +77,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         )
         self._reopen_timeout_s = reopen_timeout_s
         self._avoided: list[Replica[VerifyUpstream]] = []  # full or failed when last tried
+        self._staged: dict[int, VerifySession] = {}  # where rounds have been staged, by their ids
         self._arrived = time.monotonic() if arrived_s is None else arrived_s
 
     async def reserve(self, tokens: Sequence[int]) -> None:
@@ -127,6 +128,27 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         if self._session is not None:
             self._session.keep(length)
 
+    @property
+    def may_stage(self) -> bool:
+        """Whether the replica takes rounds that are staged for a verdict."""
+        info = self._replica.info if self._replica is not None else None
+        return info is not None and info.max_staged_rounds > 0
+
+    async def stage(self, round_: VerifyRound) -> bool:
+        """Stage a round, complete with its prefix; return whether it was sent.
+
+        If its verdict comes, `check` needs not send it. May be cancelled.
+        """
+        session = self._session
+        if session is None:
+            return False
+        try:
+            await session.stage(round_)
+        except FlyspecError:
+            return False  # the session is lost, as `check` will find
+        self._staged[round_.round_id] = session
+        return True
+
     async def check(
         self,
         sequence: TokenSequence,
@@ -136,10 +158,13 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         """Yield the verdicts on a round following `sequence`; several in plain decoding.
 
         Yields None once the request is sent, so that the caller can do other work meanwhile.
-        `round_` and `distributions` are as in `VerifySession.send`. If the replica is lost,
+        `round_` and `distributions` are as in `VerifySession.send`. A round that the target has
+        begun, since it was staged for its last verdict, is not sent. If the replica is lost,
         verdicts already yielded remain valid, and the caller's next round does the rest.
         """
         self._move_on(self._targets)
+        begun_at = self._staged.get(round_.round_id)
+        self._staged.clear()
         for attempt in count():
             answered = False
             began_ns = time.perf_counter_ns()
@@ -149,7 +174,8 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 session, replica = self._session, self._replica
                 if session is None or replica is None:
                     session, replica = await self._begin(sequence.tokens)
-                await session.send(sequence, _for_replica(round_, replica), distributions)
+                if session is not begun_at:
+                    await session.send(sequence, _for_replica(round_, replica), distributions)
                 yield None
                 while True:
                     verdict = await session.read(round_.round_id)

@@ -171,6 +171,8 @@ _OF_ROUNDS = {
     "num_loose_tokens": "Output tokens that differ from the target's own.",
     "loose_cost_nats": "Sum over those of log p(most likely) - log p(token) under the target.",
     "num_rollbacks": "Rollbacks: windows that failed after the round that opened them.",
+    "num_staging_rounds": "Rounds for whose verdict others were staged at the target.",
+    "num_staged_hits": "Those whose verdict began one of these.",
 }
 _COUNTERS = (
     ("rounds", "num_rounds", "Verified rounds, including one per plainly decoded token."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -26,10 +27,12 @@ from orchestrator.upstreams.connection import (
     GrpcUpstream,
     error_of_end,
     read,
+    unhandled,
     write,
 )
 from orchestrator.upstreams.proposal_checks import Answer, DraftFault, check_description
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError, UnreadableError
+from orchestrator.upstreams.pushed import PushedProposals
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +82,8 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
 
     `_owed` are the outstanding answers in order, of which only the last is still of interest.
     `_ahead` is a draft-ahead request whose answer has not been read; it continues `_proposed`, and
-    is void once the sequence is truncated.
+    is void once the sequence is truncated. `_pushed` are the proposals made ahead of the verdict on
+    `_proposed`, by what they build on. A message that is being read outlives whoever waits for it.
     """
 
     _method = "Draft"
@@ -88,6 +92,10 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     _ahead: DraftAdvance | None = field(default=None, init=False)
     _owed: deque[Answer] = field(default_factory=deque, init=False)
     _answered: bool = field(default=False, init=False)
+    _pushed: PushedProposals | None = field(default=None, init=False)
+    _max_pushed_bytes: int = field(default=0, init=False)
+    _last: Answer = field(init=False)
+    _reading: asyncio.Future[Any] | None = field(default=None, init=False)
 
     @property
     def held(self) -> int:
@@ -96,6 +104,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     def keep(self, length: int) -> None:
         if length < self._synced:
             self._synced, self._proposed, self._ahead = length, (), None
+            self._pushed = None
 
     async def propose(
         self, token_ids: Sequence[int], request: DraftAdvance, timeout_s: float
@@ -105,7 +114,60 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
                 proposal = await self._take_ahead(self._ahead, token_ids, request.max_tokens)
                 if proposal is not None:
                     return proposal
+            if (pushed := self._take_pushed(token_ids)) is not None:
+                proposal = replace(pushed.cut(0, request.max_tokens), round_id=request.round_id)
+                await self._confirm(token_ids, proposal, request)
+                return proposal
             return await self._propose(token_ids, request)
+
+    async def next_ahead(self) -> DraftChunk:
+        while True:
+            chunk = await self._chunk(keeps=True)
+            if not chunk.ahead:
+                self._answer(chunk)
+            elif (pushed := self._pushed) is not None and chunk.round_id == pushed.round_id:
+                if self._owed:
+                    self._owed[0].refuse(DraftFault.CHUNKS, "a proposal ahead before its last one")
+                if (proposal := pushed.add(chunk, time.perf_counter_ns())) is not None:
+                    return proposal
+
+    async def confirm(
+        self, token_ids: Sequence[int], proposal: DraftChunk, request: DraftAdvance
+    ) -> None:
+        async with self._upstream.attempt(self._upstream.timeout_s):
+            if self._take_pushed(token_ids) is not None:
+                await self._confirm(token_ids, proposal, request)
+
+    def _take_pushed(self, tokens: Sequence[int]) -> DraftChunk | None:
+        """Return the proposal made ahead that builds on `tokens`, if it is there."""
+        if self._pushed is None:
+            return None
+        before, behind = len(tokens) - 1, tokens[self._synced : -1]
+        if num_same(self._proposed, behind) < len(behind):
+            return None
+        return self._pushed.complete.get((before, tokens[-1]))
+
+    async def _confirm(
+        self, tokens: Sequence[int], proposal: DraftChunk, request: DraftAdvance
+    ) -> None:
+        """Go on behind a proposal made ahead, if more of them are wanted."""
+        self._pushed = None
+        if request.ahead is None:
+            return
+        drafts = proposal.token_ids
+        request = replace(
+            request,
+            keep_length=len(tokens) - 1,
+            append_token_ids=[tokens[-1], *drafts],
+            max_tokens=0,
+            min_confidence=0.0,
+            score=False,
+            top_tokens=(),
+            ahead=request.ahead._replace(num_unverified=len(drafts)),
+            traceparent=self._correlation.waits_for("draft", request.round_id),
+        )
+        self._synced, self._proposed = len(tokens), drafts
+        await self._send(request, drafts[-1])
 
     async def propose_ahead(self, length: int, request: DraftAdvance) -> None:
         if not 0 < length - self._synced <= len(self._proposed):
@@ -161,9 +223,14 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
 
     async def _send(self, request: DraftAdvance, next_token_id: int) -> None:
         """Send a request for what follows a sequence that ends with `next_token_id`."""
-        advance = wire.encode(request)
+        advance, now_ns = wire.encode(request), time.perf_counter_ns()
         self._metrics.count_bytes(advance.ByteSize())
-        self._owed.append(Answer(request, self._open, next_token_id, time.perf_counter_ns()))
+        self._last = Answer(request, self._open, next_token_id, now_ns)
+        self._owed.append(self._last)
+        self._pushed = None
+        if request.ahead is not None:
+            self._pushed = PushedProposals(request, self._open, now_ns)
+            self._max_pushed_bytes = max(self._max_pushed_bytes, self._pushed.max_bytes)
         try:
             await write(self._call, advance)
         except (FlyspecError, grpc.aio.AioRpcError) as error:
@@ -173,24 +240,52 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     async def _read(self) -> DraftChunk:
         """Return the answer to the last request. Raises `DrafterFaultError`."""
         while True:
-            answer = self._owed[0]
-            while not answer.complete:
-                try:
-                    message = await self._next()
-                    answer.check_size(message.ByteSize())
-                    chunk = wire.decode(DraftChunk, message)
-                except (UnreadableError, InvalidArgumentError) as error:
-                    answer.refuse(DraftFault.UNREADABLE, str(error))
-                self._count(message, chunk.distributions)
-                answer.add(chunk, time.perf_counter_ns())
-            self._owed.popleft()
-            self._answered = True
-            if not self._owed:
-                return answer.proposal
+            chunk = await self._chunk()
+            # What was made ahead of earlier verdicts may still be on its way.
+            if not chunk.ahead and (proposal := self._answer(chunk)) is not None:
+                return proposal
 
-    async def _next(self) -> Any:
+    def _answer(self, chunk: DraftChunk) -> DraftChunk | None:
+        """Add a chunk to the first answer owed; return the last answer once it is complete."""
+        if not self._owed:
+            self._last.refuse(DraftFault.ROUND, f"a second answer for round {chunk.round_id}")
+        answer = self._owed[0]
+        answer.add(chunk, time.perf_counter_ns())
+        if not answer.complete:
+            return None
+        self._owed.popleft()
+        self._answered = True
+        return None if self._owed else answer.proposal
+
+    async def _chunk(self, keeps: bool = False) -> DraftChunk:
+        """Return the next chunk. Raises `DrafterFaultError` if it is unreadable or too large.
+
+        With `keeps`, this may be cancelled: the next call returns the chunk.
+        """
+        answer = self._expected
         try:
-            return await read(self._call)
+            message = await self._next(keeps)
+            answer.check_size(message.ByteSize(), self._max_pushed_bytes)
+            chunk = wire.decode(DraftChunk, message)
+        except (UnreadableError, InvalidArgumentError) as error:
+            answer.refuse(DraftFault.UNREADABLE, str(error))
+        self._count(message, chunk.distributions)
+        return chunk
+
+    @property
+    def _expected(self) -> Answer:
+        """The answer that comes next, or the last one if all have come."""
+        return self._owed[0] if self._owed else self._last
+
+    async def _next(self, keeps: bool) -> Any:
+        try:
+            if keeps and self._reading is None:
+                self._reading = unhandled(asyncio.ensure_future(read(self._call)))
+            if self._reading is None:
+                return await read(self._call)
+            await asyncio.wait((self._reading,))
+            reading, self._reading = self._reading, None
+            return reading.result()
         except UnreadableError:
             raise
         except (FlyspecError, grpc.aio.AioRpcError) as error:
@@ -204,7 +299,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             error = error_of_end(code, error.details() or "")
         assert isinstance(error, FlyspecError)
         status = code.name if code is grpc.StatusCode.OK else error.status
-        self._owed[0].check_end(status, str(error), not self._answered)
+        self._expected.check_end(status, str(error), not self._answered)
 
     def _count(self, message: Any, distributions: Sequence[TokenDistribution]) -> None:
         """Count a chunk's bytes. Clears the distributions of the message, already decoded."""

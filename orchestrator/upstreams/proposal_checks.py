@@ -125,15 +125,23 @@ class Answer:
     def _left(self) -> int:
         return self._request.max_tokens - len(self.proposal.token_ids)
 
-    def check_size(self, num_bytes: int) -> None:
-        """Check a message's size before decoding it. Raises `DrafterFaultError`."""
+    @property
+    def max_bytes(self) -> int:
+        """Maximum size of its next message."""
         limits, open_ = LIMITS, self._open
         token = limits.token_bytes
         if spec := open_.distribution:
             size = open_.drafter_vocab_size or limits.vocab_size
             whole = limits.probability_bytes * size  # larger than lists sent in its place
             token += limits.listed_bytes * spec.top_k or whole
-        most = limits.answer_bytes + self._left * token + len(self._request.append_token_ids)
+        return limits.answer_bytes + self._left * token + len(self._request.append_token_ids)
+
+    def check_size(self, num_bytes: int, other: int = 0) -> None:
+        """Check a message's size before decoding it; or it is another one, of up to `other` bytes.
+
+        Raises `DrafterFaultError`.
+        """
+        most = max(self.max_bytes, other)
         if num_bytes > most:
             self.refuse(DraftFault.SIZE, f"a {num_bytes}-byte message, over the limit of {most}")
 

@@ -96,6 +96,22 @@ class DraftSession(UpstreamSession, Protocol):
         here. Otherwise the next `propose` discards it. Returns once the request has been sent.
         """
 
+    async def next_ahead(self) -> DraftChunk:
+        """Return the next proposal that was made ahead, as requested with the last proposal.
+
+        It builds on its `keep_length` and `next_token_id`. Waits until there is one; may be
+        cancelled, and must not run during `propose`. If the sequence comes to be what it builds on,
+        the next `propose` returns it.
+        """
+
+    async def confirm(
+        self, token_ids: Sequence[int], proposal: DraftChunk, request: DraftAdvance
+    ) -> None:
+        """Tell the service that the sequence is `token_ids` and `proposal` is being verified.
+
+        That is a proposal made ahead. It goes on as `request.ahead` says.
+        """
+
 
 class VerifySession(UpstreamSession, Protocol):
     """Verdicts on one sequence."""
@@ -119,6 +135,12 @@ class VerifySession(UpstreamSession, Protocol):
 
         `keep_length`, `append_token_ids` and `prefix_hash` of `round_` are filled in.
         `distributions` holds one per draft token, or is empty.
+        """
+
+    async def stage(self, round_: VerifyRound) -> None:
+        """Send a staged round, complete with its prefix; another task may `read` meanwhile.
+
+        Cancelling this does not interrupt the message.
         """
 
     async def read(self, round_id: int) -> Verdict:

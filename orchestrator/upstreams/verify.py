@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flyspec import process, wire
@@ -15,7 +16,13 @@ from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import TokenDistribution
-from orchestrator.upstreams.connection import GrpcSession, GrpcUpstream, read, write
+from orchestrator.upstreams.connection import (
+    GrpcSession,
+    GrpcUpstream,
+    read,
+    unhandled,
+    write,
+)
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
 DISTRIBUTIONS_PIECE_BYTES = 1 << 20
@@ -47,10 +54,13 @@ class GrpcVerifyUpstream(GrpcUpstream[VerifyServiceInfo]):
         return GrpcVerifySession(self, open_, metrics, correlation)
 
 
+@dataclass(eq=False)
 class GrpcVerifySession(GrpcSession[VerifyOpen]):
     """A session that sends rounds and reads their verdicts."""
 
     _method = "Verify"
+
+    _writing: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
         async with self._upstream.attempt(self._upstream.timeout_s):
@@ -70,7 +80,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
         distributions: Sequence[TokenDistribution],
     ) -> None:
         tokens = sequence.tokens
-        async with self._upstream.attempt(self._upstream.timeout_s):
+        async with self._upstream.attempt(self._upstream.timeout_s), self._writing:
             await self._begin(tokens)
             for piece in _pieces(round_.round_id, len(tokens), distributions):
                 message = wire.encode(piece)
@@ -89,6 +99,15 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
             self._metrics.count_bytes(message.ByteSize())
             await write(self._call, message)
             self._synced = len(tokens)
+
+    async def stage(self, round_: VerifyRound) -> None:
+        message = wire.encode(round_)
+        self._metrics.count_bytes(message.ByteSize())
+        await asyncio.shield(unhandled(asyncio.ensure_future(self._stage(message))))
+
+    async def _stage(self, message: Any) -> None:
+        async with self._upstream.attempt(self._upstream.timeout_s), self._writing:
+            await write(self._call, message)
 
     async def read(self, round_id: int) -> Verdict:
         async with self._upstream.attempt(self._upstream.timeout_s):

@@ -42,6 +42,8 @@ METRICS = SpeculationMetrics(
     num_scored_tokens=5,
     num_agreed_tokens=4,
     saved_ns=-7,
+    num_staging_rounds=2,
+    num_staged_hits=1,
 )
 
 
@@ -103,6 +105,8 @@ def test_document_has_the_names_that_users_rely_on() -> None:
                 "num_scored_tokens": 5,
                 "num_agreed_tokens": 4,
                 "saved_ns": -7,
+                "num_staging_rounds": 2,
+                "num_staged_hits": 1,
             }
         },
     }
