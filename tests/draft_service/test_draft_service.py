@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from draft_service.drafters.model import ModelDrafter
+from draft_service.loading import AHEAD_SLOTS
 from flyspec import wire
 from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.engine import cache_size, loading
@@ -251,7 +252,7 @@ async def test_idle_session_is_closed(service_with: StartService) -> None:
         silent = service.client()
         assert (await silent.status())[0] is Code.DEADLINE_EXCEEDED
         await until(lambda: service.active == 0)
-        await until(lambda: runner_of(service).cache.num_free == 32)
+        await until(lambda: runner_of(service).cache.num_free == 32 + AHEAD_SLOTS)
 
 
 class Gate:
@@ -354,7 +355,7 @@ async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: li
     for start in range(0, 200, 25):
         await asyncio.gather(*(cancelled(n) for n in range(start, start + 25)))
     await until(lambda: service.active == 0)
-    await until(lambda: runner_of(service).cache.num_free == 32)
+    await until(lambda: runner_of(service).cache.num_free == 32 + AHEAD_SLOTS)
     client = await service.client().open(prompt)
     assert tokens_of(await client.advance(len(prompt)))
     client.call.cancel()

@@ -1,0 +1,196 @@
+"""Staging changes no text; the trial that decides whether it pays; proposals that are pushed."""
+
+from __future__ import annotations
+
+import random
+import threading
+from itertools import product
+
+import pytest
+
+from flyspec.client import Completion, GenerateOptions
+from flyspec.engine.runner import ModelRunner
+from flyspec.rules import Rule
+from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftOpen
+from flyspec.values.tokens import Origin, SamplingParams
+from orchestrator.generation.loop_guard import LoopGuard
+from orchestrator.generation.staging_trial import FIRST_REST, TRIAL_ROUNDS, StagingTrial
+from orchestrator.upstreams.proposal_checks import DrafterFaultError
+from orchestrator.upstreams.pushed import PushedProposals
+from tests.orchestrator.stacks import generate, orchestrator_over, start_stack
+from verify_service.staging import StagedRounds
+
+K = 4
+PROMPTS = [[0, 17, 45, 120, 33], [0, 250, 91]]
+RULES = [Rule("exact"), Rule("fly"), Rule("margin", margin_threshold=2.0), Rule("typical")]
+SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.9)]
+
+
+async def run(client, prompt, rule, sampling, **options):
+    asked = GenerateOptions(
+        rule=rule, num_speculative_tokens=K, max_tokens=60, sampling=sampling, seed=3, **options
+    )
+    tokens, completion = [], None
+    async for event in client.generate(prompt, asked):
+        tokens += getattr(event, "token_ids", ())
+        if isinstance(event, Completion):
+            completion = event
+    return tokens, completion
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """While it is set, steps of a target wait a little for a round to be staged."""
+    patience, came = threading.Event(), threading.Event()
+    stage, forward = StagedRounds.stage, ModelRunner.forward
+
+    def staging(self, waiting):
+        came.set()
+        return stage(self, waiting)
+
+    def waiting(self, steps):
+        if patience.is_set() and steps[0].num_logits == K + 1:  # a round of the target
+            came.wait(0.2)
+            came.clear()
+        return forward(self, steps)
+
+    monkeypatch.setattr(StagedRounds, "stage", staging)
+    monkeypatch.setattr(ModelRunner, "forward", waiting)
+    return patience
+
+
+async def test_texts_are_those_without_it(model_dirs, patience):
+    hits = rounds = 0
+    async with (
+        start_stack(model_dirs, staging="off") as stack,
+        orchestrator_over(stack, staging="on") as (client, _),
+    ):
+        for rule, sampling, prompt in product(RULES, SAMPLINGS, PROMPTS):
+            patience.clear()
+            wanted, without = await run(stack.client, prompt, rule, sampling)
+            assert without.speculation.num_staging_rounds == 0
+            patience.set()
+            staged, completion = await run(client, prompt, rule, sampling)
+            assert staged == wanted, (rule, sampling)
+            mine, theirs = completion.speculation, without.speculation
+            hits += mine.num_staged_hits
+            rounds += mine.num_staging_rounds
+            assert mine.num_loose_tokens == theirs.num_loose_tokens
+            assert mine.num_rollbacks == theirs.num_rollbacks
+        assert await stack.idle()
+    assert 0 < hits < rounds
+
+
+async def test_adaptive_exact_texts_too(model_dirs):
+    async with start_stack(model_dirs, staging="on") as stack:
+        for prompt in PROMPTS:
+            asked = GenerateOptions(rule=Rule("exact"), max_tokens=60)
+            adaptive = [t async for e in stack.client.generate(prompt, asked)
+                        for t in getattr(e, "token_ids", ())]  # fmt: skip
+            wanted, _ = await run(stack.client, prompt, Rule("exact"), SamplingParams())
+            assert adaptive == wanted
+
+
+async def test_a_lost_target_or_drafter_is_no_matter(model_dirs):
+    async with start_stack(model_dirs, staging="on") as stack:
+        wanted, _ = await run(stack.client, PROMPTS[0], Rule("exact"), SamplingParams())
+        asked = GenerateOptions(rule=Rule("exact"), num_speculative_tokens=K, max_tokens=60)
+        found = await generate(stack.client, PROMPTS[0], asked, stack.restart_verify)
+        assert [t for e in found for t in getattr(e, "token_ids", ())] == wanted
+
+
+# --- whether it pays ------------------------------------------------------------------------
+
+
+def ways(trial: StagingTrial, cost, rounds: int) -> list[bool]:
+    found = []
+    for _ in range(rounds):
+        found.append(trial.stages)
+        trial.ran(trial.stages, round(cost(trial.stages)))
+    return found
+
+
+@pytest.mark.parametrize("ratio", [0.6, 1.3])
+def test_the_faster_way_is_chosen_and_the_other_tried_less_and_less(ratio):
+    rng = random.Random(1)
+    trial = StagingTrial()
+    found = ways(trial, lambda on: 1e6 * (ratio if on else 1) * rng.uniform(0.8, 1.2), 4000)
+    assert found[:TRIAL_ROUNDS] == [False] * TRIAL_ROUNDS
+    assert found[TRIAL_ROUNDS : 2 * TRIAL_ROUNDS] == [True] * TRIAL_ROUNDS
+    after = found[2 * TRIAL_ROUNDS :]
+    assert after[:FIRST_REST] == [ratio < 1] * FIRST_REST
+    assert sum(way is (ratio < 1) for way in after) > 0.95 * len(after)
+
+
+def test_it_notices_that_things_have_changed():
+    trial = StagingTrial()
+    ways(trial, lambda on: 2e6 if on else 1e6, 1000)
+    found = ways(trial, lambda on: 0.5e6 if on else 1e6, 4000)
+    assert all(found[-500:-400])
+
+
+def test_rounds_that_could_not_be_staged_say_nothing():
+    trial = StagingTrial()
+    ways(trial, lambda on: 1e6, TRIAL_ROUNDS)
+    for _ in range(100):
+        trial.ran(False, 10**9)
+    assert trial.stages
+    assert StagingTrial(always=True).stages
+
+
+# --- what is pushed --------------------------------------------------------------------------
+
+OPEN = DraftOpen([1, 2, 3], SamplingParams(), 1, drafter_vocab_size=50)
+REQUEST = DraftAdvance(4, 3, [9], 3, ahead=DraftAhead(2, 2))
+
+
+def chunk(keep_length=5, next_token_id=7, start=None, **changes):
+    values = {
+        "round_id": 4, "token_ids": [5, 6], "origins": [Origin.EXACT_MODEL] * 2, "ahead": True,
+        "start_position": keep_length + 1 if start is None else start, **changes,
+    }  # fmt: skip
+    return DraftChunk(keep_length=keep_length, next_token_id=next_token_id, **values)
+
+
+def test_pushed_proposals_by_what_they_build_on():
+    pushed = PushedProposals(REQUEST, OPEN, 0)
+    assert pushed.add(chunk(5, last=False, token_ids=[5], origins=[Origin.EXACT_MODEL]), 1) is None
+    other = pushed.add(chunk(7), 1)
+    whole = pushed.add(chunk(5, start=7, token_ids=[6], origins=[Origin.EXACT_MODEL]), 1)
+    assert whole is not None
+    assert whole.token_ids == [5, 6]
+    assert pushed.complete == {(5, 7): whole, (7, 7): other}
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (chunk(3), "follows 3 tokens, not 4 to 7"),
+        (chunk(8), "follows 8 tokens, not 4 to 7"),
+        (chunk(token_ids=[5, 6, 7], origins=[Origin.EXACT_MODEL] * 3), "3 tokens, 2 remaining"),
+        (chunk(token_ids=[5, 50]), "token ID 50"),
+        (chunk(start=9), "position 9 instead of 6"),
+    ],
+)
+def test_lies_are_found(bad, said):
+    with pytest.raises(DrafterFaultError, match=said):
+        PushedProposals(REQUEST, OPEN, 0).add(bad, 1)
+
+
+def test_no_more_than_were_asked_for():
+    pushed = PushedProposals(REQUEST, OPEN, 0)
+    pushed.add(chunk(5), 1)
+    pushed.add(chunk(6), 1)
+    for bad in (chunk(7), chunk(5)):
+        with pytest.raises(DrafterFaultError, match="more than 2 proposals ahead"):
+            pushed.add(bad, 1)
+
+
+def test_the_loop_guard_looks_ahead_without_moving():
+    guard = LoopGuard()
+    for token in [1, 2, 3] * 15:
+        guard.push(token)
+    assert not guard.would_trigger([1, 2])
+    assert guard.would_trigger([1, 2, 3])
+    assert guard.num_tokens == 45
+    assert guard.token_index is None

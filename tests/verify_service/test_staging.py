@@ -1,0 +1,198 @@
+"""Staged rounds: begun by the verdict that they wait for, and by no other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flyspec import wire
+from flyspec.errors import InvalidArgumentError
+from flyspec.rules import Rule
+from flyspec.values.rounds import (
+    Budget,
+    Decision,
+    OpenWindow,
+    Outcome,
+    StagedOn,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+    VerifyTimings,
+)
+from flyspec.values.tokens import SamplingParams
+from tests.verify_service.sessions import HELD, SHORT_PROMPT, drained, open_message, status_of
+from verify_service.staging import StagedRounds, WaitingRound
+
+
+class Call:
+    """A stream of rounds; `exact` verdicts unless it is opened otherwise."""
+
+    def __init__(self, stub):
+        self.stream = stub.Verify()
+
+    async def send(self, *values):
+        for value in values:
+            await self.stream.write(value if hasattr(value, "ByteSize") else wire.encode(value))
+
+    async def read(self, start_length=0) -> Verdict:
+        return wire.decode(Verdict, await self.stream.read(), start_length=start_length)
+
+    def close(self):
+        self.stream.cancel()
+
+
+def staged(round_id, on, drafts, **changes):
+    keep = changes.pop("keep_length", on.keep_length + 1)
+    return VerifyRound(round_id, keep, [], drafts, staged_on=on, **changes)
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_a_hit_begins_without_being_asked(service, engine, greedy, late):
+    text = greedy(SHORT_PROMPT, 12)
+    wrong = (text[2] + 1) % 400
+    first = VerifyRound(1, HELD, [], [*text[:2], wrong])
+    on = StagedOn(1, HELD + 2, text[2])
+    others = [staged(2, StagedOn(1, HELD + 3, 9), [7]), staged(3, StagedOn(1, HELD + 1, 5), [8])]
+    async with service() as stub:
+        call = Call(stub)
+        await call.send(open_message(), first)
+        if not late:
+            await call.send(*others, staged(4, on, text[3:6]))
+        verdict = await call.read(HELD)
+        assert verdict.on == on
+        if late:
+            assert verdict.started_staged_round_id == 0
+            await call.send(*others, staged(4, on, text[3:6]))
+        following = await call.read(HELD + 3)
+        assert (following.round_id, following.num_accepted) == (4, 3)
+        assert following.next_token_id == text[6]
+        # The session goes on from there, and what was staged for the first verdict is gone.
+        await call.send(staged(5, StagedOn(1, HELD + 6, text[6]), [1]))
+        await call.send(VerifyRound(6, HELD + 7, [], [text[7]]))
+        assert (await call.read(HELD + 7)).next_token_id == text[8]
+        call.close()
+    assert await drained(engine)
+
+
+async def test_a_chain_of_hits(service, greedy):
+    text = greedy(SHORT_PROMPT, 12)
+    async with service() as stub:
+        call = Call(stub)
+        await call.send(open_message(), VerifyRound(1, HELD, [], text[:2]))
+        for index, round_id in enumerate((2, 3, 4)):
+            end = HELD + 3 * index + 2
+            on = StagedOn(round_id - 1, end, text[3 * index + 2])
+            await call.send(staged(round_id, on, text[3 * index + 3 : 3 * index + 5]))
+            verdict = await call.read(HELD + 3 * index)
+            assert verdict.on == on
+        assert (await call.read(HELD + 9)).next_token_id == text[11]
+        call.close()
+
+
+async def test_a_miss_leaves_the_session_as_it_is(service, greedy):
+    text = greedy(SHORT_PROMPT, 4)
+    async with service() as stub:
+        call = Call(stub)
+        await call.send(open_message(), VerifyRound(1, HELD, [], [text[0]]))
+        await call.send(staged(2, StagedOn(1, HELD, text[0]), [5]))
+        assert (await call.read(HELD)).next_token_id == text[1]
+        await call.send(VerifyRound(3, HELD + 2, [], [text[2]]))
+        assert (await call.read(HELD + 2)).next_token_id == text[3]
+        call.close()
+
+
+ON = StagedOn(1, HELD + 1, 9)
+RULES = [Rule("margin", margin_threshold=3.0), Rule("typical"), Rule("fly")]
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ([staged(2, StagedOn(3, HELD, 9), [5])], "the last round is 1"),
+        ([staged(2, ON, [])], "needs drafts"),
+        ([staged(2, ON, [5], budget=Budget(3))], "leave them unset"),
+        ([staged(2, ON, [5], open_window=OpenWindow(HELD, 5, 2, 0.5))], "leave them unset"),
+        ([staged(2, ON, [5], keep_length=HELD)], f"the sequence has {HELD + 2} tokens"),
+        ([staged(2 + i, StagedOn(1, HELD, i), [5]) for i in range(9)], "8 rounds are staged"),
+    ],
+)
+def test_what_cannot_be_staged(bad, said):
+    rounds = StagedRounds()
+    rounds.received(VerifyRound(1, HELD, [], [7]))
+    for round_ in bad[:-1]:
+        rounds.stage(WaitingRound(round_, []))
+    with pytest.raises(InvalidArgumentError, match=said):
+        rounds.stage(WaitingRound(bad[-1], []))
+
+
+async def test_a_bad_one_ends_its_stream(service, engine):
+    async with service() as stub:
+        call = Call(stub)
+        await call.send(open_message(), VerifyRound(1, HELD, [], [7]), staged(2, ON, []))
+        code, details = await status_of(call.stream)
+        assert code.name == "INVALID_ARGUMENT"
+        assert "a staged round needs drafts" in details
+    assert await drained(engine)
+
+
+def test_window_and_budget_are_the_verdicts():
+    loose = Decision(Outcome.LOOSE, 3, None, 0.25)
+    pending = Decision(Outcome.PROVISIONAL, 4, None, 0.5)
+    rejected = Decision(Outcome.REJECTED, 5, None, 1.0)
+    window = OpenWindow(HELD + 2, 4, 3, 0.5)
+    decisions = (loose, Decision(Outcome.EXACT), pending, rejected)
+    verdict = Verdict(HELD + 3, 5, decisions, window, start_length=HELD, round_id=1)
+    rounds = StagedRounds()
+    rounds.received(VerifyRound(1, HELD, [], [1, 2, 3, 4], budget=Budget(4, 2.0)))
+    assert rounds.stage(WaitingRound(staged(2, verdict.on, [6]), [])) is None
+    begun = rounds.after(verdict)
+    assert begun is not None
+    assert begun.round_.open_window == window
+    assert begun.round_.budget == Budget(2, 1.25)
+    # The one that has begun is the newest: what is staged for it takes over its budget.
+    following = replace(verdict, round_id=2, decisions=(loose,), keep_length=HELD + 5,
+                        start_length=HELD + 4, open_window=None)  # fmt: skip
+    rounds.stage(WaitingRound(staged(3, following.on, [7]), []))
+    begun = rounds.after(following)
+    assert begun is not None
+    assert begun.round_.budget == Budget(1, 1.0)
+
+
+@pytest.mark.parametrize(
+    "rule", [Rule("margin", margin_threshold=3.0), Rule("typical"), Rule("fly")]
+)
+async def test_verdicts_are_those_of_rounds_that_are_sent(service, rule):
+    """Whole texts, each round staged for the verdict that it turns out to follow."""
+    text = [3, 8, 100, 21, 5, 90, 17, 4] * 6
+    sampling = SamplingParams(temperature=1.0)
+
+    async def run(stages: bool) -> list[Verdict]:
+        async with service() as stub:
+            call = Call(stub)
+            open_ = VerifyOpen(SHORT_PROMPT, HELD, rule, sampling, 4)
+            await call.send(open_)
+            verdicts, length, window, budget = [], HELD, None, Budget(6, 40.0)
+            round_id = 1
+            await call.send(VerifyRound(1, HELD, [], text[:4], budget=budget))
+            while len(verdicts) < 8:
+                verdict = await call.read(length)
+                verdicts.append(verdict)
+                spent = [d.gap_nats or 0.0 for d in verdict.decisions[: verdict.num_accepted]
+                         if d.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)]  # fmt: skip
+                whole = verdict.failed
+                budget = Budget(6, 40.0) if whole else budget.less(len(spent), sum(spent))
+                length, window = verdict.keep_length + 1, verdict.open_window
+                drafts = text[length % 8 :][:4]
+                round_id += 1
+                following = VerifyRound(round_id, length, [], drafts)
+                if stages and not verdict.failed:
+                    await call.send(replace(following, staged_on=verdict.on))
+                else:
+                    await call.send(replace(following, budget=budget, open_window=window))
+            call.close()
+            return [
+                replace(v, timings=VerifyTimings(), started_staged_round_id=0) for v in verdicts
+            ]
+
+    assert await run(True) == await run(False)
