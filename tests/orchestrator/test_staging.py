@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 
 from flyspec.client import Completion, GenerateOptions
-from flyspec.engine.runner import ModelRunner
 from flyspec.rules import Rule
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
@@ -28,7 +27,7 @@ SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.9)]
 
 async def run(client, prompt, rule, sampling, **options):
     asked = GenerateOptions(
-        rule=rule, num_speculative_tokens=K, max_tokens=60, sampling=sampling, seed=3, **options
+        rule=rule, num_speculative_tokens=K, max_tokens=40, sampling=sampling, seed=3, **options
     )
     tokens, completion = [], None
     async for event in client.generate(prompt, asked):
@@ -38,33 +37,35 @@ async def run(client, prompt, rule, sampling, **options):
     return tokens, completion
 
 
-@pytest.fixture
-def patience(monkeypatch):
-    """While it is set, steps of a target wait a little for a round to be staged."""
+def wait_for_staging(stack, monkeypatch):
+    """Return an event; while it is set, rounds wait a little for another one to be staged."""
     patience, came = threading.Event(), threading.Event()
-    stage, forward = StagedRounds.stage, ModelRunner.forward
+    stage, model = StagedRounds.stage, stack.verify_engine.model
+    forward = model.forward
 
     def staging(self, waiting):
         came.set()
         return stage(self, waiting)
 
-    def waiting(self, steps):
-        if patience.is_set() and steps[0].num_logits == K + 1:  # a round of the target
-            came.wait(0.2)
+    def waiting(steps):
+        if patience.is_set() and steps[0].num_logits == K + 1:
+            came.wait(0.1)
             came.clear()
-        return forward(self, steps)
+        return forward(steps)
 
     monkeypatch.setattr(StagedRounds, "stage", staging)
-    monkeypatch.setattr(ModelRunner, "forward", waiting)
+    model.forward = waiting
     return patience
 
 
-async def test_texts_are_those_without_it(model_dirs, patience):
+@pytest.mark.parametrize("draft", [1, 0], ids=["other draft", "target drafts"])
+async def test_texts_are_those_without_it(model_dirs, monkeypatch, draft):
     hits = rounds = 0
     async with (
-        start_stack(model_dirs, staging="off") as stack,
+        start_stack((model_dirs[0], model_dirs[draft]), staging="off") as stack,
         orchestrator_over(stack, staging="on") as (client, _),
     ):
+        patience = wait_for_staging(stack, monkeypatch)
         for rule, sampling, prompt in product(RULES, SAMPLINGS, PROMPTS):
             patience.clear()
             wanted, without = await run(stack.client, prompt, rule, sampling)
@@ -78,13 +79,14 @@ async def test_texts_are_those_without_it(model_dirs, patience):
             assert mine.num_loose_tokens == theirs.num_loose_tokens
             assert mine.num_rollbacks == theirs.num_rollbacks
         assert await stack.idle()
-    assert 0 < hits < rounds
+    assert rounds > 30
+    assert hits > rounds / 2 or draft == 1
 
 
 async def test_adaptive_exact_texts_too(model_dirs):
     async with start_stack(model_dirs, staging="on") as stack:
         for prompt in PROMPTS:
-            asked = GenerateOptions(rule=Rule("exact"), max_tokens=60)
+            asked = GenerateOptions(rule=Rule("exact"), max_tokens=40)
             adaptive = [t async for e in stack.client.generate(prompt, asked)
                         for t in getattr(e, "token_ids", ())]  # fmt: skip
             wanted, _ = await run(stack.client, prompt, Rule("exact"), SamplingParams())
@@ -94,9 +96,9 @@ async def test_adaptive_exact_texts_too(model_dirs):
 async def test_a_lost_target_or_drafter_is_no_matter(model_dirs):
     async with start_stack(model_dirs, staging="on") as stack:
         wanted, _ = await run(stack.client, PROMPTS[0], Rule("exact"), SamplingParams())
-        asked = GenerateOptions(rule=Rule("exact"), num_speculative_tokens=K, max_tokens=60)
-        found = await generate(stack.client, PROMPTS[0], asked, stack.restart_verify)
-        assert [t for e in found for t in getattr(e, "token_ids", ())] == wanted
+        asked = GenerateOptions(rule=Rule("exact"), num_speculative_tokens=K, max_tokens=40)
+        found, *_ = await generate(stack.client, PROMPTS[0], asked, stack.restart_verify)
+        assert found == wanted
 
 
 # --- whether it pays ------------------------------------------------------------------------
@@ -126,7 +128,7 @@ def test_it_notices_that_things_have_changed():
     trial = StagingTrial()
     ways(trial, lambda on: 2e6 if on else 1e6, 1000)
     found = ways(trial, lambda on: 0.5e6 if on else 1e6, 4000)
-    assert all(found[-500:-400])
+    assert sum(found[-500:]) > 400
 
 
 def test_rounds_that_could_not_be_staged_say_nothing():
