@@ -19,7 +19,7 @@ from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack
-from flyspec.cli.stack_options import StackOptions
+from flyspec.cli.stack_options import HEAD_DRAFTERS, StackOptions
 from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import DraftSettings, VerifySettings
@@ -34,7 +34,7 @@ from flyspec.values.tokens import SamplingParams
 
 TIE_NATS = 1e-3
 CONCURRENCY = 8
-DRAFTERS = tuple(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE)
+DRAFTERS = (*(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE), *HEAD_DRAFTERS)
 EXACT = Rule("exact")
 SETS = {
     "humaneval": ("HumanEval.jsonl.gz", 82),

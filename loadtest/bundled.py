@@ -24,6 +24,7 @@ from flyspec.bundled import DRAFT, EAGLE3, MODELS
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
+from flyspec.cli.stack_options import HEAD_DRAFTERS
 from flyspec.config import NO_PORT, VerifySettings
 from flyspec.drafter_names import RELAY
 from flyspec.errors import FlyspecError
@@ -119,7 +120,7 @@ def _candidates(ending: ExitStack) -> Iterator[Candidate]:
     store = _datastore(ending)
     for name, model, kind in DRAFTERS:
         if model == HERE:
-            if EAGLE3.is_dir():
+            if name in HEAD_DRAFTERS:
                 yield Candidate(name)
             else:
                 say(f"LEFT OUT {name}: there is no head in {EAGLE3}")
