@@ -137,12 +137,11 @@ def _gguf(ending: ExitStack) -> Path | None:
     if missing := missing_packages():
         say(f"LEFT OUT the GGUF drafter: needs {' and '.join(missing)}: {INSTALL}")
         return None
-    from demo.gguf import convert, file_name  # needs gguf
-
-    kind = "q8_0"
-    path = Path(ending.enter_context(TemporaryDirectory())) / file_name(DRAFT, kind)
-    convert(DRAFT, kind, path)
-    return path
+    folder, kind = Path(ending.enter_context(TemporaryDirectory())), "q8_0"
+    write = ["--type", kind, "--folder", str(folder)]
+    # In a process of its own: it needs torch.
+    subprocess.run([sys.executable, "-m", "demo.gguf", *write], check=True, capture_output=True)
+    return folder / f"{DRAFT.name}-{kind}.gguf"
 
 
 def _datastore(ending: ExitStack) -> str:
