@@ -114,7 +114,9 @@ ENTRYPOINT ["python", "-m", "draft_service"]
 
 FROM verify AS verify-demo
 COPY demo/models/target /models/target
-ENV FLYSPEC_VERIFY_MODEL=/models/target
+COPY demo/models/eagle3 /models/eagle3
+ENV FLYSPEC_VERIFY_MODEL=/models/target \
+    FLYSPEC_VERIFY_HEADS=eagle3=/models/eagle3
 
 FROM draft AS draft-demo
 COPY demo/models/draft /models/draft

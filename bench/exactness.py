@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from flyspec.bench.conditions import parse_ks
-from flyspec.bench.options import MaxTokens, names_of
+from flyspec.bench.options import MaxTokens, names, names_of
 from flyspec.bench.reference import Reference
 from flyspec.cli.options import with_flags
 from flyspec.cli.options.stack import setting
@@ -19,11 +19,11 @@ from flyspec.cli.program import run, say, single
 from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack
-from flyspec.cli.stack_options import StackOptions
+from flyspec.cli.stack_options import HEAD_DRAFTERS, StackOptions
 from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import DraftSettings, VerifySettings
-from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
+from flyspec.drafter_names import DRAFTER_KINDS, KINDS_LISTED, NEED_DATASTORE
 from flyspec.errors import InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.prompts import read_prompts, word_problems
@@ -34,7 +34,7 @@ from flyspec.values.tokens import SamplingParams
 
 TIE_NATS = 1e-3
 CONCURRENCY = 8
-DRAFTERS = tuple(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE)
+DRAFTERS = (*(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE), *HEAD_DRAFTERS)
 EXACT = Rule("exact")
 SETS = {
     "humaneval": ("HumanEval.jsonl.gz", 82),
@@ -78,8 +78,8 @@ class ExactnessOptions:
         read=names_of(SETS),
     )] = ("humaneval", "gsm8k", "problems")
     drafters: Annotated[tuple[str, ...], Flag(
-        "Drafters, comma-separated.", name="--drafter", metavar="NAME,...", listed=True,
-        read=names_of(DRAFTER_KINDS),
+        f"Drafters, comma-separated: {KINDS_LISTED}, or heads.",
+        name="--drafter", metavar="NAME,...", listed=True, read=names,
     )] = DRAFTERS
     limit: Annotated[int | None, Flag("Maximum prompts per set.", min=1)] = None
     temperature: Annotated[float, Flag("Temperature of the sampled texts.")] = 1.0

@@ -24,7 +24,7 @@ WEIGHTS = "model.safetensors"
 GGUF = ".gguf"
 """Suffix of files in llama.cpp's format."""
 INDEX = "model.safetensors.index.json"
-_SUFFIX = ".safetensors"
+SAFETENSORS = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
 _ADAPTER = "adapter_config.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -249,7 +249,7 @@ def find_weights(name: str, find: Callable[[str], Path | None], named: str | Non
     """
     candidates = [named] if named else [WEIGHTS, INDEX]
     for candidate in candidates:
-        if not str(candidate).endswith((_SUFFIX, _INDEX_SUFFIX)):
+        if not str(candidate).endswith((SAFETENSORS, _INDEX_SUFFIX)):
             raise _unsafe(name, f"its configuration names {candidate!r}")
         found = find(candidate)
         if found is None:
@@ -303,7 +303,7 @@ def _check_index(name: str, path: Path) -> None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"--model {name}: {path.name} cannot be read: {error!r}") from None
     for file in sorted(map(str, files)):
-        if not file.endswith(_SUFFIX) or Path(file).name != file:
+        if not file.endswith(SAFETENSORS) or Path(file).name != file:
             raise _unsafe(name, f"{path.name} names {file!r}")
 
 

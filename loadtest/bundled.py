@@ -13,20 +13,23 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Annotated, Any
 
-from flyspec.bundled import MODELS
+from flyspec.bundled import DRAFT, EAGLE3, MODELS
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
+from flyspec.cli.stack_options import HEAD_DRAFTERS
 from flyspec.config import NO_PORT, VerifySettings
+from flyspec.drafter_names import RELAY
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.preflight.gguf import INSTALL, missing_packages
 from flyspec.startup import STAGE
 from flyspec.word_problems import problems
 from loadtest.command import scenario_app
@@ -37,10 +40,15 @@ from loadtest.scenarios.drafter_swap import Candidate, SwapFlags
 from loadtest.scenarios.recovery import RecoveryFlags
 from loadtest.scenarios.sharing import SharingFlags
 
-DRAFTERS = (("model-b", "draft", "model"), ("recycling", "", "token_recycling"),
-            ("bytes", "draft-bytes", "model"), ("stored", "", "rest"),
-            ("levels", "draft", "multi_level"), ("pays", "draft", "composed"))  # fmt: skip
-"""Name, bundled model (empty: none) and kind of each drafter that takes turns."""
+HERE = "here"
+GGUF = "gguf"
+DRAFTERS = (
+    ("model-b", "draft", "model"), ("recycling", "", "token_recycling"), (EAGLE3.name, HERE, ""),
+    ("bytes", "draft-bytes", "model"), ("stored", "", "rest"), (RELAY, HERE, ""),
+    ("levels", "draft", "multi_level"), ("quantized", GGUF, "model"), ("pays", "draft", "composed"),
+)  # fmt: skip
+"""Name, bundled model (empty: none) and kind of each drafter that takes turns; `HERE` are those
+that the stack has itself, `GGUF` is the draft model as a file of llama.cpp's."""
 LOOPBACK = "127.0.0.1"
 END_S = 60.0
 """Time for a process to stop when told to."""
@@ -84,13 +92,9 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
             watch=(*load.watch, *served["pids"].items()),
         )
         if isinstance(own, SwapFlags):
-            store = _datastore(ending)
-            own = replace(own, swap_to=tuple(
-                Candidate(name, _drafter(ending, model, store), kind)
-                for name, model, kind in DRAFTERS
-            ))  # fmt: skip
+            own = replace(own, swap_to=tuple(_candidates(ending)))
         if isinstance(own, RecoveryFlags):
-            own = replace(own, replica=_drafter(ending, "draft"))
+            own = replace(own, replica=_drafter(ending, str(DRAFT)))
         return run_test(scenario, load, own, say)
 
 
@@ -111,6 +115,35 @@ def _serve(ending: ExitStack, stack: StackFlags, own: Any, http: bool) -> dict[s
     return _announced("the stack", process.stdout)
 
 
+def _candidates(ending: ExitStack) -> Iterator[Candidate]:
+    """Start the drafters that take turns, but those that the stack has itself."""
+    store = _datastore(ending)
+    for name, model, kind in DRAFTERS:
+        if model == HERE:
+            if name in HEAD_DRAFTERS:
+                yield Candidate(name)
+            else:
+                say(f"LEFT OUT {name}: there is no head in {EAGLE3}")
+        elif model == GGUF:
+            if file := _gguf(ending):
+                yield Candidate(name, _drafter(ending, str(file)), kind)
+        else:
+            folder = str(MODELS / model) if model else ""
+            yield Candidate(name, _drafter(ending, folder, store), kind)
+
+
+def _gguf(ending: ExitStack) -> Path | None:
+    """Write the draft model as a GGUF file; None if what serves it is not installed."""
+    if missing := missing_packages():
+        say(f"LEFT OUT the GGUF drafter: needs {' and '.join(missing)}: {INSTALL}")
+        return None
+    folder, kind = Path(ending.enter_context(TemporaryDirectory())), "q8_0"
+    write = ["--type", kind, "--folder", str(folder)]
+    # In a process of its own: it needs torch.
+    subprocess.run([sys.executable, "-m", "demo.gguf", *write], check=True, capture_output=True)
+    return folder / f"{DRAFT.name}-{kind}.gguf"
+
+
 def _datastore(ending: ExitStack) -> str:
     """Build a datastore of word problems and their answers; its directory."""
     folder = Path(ending.enter_context(TemporaryDirectory()))
@@ -123,7 +156,7 @@ def _datastore(ending: ExitStack) -> str:
 
 def _drafter(ending: ExitStack, model: str, datastore: str = "") -> str:
     """Start another draft service; its address."""
-    flags = ["--model", str(MODELS / model) if model else "", "--threads", "1"]
+    flags = ["--model", model, "--threads", "1"]
     flags += ["--datastore", datastore] if datastore else []
     return f"{LOOPBACK}:{_service(ending, 'draft_service', flags)['port']}"
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from flyspec import bundled
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.drafter_names import RELAY
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
 from flyspec.rules.presets import DEFAULT_RULE
@@ -24,6 +25,8 @@ PORTS = {
     "orchestrator": {"port": "port", "admin_port": "admin_port", "http_port": "http_port"},
 }
 """Port options by service, with the names under which it announces them when ready."""
+HEAD_DRAFTERS = (bundled.EAGLE3.name, RELAY) if bundled.EAGLE3.is_dir() else ()
+"""Drafters that a stack of the bundled models has because of the head among them."""
 _LISTENING = "Where to listen"
 _port = partial(Flag, min=0, group=_LISTENING)
 _orchestrator = partial(setting, OrchestratorSettings)

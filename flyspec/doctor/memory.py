@@ -42,6 +42,8 @@ def alone(model: Examined) -> tuple[Diagnosis | None, Fitted | None]:
     except ConfigError as error:
         return Diagnosis(SECTION, model.role, Mark.ERROR, str(error), facts), None
     facts["kv_cache_bytes"] = plan.total_bytes
+    if of_heads := fit.of_heads(plan):
+        facts["head_cache_bytes"] = of_heads
     each = ", each of the ranks" if checkpoint.tensor_parallel_size > 1 else ""
     warning = fit.warning(plan)
     line = fit.line(plan).partition(": ")[2]
@@ -63,9 +65,8 @@ def together(fitted: Sequence[Fitted]) -> Iterator[Diagnosis]:
     """Examine models that share a device."""
     if len(fitted) < 2 or len({str(fit.device) for fit, _ in fitted}) > 1:
         return
-    taken = sum(sum(fit.taken.values()) for fit, _ in fitted)
-    least = taken + sum(fit.slot.total_bytes for fit, _ in fitted)
-    most = taken + sum(plan.total_bytes for _, plan in fitted)
+    least = sum(fit.bytes_with(fit.slot) for fit, _ in fitted)
+    most = sum(fit.bytes_with(plan) for fit, plan in fitted)
     memory, device = fitted[0].fit.memory, fitted[0].fit.device
     room = memory.free + memory.own
     text = f"{device}: {readable(most)} of {readable(room)}"

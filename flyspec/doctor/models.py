@@ -6,17 +6,19 @@ import sys
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from flyspec.chat_template import DEFAULT, ChatTemplates
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.doctor.findings import Diagnosis, Mark
+from flyspec.drafter_names import head_directories
 from flyspec.engine.bundle import load_bundle
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import NamedDevice
 from flyspec.engine.native.eligible import library_for
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.model_files import check_model_files, finder, gguf_path
+from flyspec.model_files import CONFIG, check_model_files, finder, gguf_path
 from flyspec.preflight.cuda import check_device
 from flyspec.preflight.gguf import serves_gguf
 from flyspec.values.admin import TokenizerBundle
@@ -54,7 +56,16 @@ def target(settings: VerifySettings) -> Generator[Diagnosis, None, Examined]:
     yield from _model(found, settings.tensor_parallel_size)
     if found.bundle is not None:
         yield _chat_template(found.section, found.bundle)
+    for name, directory in head_directories(settings.heads).items():
+        yield _head(found.section, name, Path(directory).expanduser())
     return found
+
+
+def _head(section: str, name: str, folder: Path) -> Diagnosis:
+    """Whether a head's files are there; only loading it shows whether it fits the target."""
+    missing = "" if (folder / CONFIG).is_file() else f"; it has no {CONFIG}"
+    text = f"{folder}{missing or ', tried when the service starts'}"
+    return Diagnosis(section, f"head {name}", Mark.ERROR if missing else Mark.OK, text)
 
 
 def draft(settings: DraftSettings) -> Generator[Diagnosis, None, Examined | None]:

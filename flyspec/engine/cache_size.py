@@ -21,6 +21,7 @@ from flyspec.config import ModelServerSettings
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import DeviceMemory, device_memory, give_back
 from flyspec.engine.devices import AnyDevice
+from flyspec.engine.head_memory import head_memory
 from flyspec.engine.heads import replicated_numbers
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache, readable
 from flyspec.errors import ConfigError
@@ -41,7 +42,8 @@ logits: an estimate, until steps can be measured."""
 class Fit(NamedTuple):
     """What a service uses of its device besides its KV cache, in bytes, and what it may use.
 
-    `taken` maps the name of each part to its size; `slot` is the cache of one session.
+    `taken` maps the name of each part to its size; `slot` is the cache of one session, beside which
+    draft heads cache `head_slot_bytes`.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Fit(NamedTuple):
     memory: DeviceMemory
     taken: dict[str, int]
     slot: KVCachePlan
+    head_slot_bytes: int = 0
 
     @property
     def limit(self) -> int:
@@ -61,8 +64,17 @@ class Fit(NamedTuple):
 
     @property
     def left(self) -> int:
-        """Bytes left for the KV cache; negative if the rest does not fit."""
-        return self.limit - sum(self.taken.values())
+        """Bytes left for the KV cache, less what heads cache beside it; may be negative."""
+        left, own = self.limit - sum(self.taken.values()), self.slot.bytes_per_slot
+        return left * own // (own + self.head_slot_bytes)
+
+    def of_heads(self, plan: KVCachePlan) -> int:
+        """Bytes of the heads' caches when the KV cache is full."""
+        return plan.total_bytes * self.head_slot_bytes // self.slot.bytes_per_slot
+
+    def bytes_with(self, plan: KVCachePlan) -> int:
+        """Bytes of all memory used with this cache."""
+        return sum(self.taken.values()) + plan.total_bytes + self.of_heads(plan)
 
     @property
     def most(self) -> int:
@@ -85,8 +97,9 @@ class Fit(NamedTuple):
         """Return the sum of all memory used with this cache, as text."""
         parts = [f"{what} {readable(size)}" for what, size in self.taken.items()]
         parts.append(f"KV cache {plan.shape} {readable(plan.total_bytes)}")
-        total = sum(self.taken.values()) + plan.total_bytes
-        return f"{' + '.join(parts)} = {readable(total)}"
+        if of_heads := self.of_heads(plan):
+            parts.append(f"caches of heads {readable(of_heads)}")
+        return f"{' + '.join(parts)} = {readable(self.bytes_with(plan))}"
 
     def line(self, plan: KVCachePlan) -> str:
         """Return the comparison as text."""
@@ -175,7 +188,10 @@ def plan_fit(
     taken = {"weights": weights // size + repeated}
     if model.device.type == "cuda":
         taken |= {"CUDA": memory.own, "activations": activation_bytes(settings, model)}
-    fit = Fit(model.name, model.device, settings, memory, taken, plan(max_sessions=1))
+    heads = head_memory(settings, model.config, model.dtype, model.device, model.context_length)
+    taken |= heads.taken
+    in_slot = heads.bytes_per_token * model.context_length
+    fit = Fit(model.name, model.device, settings, memory, taken, plan(max_sessions=1), in_slot)
     budget = settings.kv_cache_memory_bytes or fit.most
     return fit, partial(plan, max_sessions=settings.max_sessions, budget_bytes=budget)
 
@@ -211,7 +227,11 @@ def plan_cache(
         if memory is not None:
             if memory.own:
                 taken["weights and CUDA"] = memory.own
-            fit = Fit(name, device, settings, memory, taken, plan(max_sessions=1))
+            config, length = loaded.model.config, loaded.info.context_length
+            heads = head_memory(settings, config, loaded.model.dtype, device, length)
+            taken |= heads.taken
+            in_slot = heads.bytes_per_token * length
+            fit = Fit(name, device, settings, memory, taken, plan(max_sessions=1), in_slot)
             budget = agree(fit.most)
             fit.require_one()
             if budget < fit.slot.total_bytes:

@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
         try:
             files = self.files()
             if all(file.is_file() for file in files):
-                return sum(_of_file(file, self.dtype) for file in files)
+                return sum(n for file in files for _, n in loaded_sizes(file, self.dtype))
             index = json.loads(self.weights.read_text())
             stored = NamedType(stored_type(self.config)).itemsize
             return int(index["metadata"]["total_size"]) * self.dtype.itemsize // stored
@@ -64,21 +64,23 @@ class Checkpoint(NamedTuple):
             return None  # loading reports what is wrong
 
 
-def _of_file(path: Path, dtype: ElementType) -> int:
-    """Loaded bytes of a file, from its header: 8 bytes of length (little-endian), then JSON."""
+def loaded_sizes(path: Path, dtype: ElementType) -> Iterator[tuple[str, int]]:
+    """Yield the tensors of a safetensors file, each with its bytes once it is loaded in a type.
+
+    Reads the header alone: 8 bytes of length (little-endian), then JSON. Raises `OSError` and
+    `ValueError`.
+    """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _MOST_HEADER_BYTES:
             raise ValueError(f"{path}: header too large: {length} bytes")
         header = json.loads(file.read(length))
-    total = 0
     for name, tensor in header.items():
         if name == "__metadata__":
             continue
         begin, end = tensor["data_offsets"]
         floats = tensor["dtype"] in _FLOATS
-        total += prod(tensor["shape"]) * dtype.itemsize if floats else end - begin
-    return total
+        yield name, prod(tensor["shape"]) * dtype.itemsize if floats else end - begin
 
 
 _CONFIG = "config.json"

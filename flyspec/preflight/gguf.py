@@ -11,6 +11,12 @@ from flyspec.model_files import gguf_path, is_gguf
 
 _PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 """Modules that serving a GGUF file needs, and the packages that have them."""
+INSTALL = "pip install 'flyspec[llama-cpp]' (llama.cpp is compiled, which takes minutes)"
+
+
+def missing_packages() -> list[str]:
+    """Return the packages that serving a GGUF file needs and that are not installed."""
+    return [package for module, package in _PACKAGES.items() if find_spec(module) is None]
 
 
 def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
@@ -28,11 +34,9 @@ def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
             )
         return False
     gguf_path(name)
-    missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
-    if missing:
+    if missing := missing_packages():
         raise ConfigError(
-            f"--model {name}: is a GGUF file, which needs {' and '.join(missing)}: "
-            "pip install 'flyspec[llama-cpp]' (llama.cpp is compiled, which takes minutes)"
+            f"--model {name}: is a GGUF file, which needs {' and '.join(missing)}: {INSTALL}"
         )
     read_device(settings.device)
     for flag, wrong, advice in _unsuitable(settings):

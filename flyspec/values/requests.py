@@ -65,7 +65,7 @@ class GenerateOptions:
     )] = ()
     ignore_eos: Annotated[bool, sampling_flag("Keep generating past end of sequence.")] = False
     drafter: Annotated[str, _speculation(
-        f"Drafter: {KINDS_LISTED}, or the name of a registered one.",
+        f"Drafter: {KINDS_LISTED}, or the name of a head or a registered one.",
         default=SERVERS,
     )] = ""
     rule: Rule | None = None

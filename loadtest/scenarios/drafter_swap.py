@@ -21,10 +21,13 @@ DRAIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A drafter to swap to; if `kind` is empty, its service's default."""
+    """A drafter to swap to; if `kind` is empty, its service's default.
+
+    Without an `address` it is one that the stack has already, such as a head of its target.
+    """
 
     name: str
-    address: str
+    address: str = ""
     kind: str = ""
 
     def __str__(self) -> str:
@@ -32,13 +35,13 @@ class Candidate:
 
 
 def _candidates(texts: Sequence[str]) -> tuple[Candidate, ...]:
-    """Parse NAME=HOST:PORT or NAME=HOST:PORT,KIND each. Raises `ValueError`."""
+    """Parse NAME, NAME=HOST:PORT or NAME=HOST:PORT,KIND each. Raises `ValueError`."""
     found = []
     for text in texts:
         name, separator, where = text.partition("=")
         address, _, kind = where.partition(",")
-        if not (name and separator and address):
-            raise ValueError(f"{text}: not NAME=HOST:PORT[,KIND]")
+        if not name or bool(separator) != bool(address):
+            raise ValueError(f"{text}: not NAME or NAME=HOST:PORT[,KIND]")
         found.append(Candidate(name, address, kind))
     return tuple(found)
 
@@ -60,8 +63,8 @@ class SwapFlags(UserFlags):
     """What is swapped."""
 
     swap_to: Annotated[tuple[Candidate, ...], own_flag(
-        "Draft service to swap to; repeatable, used in turn.",
-        metavar="NAME=HOST:PORT[,KIND]", read=_candidates,
+        "Draft service to swap to, or a drafter that is there already; repeatable, used in turn.",
+        metavar="NAME[=HOST:PORT[,KIND]]", read=_candidates,
     )] = ()
     turns: Annotated[int, own_flag("Number of swaps.", min=1)] = 4
     texts: Annotated[int, own_flag("Number of different texts, with the rule exact.", min=1)] = 24
@@ -96,8 +99,11 @@ class DrafterSwap(Scenario[SwapFlags]):
         before = admin.drafters()
         if not self.own.swap_to:
             raise FlyspecError("there is nothing to swap to: give --swap-to")
-        if taken := {c.name for c in self.own.swap_to} & {d.name for d in before}:
-            raise FlyspecError(f"--swap-to {', '.join(taken)}: that drafter is registered already")
+        known = {d.name for d in before}
+        for candidate in self.own.swap_to:
+            if bool(candidate.address) == (candidate.name in known):
+                wrong = "registered already" if candidate.address else "not registered"
+                raise FlyspecError(f"--swap-to {candidate.name}: that drafter is {wrong}")
         first = next((d for d in before if d.active), None)
         if first is None:
             raise FlyspecError("no drafter is active, so none can be swapped")
@@ -117,7 +123,9 @@ class DrafterSwap(Scenario[SwapFlags]):
             self._restore(admin, first)
 
     def _turn(self, admin: Admin, candidate: Candidate, active: str, pause: float) -> None:
-        probe_ms = admin.register(candidate.name, candidate.address, candidate.kind)
+        probe_ms = 0.0
+        if candidate.address:
+            probe_ms = admin.register(candidate.name, candidate.address, candidate.kind)
         admin.activate(candidate.name, CANARY_SHARE)
         self.world.note(f"{candidate.name} is a canary")
         self.world.sleep(0.3 * pause)
@@ -128,12 +136,18 @@ class DrafterSwap(Scenario[SwapFlags]):
         left = admin.drain(active, DRAIN_S)
         ended = self.world.now()
         self._keep_stats(admin)
-        admin.remove(active, force=bool(left))
+        if active not in self._resident:
+            admin.remove(active, force=bool(left))
         self.turns.append(
             Turn(candidate.name, probe_ms, 1e3 * (activated - began), 1e3 * (ended - activated),
                  left)
         )  # fmt: skip
         self.world.sleep(max(0.0, 0.7 * pause))
+
+    @property
+    def _resident(self) -> list[str]:
+        """Candidates that stay registered: removing a head would lose it."""
+        return [candidate.name for candidate in self.own.swap_to if not candidate.address]
 
     def _keep_stats(self, admin: Admin) -> None:
         """Keep each drafter's statistics at their highest: removing it forgets them."""
@@ -149,10 +163,12 @@ class DrafterSwap(Scenario[SwapFlags]):
         if first.name not in names:
             for address in dict.fromkeys(r.address for r in first.replicas):
                 admin.register(first.name, address, first.kind)
+        for name in self._resident:
+            admin.activate(name)  # which ends its draining
         admin.activate(first.name)
         self.world.note(f"{first.name} is active again")
         for candidate in self.own.swap_to:
-            if candidate.name in names:
+            if candidate.address and candidate.name in names:
                 left = admin.drain(candidate.name, DRAIN_S)
                 admin.remove(candidate.name, force=bool(left))
 

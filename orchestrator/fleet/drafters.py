@@ -255,12 +255,13 @@ class Drafters:
     def activate(self, name: str, share: float | None) -> RegisteredDrafter:
         """Route new generations without a named drafter to this one.
 
-        A `share` of None or 1 means all of them, and makes it the active drafter.
+        A `share` of None or 1 means all of them, and makes it the active drafter. A head that was
+        drained comes back so: it has no address to register it by again.
         """
         drafter = self.get(name)
         if share is not None and not 0 <= share <= 1:  # NaN too
             raise InvalidArgumentError(f"share must be between 0 and 1, got {share:g}")
-        if drafter.state is DrafterState.DRAINING:
+        if drafter.state is DrafterState.DRAINING and drafter.head is None:
             raise StateError(f"drafter {name!r} is draining; remove it and register it again")
         if share != 0 and not drafter.usable:
             raise StateError(f"drafter {name!r} is not usable: {drafter.reason}")

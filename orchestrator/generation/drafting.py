@@ -1,7 +1,8 @@
 """Gets a generation's proposals from its drafter, or from a fallback.
 
 A head of the target has its proposal ready: it came with the last verdict. In a relay, a draft
-service extends it, and prompt lookup where that has nothing.
+service goes on behind the part of it that `handover` keeps, and prompt lookup behind all of it
+where that service has nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftChunk, HeadRequest, Verdict
 from flyspec.values.tokens import still_needed
 from orchestrator.fleet.drafters import Drafters
+from orchestrator.generation.handover import MAX_BLOCK, Handover
 from orchestrator.generation.head_drafts import MAX_MISSES, HeadDrafts, joined
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.proposals import LocalLookup, fit_proposal
@@ -48,6 +50,7 @@ class Drafting(ServiceDrafting):
         super().__init__(drafters, plan, target, metrics, recoveries, correlation, sharing_scope)
         self._lookup = LocalLookup(plan.distribution is not None)
         self._from_head = HeadDrafts(replace(self._template, drafter_vocab_size=self._vocab_size))
+        self._handover = Handover()
 
     async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
         """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
@@ -91,7 +94,10 @@ class Drafting(ServiceDrafting):
         head = self._head_of(self._drafter)
         if head is None or max_tokens <= 0 or (info := head.info) is None:
             return None
-        return HeadRequest(head.name, min(max_tokens, info.max_tokens), min_confidence)
+        most = min(max_tokens, info.max_tokens)
+        if (pool := self._drafter.pool) is not None and pool.usable:
+            most = min(most, MAX_BLOCK)
+        return HeadRequest(head.name, most, min_confidence)
 
     def received(self, request: HeadRequest | None, verdict: Verdict) -> None:
         """Take a head's proposal from a verdict on a round with that request."""
@@ -127,18 +133,24 @@ class Drafting(ServiceDrafting):
             block = DraftChunk(start_position=len(token_ids), drafter=drafter.name)
         if drafter.pool is None:
             return block
-        missing = request.max_tokens - len(block.token_ids)
-        needed = still_needed(request.min_confidence, block.confidences)
+        self._handover.learn(token_ids)
+        kept = self._handover.kept(block) if drafter.pool.usable else block
+        missing = request.max_tokens - len(kept.token_ids)
+        needed = still_needed(request.min_confidence, kept.confidences)
         if missing <= 0 or needed > 1:
-            return block
-        behind = [*token_ids, *block.token_ids]
+            return kept
+        behind = [*token_ids, *kept.token_ids]
         rest = replace(request, max_tokens=missing, min_confidence=needed, score=False)
         extension = await self._ask_services(behind, rest, [drafter])
-        self._block = len(token_ids), block.token_ids
-        if extension is None or not extension.token_ids:
+        self._block = len(token_ids), kept.token_ids
+        if extension is not None and extension.token_ids:
+            self._handover.handed(block, kept, extension.token_ids[0])
+        else:
+            kept, behind = block, [*token_ids, *block.token_ids]
+            missing = request.max_tokens - len(block.token_ids)
             extension = self._lookup.propose(behind, missing)
             self._lookup.keep(len(token_ids))
-        whole = joined(block, extension)
+        whole = joined(kept, extension)
         return replace(whole, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
 
     def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:

@@ -273,8 +273,9 @@ def test_flags_are_read():
     told = load.told(own)
     assert told["prompt_file"] == ["varied:2", "a.jsonl"]
     assert "address" not in told
-    _, ((load, own),) = given("drafter-swap", "--swap-to", "b=h:1,multi_level", "--no-ignore-eos")
-    assert own.swap_to == (Candidate("b", "h:1", "multi_level"),)
+    _, ((load, own),) = given("drafter-swap", "--swap-to", "b=h:1,multi_level", "--swap-to", "head",
+                            "--no-ignore-eos")  # fmt: skip
+    assert own.swap_to == (Candidate("b", "h:1", "multi_level"), Candidate("head"))
     assert (load.requests.rule, load.requests.ignore_eos) == ("exact", False)
     assert given("soak", "--watch", "verify")[0].exit_code == 2
 

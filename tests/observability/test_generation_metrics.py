@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from flyspec.cli.stack_options import HEAD_DRAFTERS
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.drafter_names import DRAFTER_KINDS
 from flyspec.errors import FlyspecError
@@ -148,7 +149,7 @@ async def test_what_clients_make_up_is_no_label(observed):
                 with pytest.raises(FlyspecError):
                     await client.complete("a", options)
     found = observed.scrape("orchestrator")
-    assert found.values_of("drafter") <= {*DRAFTER_KINDS, NOBODY}
+    assert found.values_of("drafter") <= {*DRAFTER_KINDS, *HEAD_DRAFTERS, NOBODY}
     assert found.values_of("rule") <= {DEFAULT_RULE, "exact", "fly", "margin"}
     assert "evil_total" not in found.names
     methods = found.values_of("method")

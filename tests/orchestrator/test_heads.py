@@ -107,6 +107,9 @@ async def test_heads_are_drafters_of_the_registry():
         assert (await run(inside)).drafters == ["right"]
         drafters.activate("guess", None)
         await drafters.drain("right", 0)
+        drafters.activate("right", 0.5)  # no address to register it by again
+        assert {(await run(inside)).drafters[0] for _ in range(4)} == names
+        await drafters.drain("right", 0)
         await drafters.remove("right", False)
         await inside.fleet.targets.refresh()  # it does not come back by itself
         with pytest.raises(NotFoundError, match="no drafter 'right'"):
