@@ -57,6 +57,8 @@ from flyspec.tables import Column, FittedTable, make_table, record_table
 IN_DOMAIN = (WORD_PROBLEMS, PYTHON)
 """What the bundled models, and heads and judges without --trained-on, have learned."""
 FLY, AUTOJUDGE = "fly", "autojudge"
+RECYCLED_FLY = "fly, token_recycling"
+"""FLy without anything trained: even the draft model of `FLY` has its domain."""
 BUNDLED = "bundled"
 PART = "out-of-domain"
 """The part of a document that the tables replace."""
@@ -192,6 +194,7 @@ def methods_of(o: DomainOptions, judges: NamedPaths | None = None) -> list[Metho
         Method("exact", "exact", "model", k, False, IN_DOMAIN),
         Method(FLY, FLY, "model", k, False, IN_DOMAIN),
         Method("token_recycling", "exact", "token_recycling", k, False, IN_DOMAIN),
+        Method(RECYCLED_FLY, FLY, "token_recycling", k, False, IN_DOMAIN),
         Method("rest", "exact", "rest", k, False, IN_DOMAIN),
         *(
             Method(f"eagle3 {name}", "exact", name, o.head_tokens, True, o.domain(name))
@@ -224,7 +227,7 @@ async def _compare(o: DomainOptions, sets: Sequence[TaskProblems]) -> BenchRepor
     shown = tables(methods, found, kept)
     if o.document is not None and not interrupted():
         write_part(o.document, PART, shown)
-    claims = findings(kept, FLY)
+    claims = [*findings(kept, FLY), *findings(kept, RECYCLED_FLY)]
     return BenchReport(
         {
             **vars(o), **models, "kind": "out of domain",
@@ -362,9 +365,11 @@ _KEPT: tuple[Column, ...] = (
     ("τ in domain", "{.within:.2f}"),
     ("τ out", "{.beyond:.2f}"),
     ("kept", "{.kept:.0%}"),
+    ("drafts kept", "{.drafts_kept:.0%}"),
     ("x exact in", "{.gain_within:.2f}"),
     ("x exact out", "{.gain_beyond:.2f}"),
-    ("kept of it", "{.gain_kept:.0%}"),
+    ("nats in", "{.nats_within:.3f}"),
+    ("nats out", "{.nats_beyond:.3f}"),
 )
 
 
@@ -373,7 +378,9 @@ def explained(o: DomainOptions) -> str:
         "speed: tokens per second of a request relative to plain decoding on the same stack; "
         f"τ: tokens per round. K {o.num_speculative_tokens}, of heads {o.head_tokens}. Kept: mean "
         "τ of the sets in nobody's domain to that of a method's own domain (of untrained methods "
-        f"{' and '.join(IN_DOMAIN)}); x exact: mean τ to that of exact with the same drafts. "
+        f"{' and '.join(IN_DOMAIN)}); drafts kept: the same of τ - 1; x "
+        "exact: mean τ to that of exact with the same drafts; nats: what loose tokens cost per "
+        "token, log p(target's own token) - log p(token). "
         f"{o.limit} prompts of each set; for narrower intervals raise --limit."
     )
 

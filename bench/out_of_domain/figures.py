@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flyspec.lab.compare import ConditionReport
 from flyspec.lab.statistics import Interval
@@ -35,8 +36,10 @@ class SetFigures:
     """A method on a set at a temperature. None: not known.
 
     `tau` is tokens per round, with its interval over the prompts; `speedup` is relative to plain
-    decoding on the same stack. `recovery` is of right answers, where plain decoding has some;
-    `log_likelihood` is the target's per token, nats, where no answers are known.
+    decoding on the same stack. `loose_nats` is what loose tokens cost per token: how much less
+    likely the text is, to the target, than its own tokens. `recovery` is of right answers, where
+    plain decoding has some; `log_likelihood` is the target's per token, nats, where no answers are
+    known.
     """
 
     method: str
@@ -48,6 +51,7 @@ class SetFigures:
     speedup: Interval | None
     recovery: Interval | None
     log_likelihood: float | None
+    loose_nats: float
 
     @classmethod
     def of(cls, report: ConditionReport, temperature: float) -> SetFigures:
@@ -62,6 +66,7 @@ class SetFigures:
             report.speedup,
             report.recovery if known else None,
             report.log_likelihood_per_token,
+            report.loose_cost_nats / max(1, report.tokens),
         )
 
 
@@ -69,8 +74,11 @@ class SetFigures:
 class Kept:
     """What a method keeps: mean τ on the sets of its domain, on those of nobody's, their ratio.
 
+    `drafts_kept` is the ratio of accepted drafts per round, τ - 1.
+
     `gain_within` and `gain_beyond` are the same means relative to exact verification with the same
-    drafter and K: what the rule adds. None for that method itself, and without it.
+    drafter and K: what the rule adds. None for that method itself, and without it. `nats_within`
+    and `nats_beyond` are means of what loose tokens cost per token.
     """
 
     method: str
@@ -80,16 +88,17 @@ class Kept:
     beyond: float
     gain_within: float | None
     gain_beyond: float | None
+    nats_within: float
+    nats_beyond: float
 
     @property
     def kept(self) -> float:
         return self.beyond / self.within
 
     @property
-    def gain_kept(self) -> float | None:
-        if self.gain_within is None or self.gain_beyond is None:
-            return None
-        return self.gain_beyond / self.gain_within
+    def drafts_kept(self) -> float | None:
+        drafts = self.within - 1.0
+        return (self.beyond - 1.0) / drafts if drafts > 0 else None
 
 
 def beyond_all(methods: Sequence[Method], sets: Iterable[str]) -> list[str]:
@@ -100,7 +109,7 @@ def beyond_all(methods: Sequence[Method], sets: Iterable[str]) -> list[str]:
 
 def keeping(methods: Sequence[Method], found: Sequence[SetFigures]) -> list[Kept]:
     """Return what each method keeps, by temperature; sets must have been drafted by all methods."""
-    tau = {(f.method, f.set, f.temperature): f.tau for f in found}
+    at = {(f.method, f.set, f.temperature): f for f in found}
     sets = list(dict.fromkeys(f.set for f in found))
     beyond = beyond_all(methods, sets)
     kept = []
@@ -108,16 +117,33 @@ def keeping(methods: Sequence[Method], found: Sequence[SetFigures]) -> list[Kept
         for method in methods:
             base = _exact_beside(method, methods)
 
-            def mean(name: str, where: Sequence[str], at: float = temperature) -> float:
-                return statistics.mean(tau[name, each, at] for each in where)
+            def means(name: str, where: Sequence[str], t: float = temperature) -> Means:
+                of = [at[name, each, t] for each in where]
+                return Means(
+                    statistics.mean(f.tau for f in of), statistics.mean(f.loose_nats for f in of)
+                )
 
             within = [name for name in sets if name in method.domain]
             if not within or not beyond:
                 continue
-            ins, outs = mean(method.name, within), mean(method.name, beyond)
-            gains = (ins / mean(base, within), outs / mean(base, beyond)) if base else (None, None)
-            kept.append(Kept(method.name, temperature, method.trained, ins, outs, *gains))
+            ins, outs = means(method.name, within), means(method.name, beyond)
+            gains: tuple[float | None, float | None] = (None, None)
+            if base is not None:
+                gains = ins.tau / means(base, within).tau, outs.tau / means(base, beyond).tau
+            kept.append(
+                Kept(
+                    method.name, temperature, method.trained, ins.tau, outs.tau, *gains,
+                    ins.nats, outs.nats,
+                )
+            )  # fmt: skip
     return kept
+
+
+class Means(NamedTuple):
+    """Means over sets."""
+
+    tau: float
+    nats: float
 
 
 def _exact_beside(method: Method, methods: Sequence[Method]) -> str | None:
@@ -136,10 +162,10 @@ def _exact_beside(method: Method, methods: Sequence[Method]) -> str | None:
     )
 
 
-def findings(kept: Sequence[Kept], rule: str) -> list[str]:
-    """Say of each trained method whether it degrades more than the one named `rule`."""
+def findings(kept: Sequence[Kept], name: str) -> list[str]:
+    """Say of each trained method whether it degrades more than another method."""
     lines = []
-    by_rule = {k.temperature: k for k in kept if k.method == rule}
+    by_rule = {k.temperature: k for k in kept if k.method == name}
     for each in kept:
         other = by_rule.get(each.temperature)
         if not each.trained or other is None:
@@ -147,6 +173,6 @@ def findings(kept: Sequence[Kept], rule: str) -> list[str]:
         verdict = "shown" if each.kept < other.kept else "refuted"
         lines.append(
             f"temperature {each.temperature:g}: {each.method} keeps {each.kept:.0%} of its tokens "
-            f"per round, {rule} {other.kept:.0%}: that the trained part degrades more is {verdict}"
+            f"per round, {name} {other.kept:.0%}: that the trained part degrades more is {verdict}"
         )
     return lines
