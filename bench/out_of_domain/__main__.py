@@ -16,8 +16,8 @@ from typing import Annotated
 from bench.documents import write_part
 from bench.library_datastore import library_datastore
 from bench.out_of_domain.figures import (
+    ComparedMethod,
     Kept,
-    Method,
     SetFigures,
     beyond_all,
     findings,
@@ -187,22 +187,22 @@ def check(o: DomainOptions, sets: Sequence[str]) -> None:
         write_part(o.document, PART, None)
 
 
-def methods_of(o: DomainOptions, judges: NamedPaths | None = None) -> list[Method]:
+def methods_of(o: DomainOptions, judges: NamedPaths | None = None) -> list[ComparedMethod]:
     """Return the methods in the order of the tables; with `judges` only what these bring."""
     k = o.num_speculative_tokens
     plain = [
-        Method("exact", "exact", "model", k, False, IN_DOMAIN),
-        Method(FLY, FLY, "model", k, False, IN_DOMAIN),
-        Method("token_recycling", "exact", "token_recycling", k, False, IN_DOMAIN),
-        Method(RECYCLED_FLY, FLY, "token_recycling", k, False, IN_DOMAIN),
-        Method("rest", "exact", "rest", k, False, IN_DOMAIN),
+        ComparedMethod("exact", "exact", "model", k, False, IN_DOMAIN),
+        ComparedMethod(FLY, FLY, "model", k, False, IN_DOMAIN),
+        ComparedMethod("token_recycling", "exact", "token_recycling", k, False, IN_DOMAIN),
+        ComparedMethod(RECYCLED_FLY, FLY, "token_recycling", k, False, IN_DOMAIN),
+        ComparedMethod("rest", "exact", "rest", k, False, IN_DOMAIN),
         *(
-            Method(f"eagle3 {name}", "exact", name, o.head_tokens, True, o.domain(name))
+            ComparedMethod(f"eagle3 {name}", "exact", name, o.head_tokens, True, o.domain(name))
             for name, _ in o.heads
         ),
     ]
     of_judges = [
-        Method(f"{AUTOJUDGE} {name}", AUTOJUDGE, "model", k, True, o.domain(name))
+        ComparedMethod(f"{AUTOJUDGE} {name}", AUTOJUDGE, "model", k, True, o.domain(name))
         for name, _ in (o.judges if judges is None else judges)
     ]
     return [*plain, *of_judges] if judges is None else of_judges
@@ -253,7 +253,7 @@ class _Part:
     """What is measured on one stack."""
 
     def __init__(
-        self, o: DomainOptions, sets: Sequence[TaskProblems], methods: Sequence[Method]
+        self, o: DomainOptions, sets: Sequence[TaskProblems], methods: Sequence[ComparedMethod]
     ) -> None:
         self._o, self._sets, self._methods = o, sets, methods
 
@@ -279,7 +279,7 @@ class _Part:
         return found, models_of(served.target, stack)
 
 
-def arms_of(methods: Sequence[Method], served: Models) -> list[Arm]:
+def arms_of(methods: Sequence[ComparedMethod], served: Models) -> list[Arm]:
     """Return plain decoding, and each method. Raises `ConfigError` for what the stack lacks."""
     arms: list[Arm] = []
     for method in methods:
@@ -304,7 +304,7 @@ async def _reports(
 
 
 def tables(
-    methods: Sequence[Method], found: Sequence[SetFigures], kept: Sequence[Kept]
+    methods: Sequence[ComparedMethod], found: Sequence[SetFigures], kept: Sequence[Kept]
 ) -> list[FittedTable]:
     """Return for each temperature the sets that something was trained on, the others, the rest."""
     shown = []
@@ -324,7 +324,7 @@ def tables(
 
 
 def _layout(
-    title: str, methods: Sequence[Method], found: Sequence[SetFigures], sets: Sequence[str]
+    title: str, methods: Sequence[ComparedMethod], found: Sequence[SetFigures], sets: Sequence[str]
 ) -> FittedTable:
     """Return a table like the paper's: speed and τ of each set, then their means."""
     at = {(f.method, f.set): f for f in found}
@@ -338,7 +338,7 @@ def _layout(
     return make_table(["speed / τ", *sets, "mean"], rows, title)
 
 
-def _recovery(methods: Sequence[Method], found: Sequence[SetFigures]) -> FittedTable:
+def _recovery(methods: Sequence[ComparedMethod], found: Sequence[SetFigures]) -> FittedTable:
     cells = grouped(found, lambda f: (f.set, f.temperature))
     columns = [f"{name}, T {temperature:g}" for name, temperature in cells]
     rows = [

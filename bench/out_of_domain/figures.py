@@ -16,7 +16,7 @@ from flyspec.lab.statistics import Interval
 
 
 @dataclass(frozen=True)
-class Method:
+class ComparedMethod:
     """A rule with a drafter at a K. `trained`: part of it was, on the sets of `domain`.
 
     The domain of a method without training is that of the bundled pair's own texts, so that all are
@@ -101,13 +101,13 @@ class Kept:
         return (self.beyond - 1.0) / drafts if drafts > 0 else None
 
 
-def beyond_all(methods: Sequence[Method], sets: Iterable[str]) -> list[str]:
+def beyond_all(methods: Sequence[ComparedMethod], sets: Iterable[str]) -> list[str]:
     """Return the sets that are in no method's domain."""
     known = {name for method in methods for name in method.domain}
     return [name for name in sets if name not in known]
 
 
-def keeping(methods: Sequence[Method], found: Sequence[SetFigures]) -> list[Kept]:
+def keeping(methods: Sequence[ComparedMethod], found: Sequence[SetFigures]) -> list[Kept]:
     """Return what each method keeps, by temperature; sets must have been drafted by all methods."""
     at = {(f.method, f.set, f.temperature): f for f in found}
     sets = list(dict.fromkeys(f.set for f in found))
@@ -146,7 +146,7 @@ class Means(NamedTuple):
     nats: float
 
 
-def _exact_beside(method: Method, methods: Sequence[Method]) -> str | None:
+def _exact_beside(method: ComparedMethod, methods: Sequence[ComparedMethod]) -> str | None:
     """Return the name of exact verification of the same drafts."""
     if method.rule == "exact":
         return None

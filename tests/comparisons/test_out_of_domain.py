@@ -18,15 +18,15 @@ from bench.out_of_domain.__main__ import (
     tables,
     tasks_of,
 )
-from bench.out_of_domain.figures import Method, SetFigures, beyond_all, findings, keeping
+from bench.out_of_domain.figures import ComparedMethod, SetFigures, beyond_all, findings, keeping
 from bench.prompt_sets import file_group, read_named
 from flyspec.errors import ConfigError
 from flyspec.lab.statistics import Interval
 from flyspec.tables import make_table
 
-EXACT = Method("exact", "exact", "model", 15, False, ("words", "code"))
-FLY = Method("fly", "fly", "model", 15, False, ("words", "code"))
-HEAD = Method("head", "exact", "head", 5, True, ("code",))
+EXACT = ComparedMethod("exact", "exact", "model", 15, False, ("words", "code"))
+FLY = ComparedMethod("fly", "fly", "model", 15, False, ("words", "code"))
+HEAD = ComparedMethod("head", "exact", "head", 5, True, ("code",))
 
 
 def figures(method: str, name: str, tau: float, nats: float = 0.0) -> SetFigures:

@@ -17,6 +17,9 @@ _APART = 8
 """Lines from one place to the next."""
 _PROMPT_LINES = 40
 _UNSAID = {tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER}
+_LAYOUT = {tokenize.INDENT, tokenize.DEDENT}
+_UNSAID_ALONE = {tokenize.STRING, *_LAYOUT}
+"""Of these alone, a statement is a docstring or the like."""
 
 
 class PythonCode(Task):
@@ -71,8 +74,8 @@ def _said(text: str) -> Iterator[str]:
     try:
         for token in tokenize.generate_tokens(io.StringIO(above + text).readline):
             if token.type == tokenize.NEWLINE and token.string:
-                if any(kind != tokenize.STRING for kind, _ in statement):
-                    yield from (string for _, string in statement)
+                said = any(kind not in _UNSAID_ALONE for kind, _ in statement)
+                yield from (text for kind, text in statement if said or kind in _LAYOUT)
                 statement = []
             elif token.type not in _UNSAID:
                 statement.append((token.type, token.string))
