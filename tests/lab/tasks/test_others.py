@@ -239,7 +239,8 @@ def test_code_says_its_tokens_statement_by_statement() -> None:
     assert not same(text, text.replace("x  #", "y  #"))
     assert same(text, text + "        z = 5")  # a statement that was cut off says nothing yet
     assert same(text, text + "        z = 5\n")  # it goes on where the other was cut off
-    assert same("x = 1\n", "") and same("(", "")
+    assert same("x = 1\n", "")
+    assert same("(", "")
 
 
 def test_code_to_learn_from_is_none_that_is_measured() -> None:
