@@ -64,7 +64,7 @@ class DraftersOptions:
     prompt_file: NamedPromptFiles = ()
     problems: Annotated[int, Flag("Number of fresh word problems.", min=0)] = 8
     problem_seed: ProblemSeed = 7
-    limit: Annotated[int, Flag("Maximum prompts of each set, evenly spaced.", min=1)] = 9
+    limit: Annotated[int, Flag("Maximum prompts of each set, evenly spaced.", min=1)] = 6
     drafters: Annotated[tuple[str, ...], Flag(
         "Drafters, comma-separated.", name="--drafter", metavar="NAME,...", listed=True,
         default="all that there are", read=names_listed,

@@ -106,7 +106,7 @@ class DomainOptions:
         "comma-separated; repeatable.", metavar="NAME=SET,...", read=read_paths, default="none",
     )] = ()
     prompt_file: NamedPromptFiles = ()
-    limit: Annotated[int, Flag("Maximum prompts of each set.", min=2)] = 12
+    limit: Annotated[int, Flag("Maximum prompts of each set.", min=2)] = 10
     problem_seed: ProblemSeed = 7
     temperatures: Annotated[tuple[float, ...], Flag(
         "Sampling temperatures, comma-separated.", metavar="T,...", listed=True,
