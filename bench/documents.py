@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError
+from flyspec.tables import FittedTable, markdown
 
 
 def read_documents(
@@ -25,6 +26,28 @@ def read_documents(
         except ValueError as error:
             raise ConfigError(f"{path}: not JSON: {error}") from None
         yield path, next((kind for field, kind in kinds.items() if field in document), ""), document
+
+
+def write_part(path: Path, name: str, tables: Sequence[FittedTable] | None) -> None:
+    """Replace a part of a document by tables in Markdown, each below its title.
+
+    With None, only check that the document has the part. Raises `ConfigError`.
+    """
+    parts = [
+        f"{table.title}:\n\n{markdown(table.columns, _texts(table), table.left)}"
+        for table in tables or ()
+        if table.rows
+    ]
+    try:
+        written = write_between(path.read_text(), {name: "\n\n".join(parts)})
+        if tables is not None:
+            path.write_text(written)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+def _texts(table: FittedTable) -> list[list[str]]:
+    return [[str(cell) for cell in row] for row in table.rows]
 
 
 def write_between(text: str, parts: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from flyspec.bench.conditions import parse_ks
-from flyspec.bench.options import MaxTokens, names, names_of
+from flyspec.bench.options import MaxTokens, names_listed, names_of
 from flyspec.bench.reference import Reference
 from flyspec.cli.options import with_flags
 from flyspec.cli.options.stack import setting
@@ -79,7 +79,7 @@ class ExactnessOptions:
     )] = ("humaneval", "gsm8k", "problems")
     drafters: Annotated[tuple[str, ...], Flag(
         f"Drafters, comma-separated: {KINDS_LISTED}, or heads.",
-        name="--drafter", metavar="NAME,...", listed=True, read=names,
+        name="--drafter", metavar="NAME,...", listed=True, read=names_listed,
     )] = DRAFTERS
     limit: Annotated[int | None, Flag("Maximum prompts per set.", min=1)] = None
     temperature: Annotated[float, Flag("Temperature of the sampled texts.")] = 1.0

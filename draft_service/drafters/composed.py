@@ -6,7 +6,8 @@ the target's in any case; only its speed depends on the choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.retrieval import MakeSource, RetrievalSession
 from draft_service.drafters.sources import DraftSource, Guess
 from flyspec.lookup.recycling import NUM_CANDIDATES
+from flyspec.patience import Patience
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, still_needed
@@ -46,6 +48,7 @@ class ComposedDrafter:
         self.max_length = model.max_length if model else max_length
         self._sources, self._model = sources, model
         self._evidence: Evidence = {}
+        self._patience = defaultdict[str, Patience](Patience)
         self._clock_ns = clock_ns
 
     def open(self, open_: DraftOpen) -> DrafterSession:
@@ -53,8 +56,9 @@ class ComposedDrafter:
         try:
             sources = [make(open_) for make in self._sources]
             return ComposedSession(
-                open_, sources, self.max_length, model, self._evidence, self._clock_ns
-            )
+                open_, sources, self.max_length, model, self._evidence, self._patience,
+                self._clock_ns,
+            )  # fmt: skip
         except BaseException:
             if model is not None:
                 model.close()
@@ -71,7 +75,11 @@ class _Chosen(NamedTuple):
 
 
 class ComposedSession(RetrievalSession):
-    """A sequence with its sources, and the model's session, which is told of it when used."""
+    """A sequence with its sources, and the model's session, which is told of it when used.
+
+    `evidence` and `patience` (by kind of source) are shared with other sequences. A guess takes
+    time, too: a source that is not chosen for long is asked now and then only.
+    """
 
     def __init__(
         self,
@@ -80,11 +88,13 @@ class ComposedSession(RetrievalSession):
         max_length: int,
         model: DrafterSession | None,
         evidence: Evidence,
+        patience: Mapping[str, Patience],
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         super().__init__(open_, sources, max_length)
         self._model, self._told = model, len(self.token_ids)
         self._chooser, self._clock_ns = Chooser(evidence), clock_ns
+        self._patience = patience
         self._pending: list[tuple[object, Sequence[int]]] = []  # what was guessed, by class
         self._proposed_at = 0  # where the sequence ended then
         self._ended_ns = 0
@@ -131,7 +141,10 @@ class ComposedSession(RetrievalSession):
         by_model = chooser.chance(MODEL) if drawable else 0.0
         drawn = most if drawable else 0
         best = _Chosen(chooser.worth(expected(by_model, drawn), drawn), nothing, 0, drawn)
+        paid: DraftSource | None = None
         for source in self._sources if most else ():
+            if not self._patience[source.kind].tries():
+                continue
             guess = source.guess(self.token_ids, most)
             count = len(guess.token_ids)
             if not count:
@@ -145,7 +158,9 @@ class ComposedSession(RetrievalSession):
                 all_accepted = accepted + chance**count * expected(by_model, more)
                 chosen = _Chosen(chooser.worth(all_accepted, more), guess, count, more)
                 if chosen.worth > best.worth:
-                    best = chosen
+                    best, paid = chosen, source
+        if paid is not None:
+            self._patience[paid.kind].paid()
         return best
 
     def _drawn(self, max_tokens: int, min_confidence: float, num_scored: int = 0) -> Drafting:

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyspec.bench.openai import StreamedCompletion
 from flyspec.bench.peers import PeerAnswer
@@ -153,18 +153,23 @@ class Noise:
     """Random requests, one per slot of the services, that evict everything from their caches.
 
     They are sent one after another: right after concurrent requests, K auto would treat the next,
-    measured request as concurrent, too. With 0 slots nothing is evicted.
+    measured request as concurrent, too. With 0 slots nothing is evicted. `drafters` are those with
+    a cache each; "" is the server's own.
     """
 
-    def __init__(self, client: AsyncClient, vocab_size: int, num_slots: int) -> None:
+    def __init__(
+        self, client: AsyncClient, vocab_size: int, num_slots: int, drafters: Sequence[str] = ("",)
+    ) -> None:
         self._client, self._vocab_size, self._num_slots = client, vocab_size, num_slots
+        self._drafters = drafters
         self._rng = random.Random(1)
 
     async def fill(self) -> None:
-        """Leave no prefix of a prompt in the caches of either model."""
+        """Leave no prefix of a prompt in the caches of target and drafters."""
         options = GenerateOptions(
             max_tokens=2, rule=Rule("exact"), num_speculative_tokens=1, ignore_eos=True
         )
-        for _ in range(self._num_slots):
-            token_ids = [self._rng.randrange(self._vocab_size) for _ in range(_NOISE_TOKENS)]
-            await self._client.complete(token_ids, options)
+        for drafter in self._drafters:
+            for _ in range(self._num_slots):
+                token_ids = [self._rng.randrange(self._vocab_size) for _ in range(_NOISE_TOKENS)]
+                await self._client.complete(token_ids, replace(options, drafter=drafter))

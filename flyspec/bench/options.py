@@ -56,16 +56,16 @@ def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
     """Return a parser of comma-separated names, each of them one of `known`."""
 
     def read(text: str) -> tuple[str, ...]:
-        found = names(text)
-        if unknown := next((name for name in found if name not in known), None):
+        names = names_listed(text)
+        if unknown := next((name for name in names if name not in known), None):
             raise ValueError(f"{unknown!r}: must be one of {', '.join(known)}")
         return found
 
     return read
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Return comma-separated names."""
+def names_listed(text: str) -> tuple[str, ...]:
+    """Parse comma-separated names."""
     return tuple(name.strip() for name in text.split(","))
 
 
@@ -148,7 +148,7 @@ class SpeedOptions:
     drafters: Annotated[tuple[str, ...], Flag(
         f"Drafters, comma-separated: {KINDS_LISTED}, or names of heads or registered ones.",
         name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
-        read=names,
+        read=names_listed,
     )] = ("",)
     num_speculative_tokens: Annotated[tuple[SpeculationLength, ...], Flag(
         "K: maximum drafted tokens per round, or auto to adapt it each round. A list such as "

@@ -122,6 +122,11 @@ def batch_ratio(
     return _median(ratios), *interval(ratios)
 
 
+def compared(samples: Sequence[Sample], base: Sequence[Sample]) -> Ratio:
+    """Return a mode's rates over those of another mode, given both modes' samples of a group."""
+    return _ratio(_Mode(samples).over(_Mode(base), lambda s: s.rate))
+
+
 class _Mode:
     """A mode's samples in a group, by prompt."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -21,6 +21,8 @@ from flyspec.progress import error_console
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+    from flyspec.datastore.store import DatastoreFacts
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -60,22 +62,12 @@ def build(
 
     Takes about a second per million tokens, and 12 bytes of memory per token of a shard.
     """
-    with needing("building", "datastore"):
-        from tokenizers import Tokenizer
-
-        from flyspec.datastore import build as building
-        from flyspec.engine.bundle import load_bundle
-        from flyspec.engine.configuration import read_config
     began, console = perf_counter(), error_console()
-    config = read_config(options.model)[1]
-    bundle = load_bundle(options.model, config)
-    tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
-    facts = building.build(
+    facts = build_datastore(
         options.output,
-        _tokenized(tokenizer, read_texts(paths, options.pattern)),
-        bundle.fingerprint,
-        config.get_text_config().vocab_size,
-        on_shard=lambda tokens: console.print(f"wrote a shard of {tokens:,} tokens"),
+        read_texts(paths, options.pattern),
+        options.model,
+        lambda tokens: console.print(f"wrote a shard of {tokens:,} tokens"),
     )
     tokens, seconds = sum(facts.shards), perf_counter() - began
     if options.json:
@@ -87,6 +79,34 @@ def build(
     print(
         f"{facts.num_texts:,} texts, {tokens:,} tokens in {seconds:.1f} s.\n"
         f"Draft from them with: flyspec serve --datastore {options.output} --drafter rest"
+    )
+
+
+def build_datastore(
+    output: Path,
+    texts: Iterator[str],
+    model: str,
+    on_shard: Callable[[int], None] = lambda tokens: None,
+) -> DatastoreFacts:
+    """Write a datastore of texts in the tokens of a model: a directory or hub id.
+
+    `on_shard` is called with the number of tokens of each shard. Raises `ConfigError`.
+    """
+    with needing("building", "datastore"):
+        from tokenizers import Tokenizer
+
+        from flyspec.datastore import build as building
+        from flyspec.engine.bundle import load_bundle
+        from flyspec.engine.configuration import read_config
+    config = read_config(model)[1]
+    bundle = load_bundle(model, config)
+    tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
+    return building.build(
+        output,
+        _tokenized(tokenizer, texts),
+        bundle.fingerprint,
+        config.get_text_config().vocab_size,
+        on_shard=on_shard,
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import mmap
 import sys
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +23,10 @@ FACTS = "datastore.json"
 FORMAT = 1
 MIN_MATCH, MAX_MATCH = 2, 16
 """Tokens that must occur in the datastore, and that are looked for at most, as in REST."""
-MAX_SAMPLES = 128
+MAX_SAMPLES = 32
 """Continuations that are compared, spread evenly over all occurrences."""
+MAX_PAIRS = 1 << 16
+"""Pairs of tokens whose places in a shard are remembered: where the search for a match begins."""
 UNSEEN = 1.0
 """Added to the number of continuations: the weight of those that the datastore has not seen."""
 
@@ -134,8 +137,9 @@ def _likeliest(runs: list[list[int]], max_tokens: int) -> tuple[list[int], list[
     confidences: list[float] = []
     for index in range(max_tokens):
         runs = [run for run in runs if len(run) > index]
-        if not runs:
-            break
+        if len(runs) < 2:  # nothing to choose from any more
+            rest = runs[0][index:max_tokens] if runs else []
+            return [*chosen, *rest], [*confidences, *[1 / (1 + UNSEEN)] * len(rest)]
         token, count = Counter(run[index] for run in runs).most_common(1)[0]
         chosen.append(token)
         confidences.append(count / (len(runs) + UNSEEN))
@@ -151,6 +155,7 @@ class _Shard:
         self._tokens = _mapped(directory, tokens, "H" if facts.token_bytes == 2 else "I", size)
         self._suffixes = _mapped(directory, suffixes, "I", size)
         self._separator, self._size = facts.separator, size
+        self._pairs: dict[tuple[int, int], tuple[int, int]] = {}
 
     def longest(self, last: list[int], least: int) -> tuple[int, int, int]:
         """Return the length of the longest suffix of `last` that occurs, and its range.
@@ -161,10 +166,9 @@ class _Shard:
         best = (0, 0, 0)
         while low < high:  # what holds for a length holds for all smaller ones
             length = (low + high + 1) // 2
-            pattern = last[-length:]
-            begin = self._bisect(pattern, 0, after=False)
-            if begin < self._size and self._at(begin, length) == pattern:
-                best = (length, begin, self._bisect(pattern, begin, after=True))
+            begin, end = self._range(last[-length:])
+            if begin < end:
+                best = (length, begin, end)
                 low = length
             else:
                 high = length - 1
@@ -176,22 +180,29 @@ class _Shard:
         run: list[int] = self._tokens[place : place + max_tokens].tolist()
         return run[: run.index(self._separator)] if self._separator in run else run
 
-    def _at(self, at: int, length: int) -> list[int]:
-        place = self._suffixes[at]
-        tokens: list[int] = self._tokens[place : place + length].tolist()
-        return tokens
+    def _range(self, pattern: list[int]) -> tuple[int, int]:
+        """Return the range of the suffixes that begin with a pattern of two tokens or more."""
+        pair = pattern[0], pattern[1]
+        found = self._pairs.get(pair)
+        if found is None:
+            found = self._search([*pair], 0, self._size)
+            if len(self._pairs) >= MAX_PAIRS:
+                self._pairs.clear()
+            self._pairs[pair] = found
+        return self._search(pattern, *found) if len(pattern) > len(pair) else found
 
-    def _bisect(self, pattern: list[int], low: int, after: bool) -> int:
-        """Return the first suffix that does not precede `pattern` or, `after`, that follows it."""
-        high, length = self._size, len(pattern)
-        while low < high:
-            middle = (low + high) // 2
-            found = self._at(middle, length)
-            if found < pattern or (after and found == pattern):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+    def _search(self, pattern: list[int], low: int, high: int) -> tuple[int, int]:
+        """Return that range, which lies within another one."""
+        tokens, length = self._tokens, len(pattern)
+
+        def beginning(place: int) -> list[int]:
+            found: list[int] = tokens[place : place + length].tolist()
+            return found
+
+        begin = bisect_left(self._suffixes, pattern, low, high, key=beginning)
+        if begin == high or beginning(self._suffixes[begin]) != pattern:
+            return begin, begin
+        return begin, bisect_right(self._suffixes, pattern, begin, high, key=beginning)
 
 
 def _mapped(directory: Path, path: Path, kind: Literal["H", "I"], size: int) -> memoryview[int]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from flyspec.patience import Patience
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
 from flyspec.values.rounds import MAX_STAGED_ROUNDS, MAX_TOP_TOKENS
+from flyspec.values.tokens import Origin
 from orchestrator.fleet.heads import TargetHead
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.upstreams.proposal_checks import DraftFault
@@ -34,6 +36,7 @@ class RegisteredDrafter:
     head: TargetHead | None = None
     extends: str = ""
     _owed: float = 0.0
+    _retrieval: Patience = field(default_factory=Patience)
 
     @property
     def replicas(self) -> list[Replica[DraftUpstream]]:
@@ -59,10 +62,18 @@ class RegisteredDrafter:
         info = self.info
         return info.model if info else None
 
-    @property
-    def num_top_tokens(self) -> int:
+    def num_top_tokens(self, origins: Collection[Origin]) -> int:
+        """Return how many likely tokens the target is to tell it of, given its drafts' origins.
+
+        They cost each row of the target's round. A drafter with a model that has drafted nothing
+        but the model's tokens for some time is told of fewer rounds.
+        """
         info = self.info
-        return min(MAX_TOP_TOKENS, info.num_top_tokens) if info else 0
+        wanted = min(MAX_TOP_TOKENS, info.num_top_tokens) if info else 0
+        if Origin.EXACT_LOOKUP in origins:
+            self._retrieval.paid()
+            return wanted
+        return wanted if wanted and self._retrieval.tries() else 0
 
     @property
     def max_proposals_ahead(self) -> int:

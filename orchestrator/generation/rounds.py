@@ -288,7 +288,7 @@ class Rounds:
             draft_survivals=self._pace.survivals(proposal),
             num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
             return_plain_confidence=plan.adaptive and proposal is NOTHING,
-            num_top_tokens=self._drafting.num_top_tokens if proposal.token_ids else 0,
+            num_top_tokens=self._drafting.num_top_tokens(proposal),
             rule_segments=self._segments(proposal),
             head=self._next.head_request(plan.num_speculative_tokens),
         )

@@ -113,11 +113,12 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
         """Parameters of the assigned draft model divided by the target's."""
         return self._assigned.relative_size(self._target)
 
-    @property
-    def num_top_tokens(self) -> int:
-        """How many of the target's most likely tokens the drafter wants to learn from rounds."""
+    def num_top_tokens(self, proposal: DraftChunk) -> int:
+        """Return how many likely tokens of a proposal's round the drafter is to learn."""
         drafter = self._drafter
-        return 0 if is_foreign(drafter.model, self._target) else drafter.num_top_tokens
+        if not proposal.token_ids or is_foreign(drafter.model, self._target):
+            return 0
+        return drafter.num_top_tokens(proposal.origins)
 
     @property
     def max_proposals_ahead(self) -> int:

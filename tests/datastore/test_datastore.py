@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,12 +13,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyspec.datastore import store
 from flyspec.datastore.build import build
 from flyspec.datastore.store import MAX_MATCH, MIN_MATCH, NOTHING, UNSEEN, Datastore
 from flyspec.datastore.texts import read_texts
 from flyspec.errors import ConfigError
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=25), min_size=1, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def everything_compared() -> Iterator[None]:
+    """Compare all continuations, and forget where pairs are now and then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "MAX_SAMPLES", 1 << 20)
+        patch.setattr(store, "MAX_PAIRS", 3)
+        yield
 
 
 def brute_force(

@@ -18,8 +18,10 @@ from draft_service.drafters.choosing import Chooser, expected
 from draft_service.drafters.composed import MODEL, ComposedDrafter, ComposedSession
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.offered import offered
+from draft_service.drafters.sources import Guess, LookupSource
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Draw
+from flyspec.patience import PATIENCE, RARELY
 from flyspec.values.rounds import DraftOpen, TopTokens
 from flyspec.values.tokens import Drafted, Origin
 from tests.draft_service.draft_harness import (
@@ -240,3 +242,18 @@ def test_any_rounds(loaded: LoadedModel) -> None:
         Machine, settings=settings(max_examples=examples(15), stateful_step_count=10)
     )
     assert runner.cache.num_free == 2
+
+
+def test_a_source_that_is_not_chosen_is_asked_now_and_then_only() -> None:
+    asked: list[int] = []
+
+    class Wrong(LookupSource):
+        def guess(self, tokens: Sequence[int], max_tokens: int) -> Guess:
+            asked.append(len(tokens))
+            return Guess(())
+
+    drafter = ComposedDrafter([lambda open_: Wrong()], None, 0)
+    for length in range(2, 2 + PATIENCE + 3 * RARELY):  # sequences share what was learned
+        session = drafter.open(DraftOpen(token_ids=[1] * length, sampling=GREEDY, seed=0))
+        assert not list(session.propose(4))
+    assert len(asked) == PATIENCE + 3

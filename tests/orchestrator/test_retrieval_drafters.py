@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from flyspec.patience import PATIENCE, RARELY
 from flyspec.security import ApiKey, Scope
 from flyspec.values.admin import DrafterInfo, DraftServiceInfo, SessionStatus
 from flyspec.values.requests import GenerateOptions, GenerationRequest
+from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
+from orchestrator.fleet.drafter import RegisteredDrafter
 from tests.orchestrator.scripted import (
     MODEL,
     Drafter,
@@ -125,3 +129,16 @@ async def test_a_datastore_of_another_tokenizer_is_left_out(
     async with scripted() as inside:
         assert [d.name for d in inside.fleet.drafters.all] == ["own", "prompt_lookup"]
     assert "drafter rest is left out: its datastore is of another tokenizer" in caplog.text
+
+
+def test_a_drafter_that_only_uses_its_model_is_told_of_fewer_rounds() -> None:
+    pool = SimpleNamespace(replicas=[SimpleNamespace(info=SimpleNamespace(
+        drafters=[DrafterInfo("composed", "composed", MODEL, num_top_tokens=8)]
+    ))])  # fmt: skip
+    drafter = RegisteredDrafter("composed", "composed", cast(Any, pool))
+    drawn, found = [Origin.EXACT_MODEL] * 5, [Origin.EXACT_LOOKUP, Origin.EXACT_MODEL]
+    told = [drafter.num_top_tokens(drawn) for _ in range(PATIENCE + 4 * RARELY)]
+    assert told[:PATIENCE] == [8] * PATIENCE
+    assert told[PATIENCE:].count(8) == 4
+    assert drafter.num_top_tokens(found) == 8
+    assert [drafter.num_top_tokens(drawn) for _ in range(PATIENCE)] == [8] * PATIENCE

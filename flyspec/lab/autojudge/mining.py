@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import eq
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -151,10 +152,11 @@ def mine(
     number: int,
     answer_of: Callable[[Sequence[int]], str | None],
     control_token_ids: Collection[int],
+    same: Callable[[str | None, str | None], bool] = eq,
 ) -> Work:
     """Mine one problem; None if the target gives no answer.
 
-    `answer_of` reads the answer of an output.
+    `answer_of` reads the answer of an output; `same` compares two of them.
     """
     yield from text.grow()
     own = answer_of(text.tokens[text.prompt :])
@@ -169,7 +171,7 @@ def mine(
             before = text.tokens[:]
             hidden = yield from text.enter(index, draft)
             yield from text.grow()
-            important = answer_of(text.tokens[text.prompt :]) != own
+            important = not same(own, answer_of(text.tokens[text.prompt :]))
             found.append(Mismatch(number, index - text.prompt, token, draft, important, hidden))
             if important:
                 text.tokens = before
@@ -181,18 +183,21 @@ def mine(
 
 
 class Miner:
-    """Mines problems, many at once, with a target and a draft model of the same tokenizer."""
+    """Mines problems, many at once, with a target and a draft model of the same tokenizer.
+
+    `task_of` returns the task of a problem, which knows what texts say the same.
+    """
 
     def __init__(
         self,
         target: Model,
         draft: Model,
-        task: Task,
+        task_of: Callable[[Problem], Task],
         decode: Callable[[Sequence[int]], str],
         eos_token_ids: Collection[int],
         control_token_ids: Collection[int],
     ) -> None:
-        self._target, self._draft, self._task = target, draft, task
+        self._target, self._draft, self._task_of = target, draft, task_of
         self._decode, self._eos, self._control = decode, eos_token_ids, control_token_ids
 
     def run(
@@ -259,11 +264,12 @@ class Miner:
         )
         text = MinedText(prompt, slots, length, self._eos)
 
-        def answer_of(output: Sequence[int]) -> str | None:
-            score = self._task.score(problem, self._decode(output))
-            return None if score is None else score.answer
+        task = self._task_of(problem)
 
-        return mine(text, number, answer_of, self._control)
+        def answer_of(output: Sequence[int]) -> str | None:
+            return task.answer(problem, self._decode(output))
+
+        return mine(text, number, answer_of, self._control, task.says_the_same)
 
     def _answers(self, wants: dict[int, Want]) -> Iterator[tuple[int, Got]]:
         """Answer what all running texts ask for, each kind in as few calls as memory allows."""

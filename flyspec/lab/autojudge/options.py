@@ -11,12 +11,6 @@ from flyspec.flags import Dtype, Flag
 from flyspec.lab.tasks import TASKS
 
 
-def _task(text: str) -> str:
-    """Parse a task's name. Raises `ValueError`."""
-    (name,) = names_of(TASKS)(text)
-    return name
-
-
 # fmt: off
 @dataclass(frozen=True)
 class JudgeTrainOptions(ModelOptions):
@@ -27,14 +21,14 @@ class JudgeTrainOptions(ModelOptions):
         default="the bundled draft model",
     )] = ""
     draft_dtype: Annotated[Dtype, Flag("Data type of the draft model's weights.")] = "auto"
-    task: Annotated[str, Flag(
-        f"Task whose answers decide what is important: {', '.join(TASKS)}.",
-        metavar="NAME", read=_task,
-    )] = "word_problems"
+    task: Annotated[tuple[str, ...], Flag(
+        "Tasks whose answers decide what is important, comma-separated: " f"{', '.join(TASKS)}.",
+        metavar="NAME,...", listed=True, read=names_of(TASKS),
+    )] = ("word_problems",)
     path: Annotated[str | None, Flag(
-        "The task's file or directory, if it is read from one.",
+        "The file or directory of a task that is read from one.",
     )] = None
-    problems: Annotated[int, Flag("Problems to mine.", min=10)] = 2000
+    problems: Annotated[int, Flag("Problems to mine, of all tasks together.", min=10)] = 2000
     seed: Annotated[int, Flag(
         "Seed of generated problems and of the split; measure with another one.", min=0,
     )] = 1

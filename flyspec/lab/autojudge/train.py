@@ -58,7 +58,7 @@ def train(o: JudgeTrainOptions) -> Trained:
     Raises `StoppedEarly` with the judge of what was mined until then if Ctrl-C was pressed.
     """
     _check(o)
-    task = TASKS[o.task](o.path, limit=o.problems, seed=o.seed)
+    tasks = _tasks(o)
     same: dict[str, Any] = {
         "device": o.device, "threads": o.threads, "max_sessions": o.concurrency
     }  # fmt: skip
@@ -71,12 +71,16 @@ def train(o: JudgeTrainOptions) -> Trained:
             f"--draft-model {draft.info.name}: its tokenizer differs from that of "
             f"{target.info.name}; a judge is trained on token ids that both models share"
         )
-    problems = [(p, target.encode(p.prompt)) for p in task.problems()]
-    _check_answers(task, [problem for problem, _ in problems])
+    asked = [(task, problem) for task in tasks for problem in _answered(task)]
+    problems = [(problem, target.encode(problem.prompt)) for _, problem in asked]
+    task_of = {id(problem): task for task, problem in asked}
     control = frozenset(target.bundle.control_token_ids)
     decode = target.tokenizer.decode
-    miner = Miner(target.model, draft.model, task, decode, target.eos, control)
-    most = task.max_tokens if o.max_tokens is None else o.max_tokens
+    miner = Miner(
+        target.model, draft.model, lambda problem: task_of[id(problem)], decode, target.eos,
+        control,
+    )  # fmt: skip
+    most = max(task.max_tokens for task in tasks) if o.max_tokens is None else o.max_tokens
     began = time.perf_counter()
 
     def mined() -> Mined:
@@ -94,7 +98,7 @@ def train(o: JudgeTrainOptions) -> Trained:
             draft_weights_fingerprint=draft.info.weights_fingerprint,
             hidden_size=len(fitted.tensors["weight"]),
             dtype=target.info.dtype,
-            task=o.task,
+            task=",".join(o.task),
             seed=o.seed,
             max_tokens=most,
             flyspec_version=__version__,
@@ -119,11 +123,23 @@ def _check(o: JudgeTrainOptions) -> None:
         raise ConfigError("--draft-model: give one; the bundled draft model fits no other target")
 
 
-def _check_answers(task: Task, problems: list[Problem]) -> None:
+def _tasks(o: JudgeTrainOptions) -> list[Task]:
+    """Return the tasks, with equal shares of the problems."""
+    found = []
+    for name in o.task:
+        path = o.path if TASKS[name].needs_path or len(o.task) == 1 else None
+        found.append(TASKS[name].to_learn_from(path, -(-o.problems // len(o.task)), o.seed))
+    return found
+
+
+def _answered(task: Task) -> list[Problem]:
+    """Return a task's problems. Raises `ConfigError` unless it knows what texts say."""
+    problems = task.problems()
     if not problems:
         raise ConfigError(f"--task {task.name}: no problems; see --path")
-    if task.score(problems[0], "") is None:
+    if task.score(problems[0], "") is None and task.answer(problems[0], "") is None:
         raise ConfigError(
             f"--task {task.name}: its texts have no answers, so nothing says what is important; "
             "use a task with answers"
         )
+    return problems

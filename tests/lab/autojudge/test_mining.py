@@ -77,7 +77,7 @@ def miner_of(pair: Any, num_slots: int) -> tuple[Miner, list[tuple[Problem, list
         assert isinstance(problem.prompt, Chat)
         problems.append((problem, tokenizer.encode_chat(problem.prompt)))
     eos, control = frozenset(bundle.eos_token_ids), frozenset(bundle.control_token_ids)
-    return Miner(target, draft, task, tokenizer.decode, eos, control), problems
+    return Miner(target, draft, lambda _: task, tokenizer.decode, eos, control), problems
 
 
 @pytest.fixture(scope="module")

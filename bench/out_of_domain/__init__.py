@@ -1,0 +1,1 @@
+"""What trained parts and FLy keep on texts that nothing was trained on, as the FLy paper asks."""
