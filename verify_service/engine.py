@@ -272,7 +272,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
             context = RoundContext(session, round_, distributions, head, is_last)
             layers = (*context.hidden_layers, *self.heads.layers(head))
-            want = Draw(session.step(drafts, layers, head.name if head else ""))
+            want = Draw(session.step(drafts, layers, self.heads.reader(head)))
             if plainly:
                 steps = 1
                 if not first:
