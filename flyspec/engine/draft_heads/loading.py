@@ -43,9 +43,7 @@ def _read_gguf(name: str, target: LoadedModel, num_slots: int) -> DraftHead:
     from flyspec.engine.llama_cpp.loading import load  # needs an extra
 
     own = target.info
-    settings = DraftSettings(
-        model=name, max_sessions=num_slots, max_model_len=own.context_length
-    )
+    settings = DraftSettings(model=name, max_sessions=num_slots, max_model_len=own.context_length)
     loaded, model = load(settings, drafts=True)
     info = loaded.info
     if info.tokenizer_fingerprint != own.tokenizer_fingerprint:
