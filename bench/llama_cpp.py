@@ -37,7 +37,6 @@ from flyspec.word_problems import problems
 SERVER = Path("build/llama.cpp/bin/llama-server")
 BESIDE = "beside"
 """The draft model in the target's process, as a drafter; `model` is that of the draft service."""
-_DRAFTED = (3, 8, 15, 24)
 _LEAST_CHANCES = (0.0, 0.5, 0.75)
 _SLOWER = 1.3
 """Times the fastest setup's time after which another one is not tried any further."""
@@ -65,6 +64,12 @@ class LlamaCppOptions:
     repeats: Annotated[int, Flag("Timed runs per prompt.", min=1)] = 3
     prompt_file: PromptFiles = ()
     limit: PromptLimit = 12
+    threads: Annotated[str, Flag(
+        "Numbers of threads to try for the target, comma-separated.", default="1 and all",
+    )] = ""
+    drafted: Annotated[str, Flag(
+        "Numbers of drafts that llama.cpp is tried with, comma-separated.",
+    )] = "3,8,15,24"
     rules: Annotated[str, Flag("Rules, comma-separated.")] = "exact,fly"
     num_speculative_tokens: Annotated[str, Flag("Ks, comma-separated.")] = "15,24"
     drafters: Annotated[str, Flag(
@@ -155,6 +160,14 @@ class Rival:
         return min(setups, key=found.__getitem__)
 
 
+def numbers(text: str) -> list[int]:
+    """Parse comma-separated numbers. Raises `ConfigError`."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r}: must be numbers, separated by commas") from None
+
+
 async def connected(url: str, prompt: Sequence[int]) -> OpenAIServer:
     """Wait until a server answers."""
     server = OpenAIServer("llama.cpp", url, None)
@@ -187,11 +200,11 @@ async def compare(o: LlamaCppOptions, rival: Rival) -> int:
     Drafting is tried with the threads that are fastest without, and flyspec's target has as many.
     """
     prompts = calibration_prompts()
-    cores = sorted({1, available_cores()})
+    cores = numbers(o.threads) if o.threads else sorted({1, available_cores()})
     plain = await rival.fastest(
         [Setup(*way) for way in itertools.product(cores, (True, False))], prompts
     )
-    ways = itertools.product((True, False), reversed(_DRAFTED), _LEAST_CHANCES)
+    ways = itertools.product((True, False), numbers(o.drafted)[::-1], _LEAST_CHANCES)
     drafting = await rival.fastest([Setup(plain.threads, *way) for way in ways], prompts)
     say(f"llama.cpp is fastest with {plain}, and with {drafting}")
     with ExitStack() as servers:
