@@ -22,7 +22,6 @@ from typing import Annotated, Any
 
 from demo.gguf import FOLDER, TYPES, convert, file_name
 from flyspec.bench.openai import OpenAIServer
-from flyspec.bench.options import PromptFiles, PromptLimit
 from flyspec.bench.pair_checkpoints import pad_layers
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.cli.options import with_flags
@@ -31,6 +30,7 @@ from flyspec.cli.runtime import run_async
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.flags import Flag
 from flyspec.process import available_cores
+from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.tokenizer import Tokenizer
 from flyspec.word_problems import problems
 
@@ -150,7 +150,7 @@ class Rival:
 
     async def fastest(self, setups: Sequence[Setup], prompts: Sequence[Sequence[int]]) -> Setup:
         """Return the setup that continues the prompts fastest."""
-        found = {}
+        found: dict[Setup, float] = {}
         for setup in setups:
             most = _SLOWER * min(found.values(), default=math.inf)
             found[setup] = await self.seconds(setup, prompts, most)
