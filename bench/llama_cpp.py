@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import shutil
 import socket
 import subprocess
@@ -29,12 +30,16 @@ from flyspec.cli.runtime import run_async
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.flags import Flag
 from flyspec.process import available_cores
+from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.tokenizer import Tokenizer
 from flyspec.word_problems import problems
 
 SERVER = Path("build/llama.cpp/bin/llama-server")
-_DRAFTED = (3, 8, 15)
+BESIDE = "beside"
+"""The draft model in the target's process, as a drafter; `model` is that of the draft service."""
 _LEAST_CHANCES = (0.0, 0.5, 0.75)
+_SLOWER = 1.3
+"""Times the fastest setup's time after which another one is not tried any further."""
 _CALIBRATED_ON, _CALIBRATED_TOKENS = 3, 64
 _START_S = 60
 
@@ -57,28 +62,43 @@ class LlamaCppOptions:
     )] = 0
     problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 12
     repeats: Annotated[int, Flag("Timed runs per prompt.", min=1)] = 3
+    prompt_file: PromptFiles = ()
+    limit: PromptLimit = 12
+    threads: Annotated[str, Flag(
+        "Numbers of threads to try for the target, comma-separated.", default="1 and all",
+    )] = ""
+    drafted: Annotated[str, Flag(
+        "Numbers of drafts that llama.cpp is tried with, comma-separated.",
+    )] = "3,8,15,24"
     rules: Annotated[str, Flag("Rules, comma-separated.")] = "exact,fly"
-    num_speculative_tokens: Annotated[str, Flag("Ks, comma-separated.")] = "auto,15"
+    num_speculative_tokens: Annotated[str, Flag("Ks, comma-separated.")] = "15,24"
+    drafters: Annotated[str, Flag(
+        f"Drafters, comma-separated: `{BESIDE}` runs the draft model in the target's process, "
+        "`model` in a draft service.",
+    )] = f"{BESIDE},model"
     output: Annotated[Path | None, Flag("File for the report, as JSON.", default="none")] = None
     # fmt: on
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How llama-server runs: threads of the target; drafts at most, and their least probability."""
+    """How llama-server runs: threads of the target, whether with flash attention; drafts at most,
+    and their least probability."""
 
     threads: int
+    flash: bool = True
     drafted: int = 0
     least_chance: float = 0.0
 
     def __str__(self) -> str:
         own = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        own += "" if self.flash else ", plain attention"
         if not self.drafted:
             return f"no drafts, {own}"
         return f"up to {self.drafted} drafts of at least {self.least_chance:g}, {own}"
 
     def flags(self, draft: Path) -> list[str]:
-        flags = ["-t", str(self.threads)]
+        flags = ["-t", str(self.threads), "-fa", "on" if self.flash else "off"]
         if self.drafted:
             flags += [
                 "-md", str(draft), "-td", "1", "--spec-type", "draft-simple",
@@ -114,24 +134,38 @@ class Rival:
                 process.kill()
                 process.wait()
 
-    async def seconds(self, setup: Setup, prompts: Sequence[Sequence[int]]) -> float:
-        """Return how long some prompts take, each one's best of three."""
+    async def seconds(
+        self, setup: Setup, prompts: Sequence[Sequence[int]], most: float = math.inf
+    ) -> float:
+        """Return the seconds of some prompts, each one's best of three; infinity beyond `most`."""
         with self.serving(setup) as url:
             server = await connected(url, prompts[0])
             total = 0.0
             for prompt in prompts:
                 done = [await server.complete(prompt, _CALIBRATED_TOKENS) for _ in range(3)]
                 total += min(completion.seconds for completion in done)
+                if total > most:
+                    return math.inf
         return total
 
     async def fastest(self, setups: Sequence[Setup], prompts: Sequence[Sequence[int]]) -> Setup:
         """Return the setup that continues the prompts fastest."""
-        found = {}
+        found: dict[Setup, float] = {}
         for setup in setups:
-            found[setup] = await self.seconds(setup, prompts)
+            most = _SLOWER * min(found.values(), default=math.inf)
+            found[setup] = await self.seconds(setup, prompts, most)
             tokens = len(prompts) * _CALIBRATED_TOKENS
-            say(f"llama.cpp, {setup}: {tokens / found[setup]:.0f} tokens/s")
+            rate = f"{tokens / found[setup]:.0f} tokens/s" if found[setup] < most else "slower"
+            say(f"llama.cpp, {setup}: {rate}")
         return min(setups, key=found.__getitem__)
+
+
+def numbers(text: str) -> list[int]:
+    """Parse comma-separated numbers. Raises `ConfigError`."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"{text!r}: must be numbers, separated by commas") from None
 
 
 async def connected(url: str, prompt: Sequence[int]) -> OpenAIServer:
@@ -166,12 +200,12 @@ async def compare(o: LlamaCppOptions, rival: Rival) -> int:
     Drafting is tried with the threads that are fastest without, and flyspec's target has as many.
     """
     prompts = calibration_prompts()
-    cores = sorted({1, available_cores()})
-    plain = await rival.fastest([Setup(threads) for threads in cores], prompts)
-    drafting = await rival.fastest(
-        [Setup(plain.threads, n, p) for n, p in itertools.product(_DRAFTED, _LEAST_CHANCES)],
-        prompts,
+    cores = numbers(o.threads) if o.threads else sorted({1, available_cores()})
+    plain = await rival.fastest(
+        [Setup(*way) for way in itertools.product(cores, (True, False))], prompts
     )
+    ways = itertools.product((True, False), numbers(o.drafted)[::-1], _LEAST_CHANCES)
+    drafting = await rival.fastest([Setup(plain.threads, *way) for way in ways], prompts)
     say(f"llama.cpp is fastest with {plain}, and with {drafting}")
     with ExitStack() as servers:
         against: list[Any] = []
@@ -181,9 +215,12 @@ async def compare(o: LlamaCppOptions, rival: Rival) -> int:
             against += ["--against", f"{name}={url}"]
         command = [
             sys.executable, "-m", "flyspec.cli", "bench", "--model", rival.target, "--draft-model",
-            rival.draft, "--threads", plain.threads, "--problems", o.problems, "--repeats",
-            o.repeats, "--rules", o.rules, "--num-speculative-tokens", o.num_speculative_tokens,
-            *against, *(["--output", o.output] if o.output else []),
+            rival.draft, "--heads", f"{BESIDE}={rival.draft}", "--drafter", o.drafters,
+            "--threads", plain.threads, "--problems", o.problems, "--limit", o.limit,
+            "--repeats", o.repeats, "--rules", o.rules, "--num-speculative-tokens",
+            o.num_speculative_tokens, *against,
+            *(flag for path in o.prompt_file for flag in ("--prompt-file", path)),
+            *(["--output", o.output] if o.output else []),
         ]  # fmt: skip
         process = await asyncio.create_subprocess_exec(*map(str, command))
         return await process.wait()

@@ -271,7 +271,8 @@ class VerifySettings(ModelServerSettings):
     heads: str = Field(
         "",
         description="draft heads beside the target, which requests name as drafters: "
-        "space-separated NAME=DIRECTORY of eagle3, medusa or mtp heads for this target",
+        "space-separated NAME=PATH, the directories of eagle3, medusa or mtp heads for this "
+        "target, or draft models as GGUF files",
     )
     max_plain_tokens: int = Field(
         64, ge=1, le=4096, description="maximum tokens per round of plain decoding"

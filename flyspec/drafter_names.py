@@ -62,8 +62,8 @@ def named_values(flag: str, setting: str, form: str) -> dict[str, str]:
 
 
 def head_directories(setting: str) -> dict[str, str]:
-    """Return the directories of `--heads` by name. Raises `ConfigError`."""
-    found = named_values("--heads", setting, "NAME=DIRECTORY; give one for each head")
+    """Return the directories or GGUF files of `--heads` by name. Raises `ConfigError`."""
+    found = named_values("--heads", setting, "NAME=PATH; give one for each head")
     for name in (LOOKUP, PREDICTION, RELAY):
         if name in found:
             raise ConfigError(f"--heads: {name!r} is another drafter; choose another name")

@@ -27,6 +27,7 @@ from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTiming
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
+from verify_service.early_steps import EarlySteps
 from verify_service.heads import Heads
 from verify_service.sessions import TargetSession, check_open
 from verify_service.slot_queue import SessionPlace, SlotQueue
@@ -79,6 +80,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         self.costs = StepCosts()
         self._step_ns = STREAMED_NS  # of the last plainly decoded token
         self._rounds: dict[int, RoundContext] = {}  # by slot, those that wait for their step
+        self._early = EarlySteps()
         self._slots = SlotQueue(
             model.cache.num_slots,
             max_waiting,
@@ -206,7 +208,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             return self.model.draw(wants, self.arrival)
         watch = Stopwatch(self.model.info.device or "cpu")
         steps = self._admitted([want.step for want in wants])
-        found: list[Rows | Judged] = [*self.model.forward(steps)]
+        found: list[Rows | Judged] = [*self._forward(steps)]
         watch.mark()
         rounds = {
             index: (self._rounds[step.slot], rows)
@@ -222,6 +224,13 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 verdict = replace(verdict, proposal=proposals[index])
             found[index] = Judged(verdict, watch.marked_ns, head_ns)
         return found
+
+    def _forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """Return the rows of all steps, and run those that did not run early."""
+        early = [self._early.take(step) for step in steps]
+        late = [step for step, rows in zip(steps, early, strict=True) if rows is None]
+        found = iter(self.model.forward(late) if late else ())
+        return [next(found) if rows is None else rows for rows in early]
 
     def _admitted(self, steps: list[Step]) -> list[Step]:
         """Return the steps without trailing drafts that are not worth checking."""
@@ -242,6 +251,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
 
     def spoiled(self, slot: int) -> None:
         super().spoiled(slot)
+        self._early.forget(slot)
         self.heads.forget(slot)
 
     def steps_of(self, want: Draw, result: Rows | Drafted | Judged) -> int:
@@ -257,6 +267,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     ) -> Work[Rows | Drafted | Judged]:
         """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step."""
         self.heads.check(round_.head)
+        self.withdraw(session)  # an early step that has not run
         session.begin(round_)
         first = session.slot is None
         if session.slot is None:
@@ -271,8 +282,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             head = self.heads.wanted(session, round_.head)
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
             context = RoundContext(session, round_, distributions, head, is_last)
-            layers = (*context.hidden_layers, *self.heads.layers(head))
-            want = Draw(session.step(drafts, layers, head.name if head else ""))
+            want = Draw(self._step_of(context))
             if plainly:
                 steps = 1
                 if not first:
@@ -312,15 +322,27 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             now_ns = perf_counter_ns()
             timings = VerifyTimings(
                 queue_ns=ran.began_ns - arrived_ns,
-                forward_ns=judging_ns - ran.began_ns,
+                forward_ns=judging_ns - ran.began_ns + self._early.time_ns(slot),
                 judge_ns=now_ns - judging_ns - head_ns,
                 service_ns=now_ns - arrived_ns,
                 head_ns=head_ns,
             )
             deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
             if last:
-                return
+                break
             arrived_ns = now_ns
+        following = verdict.proposal.token_ids if verdict.proposal else ()
+        if following and head is not None and self._slots.active == 1:
+            context = context._replace(round=replace(round_, draft_token_ids=following))
+            ran = yield Draw(early := self._step_of(context))
+            assert isinstance(ran.result, Rows), "the slot has no round"
+            self._early.keep(early, ran.result, ran.model_ns)
+
+    def _step_of(self, context: RoundContext) -> Step:
+        """Return the step that a round needs next."""
+        layers = (*context.hidden_layers, *self.heads.layers(context.head))
+        reader = self.heads.reader(context.head)
+        return context.session.step(context.round.draft_token_ids, layers, reader)
 
 
 def _is_drawn(want: Draw) -> bool:

@@ -84,6 +84,11 @@ class Heads:
         """Return the request; None if its head has failed in this session."""
         return None if request and request.name in session.failed_heads else request
 
+    def reader(self, request: HeadRequest | None) -> str:
+        """Return the requested head's name if it reads hidden rows, for which the target reruns
+        what it misses; empty for one that reads tokens alone."""
+        return request.name if request and self.layers(request) else ""
+
     def layers(self, request: HeadRequest | None) -> tuple[int, ...]:
         """Return the layers whose hidden rows the requested head reads."""
         return self._heads[request.name].hidden_layers if request else ()
@@ -138,12 +143,18 @@ class Heads:
         Without a `verdict`, the step was a piece of the session's prompt.
         """
         session, request = context.session, context.head
-        if request is None or not step.hidden_count:
+        if request is None:
             return None
-        end = step.start + len(step.token_ids)
-        start = end - step.hidden_count
-        tokens = session.sequence.tokens
+        tokens, end = session.sequence.tokens, step.start + len(step.token_ids)
+        if self.reader(request):
+            if not step.hidden_count:
+                return None
+            start = end - step.hidden_count
+        else:
+            start = session.heads.get(request.name, 0)
         if verdict is None:
+            if end <= start:
+                return None
             following = tokens[start + 1 : end + 1]
         elif (end := verdict.keep_length) <= start:
             return None  # a failed window: the row that it needs was in an earlier step
@@ -151,7 +162,8 @@ class Heads:
             drafts = context.round.draft_token_ids[: verdict.num_accepted]
             following = [*tokens[start + 1 : end], *drafts, verdict.next_token_id]
         hidden = tuple(rows.hidden[len(context.hidden_layers) :])
-        turn = HeadStep(step.slot, start, tuple(each[: end - start] for each in hidden), following)
+        hidden = tuple(each[: end - start] for each in hidden)
+        turn = HeadStep(step.slot, start, hidden, following, first_token_id=tokens[start])
         if verdict is not None and context.is_last:
             turn = self._drafting(turn, session, request)
         return HeadTurn(request.name, session, turn)
@@ -241,7 +253,7 @@ class Heads:
 
     def _note(self, turn: HeadTurn) -> None:
         """Record what the slot holds now."""
-        _, start, _, following, *_ = turn.step
+        start, following = turn.step.start, turn.step.token_ids
         session, read = turn.session, self._read[turn.name].setdefault(turn.step.slot, [])
         if len(read) <= start or session.heads.get(turn.name, 0) < start:
             read[:] = session.sequence.tokens[: start + 1]  # what came before is missing
@@ -274,7 +286,9 @@ def _try(what: str, head: DraftHead, model: Model) -> None:
     try:
         step = Step(slot, 0, tokens[:-1], 1, head.hidden_layers, len(tokens) - 1)
         (rows,) = model.forward([step])
-        (drafted,) = head.draft([HeadStep(slot, 0, rows.hidden, tokens[1:], head.max_tokens)])
+        most = min(head.max_tokens, model.info.context_length - len(tokens))
+        turn = HeadStep(slot, 0, rows.hidden, tokens[1:], most, first_token_id=tokens[0])
+        (drafted,) = head.draft([turn])
         if not all(map(math.isfinite, drafted.confidences)):
             raise ArithmeticError("its probabilities are not finite")
     except Exception as error:

@@ -59,7 +59,7 @@ def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
         names = names_listed(text)
         if unknown := next((name for name in names if name not in known), None):
             raise ValueError(f"{unknown!r}: must be one of {', '.join(known)}")
-        return found
+        return names
 
     return read
 

@@ -132,9 +132,9 @@ class CacheTable(ABC):
     def length(self, slot: int) -> int:
         """Return how many tokens of `slot` are valid: a step may start there or before."""
 
-    def held(self, slot: int) -> list[int]:
-        """Return the valid token ids of `slot`, as many as its `length`."""
-        return self._between(slot, 0, self.length(slot))
+    def held(self, slot: int, start: int = 0) -> list[int]:
+        """Return the valid token ids of `slot` from `start` to its `length`."""
+        return self._between(slot, start, self.length(slot))
 
     def lost(self, slot: int, end: int) -> list[int]:
         """Return the token ids of `slot` that it held before, from its `length` to `end`."""

@@ -34,15 +34,18 @@ def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
             )
         return False
     gguf_path(name)
-    if missing := missing_packages():
-        raise ConfigError(
-            f"--model {name}: is a GGUF file, which needs {' and '.join(missing)}: {INSTALL}"
-        )
+    check_gguf_packages(f"--model {name}")
     read_device(settings.device)
     for flag, wrong, advice in _unsuitable(settings):
         if wrong:
             raise ConfigError(f"{flag}: not for a GGUF file (--model {name}): {advice}")
     return True
+
+
+def check_gguf_packages(flag: str) -> None:
+    """Raise `ConfigError` if the packages for the GGUF file of a `flag` are missing."""
+    if missing := missing_packages():
+        raise ConfigError(f"{flag}: is a GGUF file, which needs {' and '.join(missing)}: {INSTALL}")
 
 
 def _unsuitable(settings: DraftSettings | VerifySettings) -> list[tuple[str, bool, str]]:

@@ -23,9 +23,9 @@ from flyspec.engine.heads import layer_heads
 from flyspec.engine.native.family import FAMILIES
 from flyspec.engine.supported import check_heads, check_length, unserved
 from flyspec.errors import ConfigError
-from flyspec.model_files import check_model_files
+from flyspec.model_files import check_model_files, is_gguf
 from flyspec.preflight.cuda import check_device, check_torch
-from flyspec.preflight.gguf import serves_gguf
+from flyspec.preflight.gguf import check_gguf_packages, serves_gguf
 from flyspec.preflight.ports import check_port
 from flyspec.security import ApiKeys
 
@@ -37,18 +37,13 @@ def check_verify(settings: VerifySettings) -> None:
     """Check a verify service's settings and its model's files."""
     check_torch(f"--model {settings.model}")
     _check_port(settings, listens=os.environ.get(_RANK, "0") == "0")
+    _check_heads(settings.heads)
     if serves_gguf(settings):
         return
     if (file := settings.autojudge_file) and not Path(file).expanduser().is_file():
         raise ConfigError(
             f"--autojudge-file {file}: no such file; make one with `flyspec autojudge train`"
         )
-    for name, directory in head_directories(settings.heads).items():
-        if not Path(directory).expanduser().is_dir():
-            raise ConfigError(
-                f"--heads {name}={directory}: no such directory; make a head with "
-                "`flyspec heads train`, or download one"
-            )
     text = _check_model(settings, settings.model)
     if text is None:
         return
@@ -81,6 +76,17 @@ def check_orchestrator(settings: OrchestratorSettings) -> None:
     check_port("--admin-port", settings.admin_host or settings.host, settings.admin_port)
     if settings.http_port not in (None, NO_PORT):
         check_port("--http-port", settings.host, settings.http_port)
+
+
+def _check_heads(setting: str) -> None:
+    for name, path in head_directories(setting).items():
+        if is_gguf(path):
+            check_gguf_packages(f"--heads {name}={path}")
+        elif not Path(path).expanduser().is_dir():
+            raise ConfigError(
+                f"--heads {name}={path}: no such directory; make a head with "
+                "`flyspec heads train`, or download one"
+            )
 
 
 def _check_port(settings: Any, listens: bool = True) -> None:

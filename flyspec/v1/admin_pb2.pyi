@@ -269,8 +269,8 @@ class DrafterStatus(_message.Message):
     name: _builtins.str
     """Its name."""
     kind: _builtins.str
-    """Its kind: model, prompt_lookup or multi_level at a draft service; eagle3, medusa or
-    mtp, a head of the target; relay, a head that a draft service extends.
+    """Its kind: model, prompt_lookup or multi_level at a draft service; eagle3, medusa,
+    mtp or model, a head of the target; relay, a head that a draft service extends.
     """
     active: _builtins.bool
     """Whether it is the default for requests that name no drafter."""

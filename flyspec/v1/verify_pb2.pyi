@@ -178,7 +178,7 @@ class HeadInfo(_message.Message):
     underscores.
     """
     kind: _builtins.str
-    """The kind of network: eagle3, medusa or mtp."""
+    """The kind of network: eagle3, medusa, mtp or model."""
     max_tokens: _builtins.int
     """Maximum tokens per proposal."""
     num_parameters: _builtins.int

@@ -190,7 +190,8 @@ class Ledger:
             models_ns = verdict.timings.forward_ns
             if not round_.proposal.ahead:  # else it was drafted during another forward pass
                 models_ns += round_.proposal.timings.model_ns
-            self._overheads_ns.append(round_.round_ns - models_ns)
+            # A head drafted in the round before, which may have taken longer than this one.
+            self._overheads_ns.append(max(0, round_.round_ns - models_ns))
 
     def followed(self, proposal: DraftChunk) -> None:
         """Count a proposal by a drafter following plain decoding, and its agreements."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flyspec import bundled
@@ -13,6 +15,7 @@ from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
 from flyspec.word_problems import problems
 from tests.engine.gguf_models import gguf_file, needs_llama_cpp
+from tests.orchestrator.stacks import orchestrator_over, start_stack
 
 pytestmark = needs_llama_cpp
 QUESTIONS = [problem.question for problem in problems("gguf", 2)]
@@ -34,6 +37,18 @@ async def pair(request, folder):
     chosen = StackOptions(
         model=target, draft_model=draft, max_sessions=4, max_model_len=1024, **options
     )
+    async with Stack(chosen) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+async def beside(folder):
+    """A stack whose draft model lies beside the target, in its process."""
+    draft = gguf_file(folder, "q8_0", bundled.DRAFT)
+    chosen = StackOptions(
+        model=str(gguf_file(folder, "f32", bundled.TARGET)), draft_model="",
+        heads=f"beside={draft}", max_sessions=4, max_model_len=1024,
+    )  # fmt: skip
     async with Stack(chosen) as running:
         yield running
 
@@ -76,3 +91,37 @@ async def test_nothing_is_translated_and_the_type_is_told(pair):
     ):
         assert (info.dtype == kind) == is_gguf
         assert ("llama.cpp" in info.numerics) == is_gguf
+
+
+async def test_a_draft_model_beside_the_target_leaves_exact_texts_alone(beside, reference):
+    async with AsyncClient(beside.address) as client:
+        for question in QUESTIONS:
+            for k in (3, 15):
+                asked = replace(options("exact", k), drafter="beside")
+                done = await client.complete(Chat.of_user(question), asked)
+                expected = reference.generate(done.started.prompt_token_ids, 48)
+                assert [*done.token_ids] == [*expected]
+                assert done.completion.speculation.num_accepted_draft_tokens > 0
+    async with AdminClient(beside.admin_address) as admin:
+        found = {drafter.name: drafter for drafter in await admin.list_drafters()}
+    assert found["beside"].kind == "model"
+
+
+async def test_a_quantised_replica_is_told_from_the_original(folder):
+    """Both have the same tokens and number of parameters; only the tensors' types differ."""
+    files = {kind: str(gguf_file(folder, kind, bundled.TARGET)) for kind in ("f16", "q8_0")}
+    draft = str(gguf_file(folder, "q8_0", bundled.DRAFT))
+    small = {"dtype": "auto", "max_sessions": 2, "max_model_len": 256}
+    async with (
+        start_stack((files["f16"], draft), small, small) as original,
+        start_stack((files["q8_0"], draft), small, small) as quantised,
+        orchestrator_over(original, quantised) as (client, admin),
+    ):
+        targets = (await admin.status()).targets
+        assert [target.ready for target in targets] == [True, False]
+        assert "its weights fingerprint is" in targets[1].error
+        for stack in (original, quantised):
+            assert stack.verify_engine.info.weights_fingerprint in targets[1].error
+        for _ in range(3):
+            await client.complete(QUESTIONS[0], options("exact", 0, 8))
+        assert quantised.verify_engine.sessions.opened_total == 0

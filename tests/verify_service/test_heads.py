@@ -343,7 +343,7 @@ def test_heads_are_loaded_and_tried_beside_their_target(engine, loaded, monkeypa
     with pytest.raises(ConfigError, match=r"--heads a=/deep: it does not work .* hidden_layers: 9"):
         load_heads("a=/deep", loaded, engine.model)
     for wrong, why in {
-        "a": "'a' is not NAME=DIRECTORY; give one for each head, separated by spaces",
+        "a": "'a' is not NAME=PATH; give one for each head, separated by spaces",
         "a=x a=y": "'a' is given twice",
         "relay=x": "'relay' is another drafter",
         "a/b=x": "invalid name 'a/b'",

@@ -1,5 +1,7 @@
 """The interface of a draft head: the target's hidden rows go in, drafted tokens come out.
 
+A head without hidden layers reads tokens alone: a draft model in the target's process.
+
 A head lives in the process of the target, since hidden rows are too large to send (24 KiB a token
 for an 8B model), and shares the target's slots, embedding and output layer. Plain values besides
 tensors: importing this needs no torch.
@@ -28,6 +30,9 @@ class HeadStep(NamedTuple):
 
     The head then drafts up to `max_tokens` tokens after the last one (0: only fills its cache),
     drawn as `Draw` describes. What it caches while drafting does not count as held.
+
+    `first_token_id` is the token at `start`, of which hidden rows say more; it is there for heads
+    that read tokens alone.
     """
 
     slot: int
@@ -41,6 +46,7 @@ class HeadStep(NamedTuple):
     distribution: DistributionSpec | None = None
     stop_token_ids: Collection[int] = ()
     min_confidence: float = 0.0
+    first_token_id: int = 0
 
 
 class DraftHead(Protocol):
@@ -48,11 +54,14 @@ class DraftHead(Protocol):
 
     @property
     def kind(self) -> str:
-        """eagle3, medusa or mtp."""
+        """eagle3, medusa, mtp or model."""
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
-        """The target's layers whose rows it reads, numbered as in `Step.hidden_layers`."""
+        """The target's layers whose rows it reads, numbered as in `Step.hidden_layers`.
+
+        None: it reads tokens alone, and misses none of them.
+        """
 
     @property
     def max_tokens(self) -> int:

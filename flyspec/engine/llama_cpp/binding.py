@@ -25,7 +25,9 @@ _Ints = np.ndarray[Any, np.dtype[np.int32]]
 _CACHE_MULTIPLE = 256
 ALL_LAYERS = -1
 _MICRO_BATCH = 512
-"""Most tokens that llama.cpp computes at once; larger steps are several."""
+_SCORES_BYTES = 256 << 20
+_LEAST_MICRO_BATCH = 64
+"""Fewer tokens at once would make prompts slow."""
 _WARNING = 3  # GGML_LOG_LEVEL_WARN
 _CONTINUED = 5
 
@@ -128,6 +130,7 @@ class GgufModel:
         self.context_length = int(lib.llama_model_n_ctx_train(self.handle))
         self.num_parameters = int(lib.llama_model_n_params(self.handle))
         self.num_bytes = int(lib.llama_model_size(self.handle))
+        self.num_heads = int(lib.llama_model_n_head(self.handle))
         self.file_type = _name(lib.llama_ftype_name(lib.llama_model_ftype(self.handle)))
 
     def _unserved(self) -> str:
@@ -146,10 +149,11 @@ def _name(text: bytes | None) -> str:
 
 
 class ContextPlan(NamedTuple):
-    """A context's size: sequences, tokens of each, tokens of a call; threads, type of the cache.
+    """A context's size: sequences, tokens of each, tokens of a call; threads, cache, attention.
 
-    `float32`: keys and values in float32 and attention computed plainly, else in float16 with
-    whatever attention llama.cpp prefers, its defaults.
+    `float32`: keys and values in float32, and attention computed plainly, else in float16.
+    `micro_batch`: most tokens that llama.cpp computes at once; larger steps are several.
+    `plain_attention`: products and a softmax instead of llama.cpp's flash attention.
     """
 
     num_sequences: int
@@ -157,6 +161,20 @@ class ContextPlan(NamedTuple):
     batch_tokens: int
     threads: int
     float32: bool
+    micro_batch: int = _MICRO_BATCH
+    plain_attention: bool = False
+
+
+def plain_attention_tokens(model: GgufModel, length: int) -> int:
+    """Return how many tokens can be attended to plainly at once on a CPU; 0 if too few to pay.
+
+    There llama.cpp's flash attention handles row by row, head by head and key by key (`ggml-cpu`,
+    ops.cpp), so that a round's rows cost 2 to 10 times what they do as matrix products. These need
+    memory for the scores of all heads, though: tokens x heads x keys, in float32.
+    """
+    row = 4 * model.num_heads * cache_length(length)
+    affordable = min(_MICRO_BATCH, _SCORES_BYTES // row)
+    return affordable if affordable >= _LEAST_MICRO_BATCH else 0
 
 
 class Context:
@@ -169,13 +187,14 @@ class Context:
         parameters.n_seq_max = plan.num_sequences
         parameters.n_ctx = plan.num_sequences * cache_length(plan.length)
         parameters.n_batch = capacity
-        parameters.n_ubatch = min(capacity, _MICRO_BATCH)
+        parameters.n_ubatch = min(capacity, plan.micro_batch)
         parameters.n_threads = parameters.n_threads_batch = plan.threads
         parameters.kv_unified = False
         parameters.swa_full = True  # a sliding window forgets what a rollback needs
         parameters.no_perf = True
         if plan.float32:
             parameters.type_k = parameters.type_v = lib.GGML_TYPE_F32
+        if plan.float32 or plan.plain_attention:
             parameters.flash_attn_type = lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.handle = lib.llama_init_from_model(model.handle, parameters)
         if not self.handle:
@@ -183,6 +202,8 @@ class Context:
         weakref.finalize(self, lib.llama_free, self.handle)
         self._memory = lib.llama_get_memory(self.handle)
         self._vocab_size = model.vocabulary.size
+        self._logits_at = 0
+        self._logits = np.empty((0, self._vocab_size), np.float32)
         self._batch(capacity)
 
     def _batch(self, capacity: int) -> None:
@@ -258,9 +279,16 @@ class Context:
         code = self._lib.llama_decode(self.handle, batch)
         if code:
             raise RuntimeError(f"llama.cpp could not run a step (llama_decode returned {code})")
-        if not num_rows:
+        return self._rows(num_rows)
+
+    def _rows(self, count: int) -> _Floats:
+        """Return the first rows of logits where llama.cpp has them, which seldom changes."""
+        if not count:
             return np.empty((0, self._vocab_size), np.float32)
-        address = ctypes.cast(self._lib.llama_get_logits(self.handle), ctypes.c_void_p).value
-        size = 4 * num_rows * self._vocab_size
-        floats = memoryview((ctypes.c_byte * size).from_address(address or 0))
-        return np.frombuffer(floats, np.float32).reshape(num_rows, self._vocab_size)
+        address = ctypes.addressof(self._lib.llama_get_logits(self.handle).contents)
+        if address != self._logits_at or count > len(self._logits):
+            size = 4 * count * self._vocab_size
+            floats = memoryview((ctypes.c_byte * size).from_address(address))
+            self._logits = np.frombuffer(floats, np.float32).reshape(count, self._vocab_size)
+            self._logits_at = address
+        return self._logits[:count]

@@ -62,15 +62,14 @@ def load(
     per_token = file.cache_elements_per_token() * (4 if float32 else 2)
     slots = _num_slots(settings, model, length, per_token, weights)
     threads = settings.threads or threads_for(weights.num_bytes)
-    context = _context(
-        model,
-        weights,
-        ContextPlan(slots, length, settings.max_num_batched_tokens, threads, float32),
-    )
     offloads = bool(weights.lib.llama_supports_gpu_offload())
     if settings.device.startswith("cuda") and not offloads:
         raise no_cuda(settings.device, "the installed llama-cpp-python was built without GPUs")
     layers = gpu_layers if offloads else 0
+    plan = ContextPlan(slots, length, settings.max_num_batched_tokens, threads, float32)
+    if not layers and (at_once := binding.plain_attention_tokens(weights, length)):
+        plan = plan._replace(micro_batch=at_once, plain_attention=True)
+    context = _context(model, weights, plan)
     info = ModelInfo(
         name=settings.served_model_name or served_name(model),
         tokenizer_fingerprint=bundle.fingerprint,
@@ -80,7 +79,7 @@ def load(
         device="cpu",  # where its logits are; `numerics` has its layers' place
         num_parameters=weights.num_parameters,
         weights_fingerprint=weights_fingerprint,
-        numerics=_numerics(weights, layers, threads, float32),
+        numerics=_numerics(weights, layers, plan),
     )
     served = LlamaCppModel(info, context, per_token)
     log.info("loaded %s: %.1f M parameters, %s (%s) in %s",
@@ -125,7 +124,7 @@ def _context(name: str, weights: GgufModel, plan: ContextPlan) -> Context:
         ) from None
 
 
-def _numerics(weights: GgufModel, gpu_layers: int, threads: int, float32: bool) -> str:
+def _numerics(weights: GgufModel, gpu_layers: int, plan: ContextPlan) -> str:
     """What determines the bits besides the weights; see `flyspec.engine.numerics`."""
     return ", ".join(
         (
@@ -133,7 +132,8 @@ def _numerics(weights: GgufModel, gpu_layers: int, threads: int, float32: bool) 
             binding.version(),
             binding.features(),
             *([f"{'all' if gpu_layers < 0 else gpu_layers} layers on GPUs"] if gpu_layers else []),
-            f"{threads} thread{'s' * (threads > 1)}",
-            f"{'float32' if float32 else 'float16'} cache",
+            f"{plan.threads} thread{'s' * (plan.threads > 1)}",
+            f"{'float32' if plan.float32 else 'float16'} cache",
+            *([] if plan.plain_attention or plan.float32 else ["flash attention"]),
         )
     )

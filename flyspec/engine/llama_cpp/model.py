@@ -8,6 +8,7 @@ another engine.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
@@ -43,6 +44,7 @@ class LlamaCppModel:
         self._context = context
         self._lengths = [0] * context.plan.num_sequences
         """Tokens that llama.cpp holds of each sequence, valid or not."""
+        self._powers = np.empty(info.vocab_size, np.float32)
 
     def __str__(self) -> str:
         threads = self._context.plan.threads
@@ -86,6 +88,8 @@ class LlamaCppModel:
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """Like `Model.draw`. Greedy draws of single rows are made without torch in between."""
         if all(map(_is_simple, draws)):
+            if len(draws) == 1:
+                return [self._most_likely_of_one(draws[0], interrupt)]
             return self._most_likely(draws, interrupt)
         return stepwise.draw(self.forward, draws, interrupt)
 
@@ -111,7 +115,7 @@ class LlamaCppModel:
                 token = int(row.argmax())
                 tokens[i].append(token)
                 if draw.confidences or draw.min_confidence > 0:
-                    chances[i].append(_chance(row, token))
+                    chances[i].append(self._chance(row, token))
                     left[i] = still_needed(left[i], chances[i][-1:])
                 elif not np.isfinite(row[token]):
                     raise FloatingPointError("the logits are not finite")
@@ -122,6 +126,48 @@ class LlamaCppModel:
         return [
             drafted(draw, own, sure) for draw, own, sure in zip(draws, tokens, chances, strict=True)
         ]
+
+    def _most_likely_of_one(self, draw: Draw, interrupt: Interrupt) -> Drafted:
+        """Like `_most_likely`, of one draw, with nothing between its steps that can be avoided."""
+        step, most = draw.step, draw.max_tokens
+        if draw.sampling is None:
+            step, most = step._replace(num_logits=0), 0
+        self._prepare([step])
+        rows = self._decode([step])
+        slot, first = step.slot, step.start + len(step.token_ids)
+        self.cache.record(slot, step.start, step.token_ids)
+        if not (most and len(rows)):
+            return drafted(draw, [], [])
+        self.cache.reserve(slot, first, most - 1)
+        self._lengths[slot] = first + most - 1
+        stops, left, row = draw.stop_token_ids, draw.min_confidence, rows[0]
+        tokens: list[int] = []
+        chances: list[float] = []
+        sure = draw.confidences or left > 0
+        read = self._context.decode_one
+        try:
+            while True:
+                token = int(row.argmax())
+                if sure:
+                    chances.append(self._chance(row, token))
+                    left = still_needed(left, chances[-1:])
+                elif not math.isfinite(row[token]):
+                    raise FloatingPointError("the logits are not finite")
+                tokens.append(token)
+                ended = len(tokens) >= most or token in stops or left > 1
+                if ended or interrupt.is_set:
+                    return drafted(draw, tokens, chances)
+                row = read(token, first + len(tokens) - 1, slot)
+        finally:
+            self.cache.record(slot, first, tokens[:-1])
+
+    def _chance(self, row: Any, token: int) -> float:
+        """Return the probability of a row's most likely token."""
+        powers = np.subtract(row, row[token], out=self._powers)
+        total = float(np.exp(powers, out=powers).sum())
+        if not math.isfinite(total):
+            raise FloatingPointError("the logits are not finite")
+        return 1.0 / total
 
     def _prepare(self, steps: Sequence[Step]) -> None:
         """Carry out pending copies, reserve positions and drop what the steps overwrite."""
@@ -161,11 +207,3 @@ def _is_simple(draw: Draw) -> bool:
         return True
     listed = spec is not None and not spec.draw_from_it
     return sampling.greedy and not adjusts(sampling) and not listed and draw.step.num_logits <= 1
-
-
-def _chance(row: Any, token: int) -> float:
-    """Return the probability of a row's most likely token."""
-    total = float(np.exp(row - row[token]).sum(dtype=np.float64))
-    if not np.isfinite(total):
-        raise FloatingPointError("the logits are not finite")
-    return 1.0 / total
