@@ -19,6 +19,7 @@ from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Alignment, Translator
 from flyspec import process
 from flyspec.config import DraftSettings
+from flyspec.draft_trees import check_parents
 from flyspec.engine.cache_table import CacheTable
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
@@ -291,7 +292,9 @@ class ClientSession:
                     "context_token_ids; send equally many, 1 to "
                     f"{MAX_TOP_TOKENS}, for each context token after the first"
                 )
-            top = TopTokens(*map(self._fit_ids, top))
+            check_parents(f"{name}.parents", top.parents, len(top.context_token_ids) - 2)
+            ids = map(self._fit_ids, (top.context_token_ids, top.token_ids))
+            top = TopTokens(*ids, top.parents)
             self._check_ids(f"{name}.context_token_ids", top.context_token_ids)
             self._check_ids(f"{name}.token_ids", top.token_ids)
             fitted.append(top)

@@ -56,6 +56,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 max_rules=MAX_RULES,
                 judge=judge,
                 heads=self._engine.heads.infos,
+                takes_trees=not self._engine.model.tree_refusal,
             )
         )
         return info

@@ -95,6 +95,7 @@ class VerifyServiceDescribeResponse(_message.Message):
     MAX_RULES_FIELD_NUMBER: _builtins.int
     JUDGE_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
+    TAKES_TREES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -103,6 +104,8 @@ class VerifyServiceDescribeResponse(_message.Message):
     """Maximum tokens per round without drafts."""
     max_rules: _builtins.int
     """Maximum rules per session, `VerifyOpen.rule` included. 0, as older services say: 1."""
+    takes_trees: _builtins.bool
+    """Whether drafts may be a tree (`VerifyRound.draft_parents`)."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """The target model."""
@@ -147,10 +150,11 @@ class VerifyServiceDescribeResponse(_message.Message):
         max_rules: _builtins.int = ...,
         judge: Global___JudgeInfo | None = ...,
         heads: _abc.Iterable[Global___HeadInfo] | None = ...,
+        takes_trees: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "judge", b"judge", "model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "heads", b"heads", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "heads", b"heads", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs", "takes_trees", b"takes_trees"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__judge: _TypeAlias = _typing.Literal["judge"]  # noqa: Y015
     _WhichOneofArgType__judge: _TypeAlias = _typing.Literal["_judge", b"_judge"]  # noqa: Y015
@@ -679,6 +683,7 @@ class VerifyRound(_message.Message):
     RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
+    DRAFT_PARENTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -754,6 +759,14 @@ class VerifyRound(_message.Message):
     def head(self) -> Global___HeadRequest:
         """The head that drafts after this round's last response. Unset: none."""
 
+    @_builtins.property
+    def draft_parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The drafts are a tree, of which one path is judged: for each draft, the row that
+        it follows. Row 0 is the last token of the sequence, row i the i-th draft,
+        counted from 1; a draft follows an earlier row. Only if `takes_trees`; not with
+        distributions, `teacher_forced` or `head`. None: the drafts are a chain.
+        """
+
     def __init__(
         self,
         *,
@@ -775,10 +788,11 @@ class VerifyRound(_message.Message):
         rule_segments: _abc.Iterable[Global___RuleSegment] | None = ...,
         num_top_tokens: _builtins.int = ...,
         head: Global___HeadRequest | None = ...,
+        draft_parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "head", b"head", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "append_token_ids", b"append_token_ids", "draft_parents", b"draft_parents", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__head: _TypeAlias = _typing.Literal["head"]  # noqa: Y015
     _WhichOneofArgType__head: _TypeAlias = _typing.Literal["_head", b"_head"]  # noqa: Y015
@@ -951,6 +965,7 @@ class VerifyResponse(_message.Message):
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
     HEAD_NS_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the round."""
     keep_length: _builtins.int
@@ -980,7 +995,7 @@ class VerifyResponse(_message.Message):
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
         """One per verified draft: all of them, or the first ones if `draft_survivals`
-        allowed leaving out the others.
+        allowed leaving out the others. Of a tree, one per draft of `path`.
         """
 
     @_builtins.property
@@ -1007,13 +1022,20 @@ class VerifyResponse(_message.Message):
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """If requested: the most likely tokens by raw logits, most likely first, after the
         token before the first draft, then after each verified draft up to an end of
-        sequence, rejected ones included.
+        sequence, rejected ones included; of a tree, after each draft.
         """
 
     @_builtins.property
     def proposal(self) -> Global___HeadProposal:
         """The requested head's proposal, in the last response to a round. Unset: none was
         requested, the sequence has ended, or the head failed; the verdict stands anyway.
+        """
+
+    @_builtins.property
+    def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a tree: the drafts that were judged, by index from 0, each following the one
+        before it. They lead along the target's own tokens, where it has drafts of them,
+        and else to the first draft there.
         """
 
     def __init__(
@@ -1037,10 +1059,11 @@ class VerifyResponse(_message.Message):
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         proposal: Global___HeadProposal | None = ...,
         head_ns: _builtins.int = ...,
+        path: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "open_window", b"open_window", "proposal", b"proposal", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "path", b"path", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

@@ -73,6 +73,7 @@ class DrafterInfo:
     model: ModelInfo | None = None
     tokenizer_fingerprint: str = ""
     num_top_tokens: int = 0
+    makes_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ class VerifyServiceInfo:
     max_rules: int = 0
     judge: JudgeInfo | None = None
     heads: tuple[HeadInfo, ...] = ()
+    takes_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
