@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 
-from draft_service.drafters.base import DrafterSession, Scored, check_move
+from draft_service.drafters.base import DrafterSession, Scored, TreeSession, check_move
 from flyspec.engine.loop import Work
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftTimings
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
@@ -65,7 +65,12 @@ def propose(
     chunks = _Chunks(advance, session, deliver)
     queue_ns, model_ns = perf_counter_ns() - arrival_ns, 0
     num_scored = len(advance.append_token_ids) if advance.score else 0
-    work = session.propose(advance.max_tokens, advance.min_confidence, num_scored)
+    if advance.max_tree_tokens and not num_scored and isinstance(session, TreeSession):
+        work = session.propose_tree(
+            advance.max_tokens, advance.max_tree_tokens, advance.min_confidence
+        )
+    else:
+        work = session.propose(advance.max_tokens, advance.min_confidence, num_scored)
     try:
         item = next(work, None)
         while item is not None:
@@ -110,7 +115,8 @@ class _Chunks:
 
     def add(self, drafted: Drafted) -> None:
         """Add tokens to the chunk, flushing it first where their distributions do not fit."""
-        token_ids, origins, distributions, confidences = drafted
+        token_ids, origins, distributions, confidences, parents = drafted
+        self._parents += parents
         if not distributions:
             self._ids += token_ids
             self._origins += origins
@@ -143,6 +149,7 @@ class _Chunks:
             distributions=self._distributions,
             confidences=self._confidences,
             agreements=self.agreements,
+            parents=self._parents,
         )
         self.agreements = ()
         self._clear()
@@ -152,5 +159,6 @@ class _Chunks:
         self._ids: list[int] = []
         self._origins: list[Origin] = []
         self._confidences: list[float] = []
+        self._parents: list[int] = []
         self._distributions: list[TokenDistribution] = []
         self._bytes = 0

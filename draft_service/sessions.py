@@ -179,6 +179,11 @@ class ClientSession:
                 f"advance.max_tokens is {advance.max_tokens}, but this service proposes at most "
                 f"{limit}; request fewer or raise --max-speculative-tokens"
             )
+        if advance.max_tree_tokens and not advance.max_tokens <= advance.max_tree_tokens <= limit:
+            raise InvalidArgumentError(
+                f"advance.max_tree_tokens must be 0 or between max_tokens, {advance.max_tokens}, "
+                f"and {limit}, got {advance.max_tree_tokens}"
+            )
         if not 0 <= advance.min_confidence <= 1:  # NaN too
             raise InvalidArgumentError(
                 f"advance.min_confidence must be between 0 and 1, got {advance.min_confidence:g}"
@@ -293,8 +298,8 @@ class ClientSession:
                     f"{MAX_TOP_TOKENS}, for each context token after the first"
                 )
             check_parents(f"{name}.parents", top.parents, len(top.context_token_ids) - 2)
-            ids = map(self._fit_ids, (top.context_token_ids, top.token_ids))
-            top = TopTokens(*ids, top.parents)
+            contexts, likely = map(self._fit_ids, (top.context_token_ids, top.token_ids))
+            top = TopTokens(contexts, likely, top.parents)
             self._check_ids(f"{name}.context_token_ids", top.context_token_ids)
             self._check_ids(f"{name}.token_ids", top.token_ids)
             fitted.append(top)

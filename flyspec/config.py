@@ -364,6 +364,11 @@ class OrchestratorSettings(ServerSettings):
         "request's own: none, or key (requests with the same API key); exact texts do not depend "
         "on it, but their speed tells of the others",
     )
+    draft_trees: Literal["off", "on"] = Field(
+        "off",
+        description="whether drafters that make trees are asked for them, second choices included, "
+        "where the target takes trees: as many drafts as K, of which one path is judged",
+    )
     drafters: str = Field(
         "",
         description="more drafters that requests can name: space-separated NAME=ADDRESS, with "

@@ -56,6 +56,14 @@ def paths(parents: Parents) -> list[list[int]]:
     return found
 
 
+def main_path(parents: Parents) -> list[int]:
+    """Return the indices of the first draft, the first one that follows it, and so on."""
+    following, path = children(parents), list[int]()
+    while branches := following[path[-1] + 1 if path else 0]:
+        path.append(branches[0])
+    return path
+
+
 def is_chain(parents: Parents) -> bool:
     """Whether each draft follows the one before it."""
     return all(parent == index for index, parent in enumerate(parents))

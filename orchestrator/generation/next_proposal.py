@@ -28,7 +28,8 @@ class NextProposal:
     `limit` returns how many drafts are useful in a round of this `turn`, if the sequence is longer
     by the given number of tokens. Every request to the drafter has its own, increasing `round_id`;
     `began_ns` is when the round began. If K `adapts`, a round may have fewer drafts than are
-    useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter.
+    useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter. If it
+    `may_be_tree`, a proposal has as many drafts in a tree.
     """
 
     def __init__(
@@ -40,9 +41,11 @@ class NextProposal:
         ledger: Ledger,
         adapts: bool = False,
         prediction: PredictedDrafts | None = None,
+        may_be_tree: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pace, self._drafting, self._ledger = pace, drafting, ledger
         self._sequence, self._limit, self._adapts = sequence, limit, adapts
+        self._may_be_tree = may_be_tree
         self.turn = pace.turn()
         self.round_id = self.began_ns = 0
         self._asked: asyncio.Task[DraftChunk] | None = None
@@ -92,7 +95,7 @@ class NextProposal:
         The drafts begin with the bonus token, which the drafter usually predicts correctly. Since
         it costs the drafter time, this is only done if it was useful in most recent rounds.
         """
-        if proposal.drafter == PREDICTION:
+        if proposal.drafter == PREDICTION or proposal.parents:
             return
         num_drafts, length = len(proposal.token_ids), len(self._sequence)
         self._if_whole = length + num_drafts + 1
@@ -147,7 +150,7 @@ class NextProposal:
             self.round_id = proposal.round_id  # this round's own ID was not used
         if not proposal.token_ids and not self._drafting.reads_verdicts:
             self._pace.nothing_drafted()
-        if math.prod(proposal.confidences) < self.turn.min_confidence:
+        if not proposal.parents and math.prod(proposal.confidences) < self.turn.min_confidence:
             self._ledger.metrics.num_drafter_stops += 1
         return proposal
 
@@ -250,7 +253,8 @@ class NextProposal:
     ) -> asyncio.Task[DraftChunk]:
         self._followed_length, self._wanted = len(self._sequence), num_drafts
         request = DraftAdvance(
-            self.round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score
-        )
+            self.round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score,
+            max_tree_tokens=num_drafts if not score and self._may_be_tree() else 0,
+        )  # fmt: skip
         tokens = self._sequence.tokens.copy()
         return asyncio.create_task(self._drafting.propose(tokens, request))
