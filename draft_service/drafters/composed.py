@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 from draft_service.drafters.base import DrafterSession, Drafting, Scored, sure
 from draft_service.drafters.choosing import Chooser, Evidence, expected
-from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.model import ModelDrafter, ModelSession
 from draft_service.drafters.retrieval import MakeSource, RetrievalSession
 from draft_service.drafters.sources import DraftSource, Guess
-from draft_service.drafters.trees import Nodes, add_chain, best, drafted
+from draft_service.drafters.trees import Nodes, add_chain, add_choices, best, drafted
 from flyspec.engine.model import Draw
 from flyspec.lookup.recycling import NUM_CANDIDATES
 from flyspec.prefix import num_same
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import Drafted, Origin, still_needed
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_needed
 
 MODEL = "model"
 
@@ -82,7 +82,7 @@ class ComposedSession(RetrievalSession):
         open_: DraftOpen,
         sources: Sequence[DraftSource],
         max_length: int,
-        model: DrafterSession | None,
+        model: ModelSession | None,
         evidence: Evidence,
         clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
@@ -136,7 +136,7 @@ class ComposedSession(RetrievalSession):
     def propose_tree(
         self, max_tokens: int, max_tree_tokens: int, min_confidence: float = 0.0
     ) -> Drafting:
-        """Propose what `propose` would, with the guesses of all sources as other branches.
+        """Propose what `propose` would, with the sources' guesses and the model's other choices.
 
         A node is worth what its source had accepted of late, or the model's own probability. The
         model draws its tokens as long as they may be among the best nodes.
@@ -161,21 +161,26 @@ class ComposedSession(RetrievalSession):
         if chosen.num_drawn:
             worst = best(nodes, max_tree_tokens)[max_tree_tokens - 1 :]
             least = max(min_confidence, nodes[worst[0]].value if worst else 0.0)
-            spine, chances = yield from self._spine(chosen, least)
-            add_chain(nodes, spine, chances, Origin.EXACT_MODEL)
+            spine = yield from self._spine(chosen, least)
+            add_chain(nodes, spine.token_ids, spine.confidences, Origin.EXACT_MODEL)
+            choices = spine.distributions
+            add_choices(nodes, spine.token_ids, choices, Origin.EXACT_MODEL)
         if nodes:
             yield self.taken(drafted(nodes, max_tree_tokens, min_confidence))
         self._ended_ns = self._clock_ns()
 
     def _spine(
         self, chosen: _Chosen, min_confidence: float
-    ) -> Generator[Draw | Drafted | Scored, Drafted, tuple[list[int], list[float]]]:
-        """Let the model draw behind the chosen guess; return both, and the chances of the tokens.
+    ) -> Generator[Draw | Drafted | Scored, Drafted, Drafted]:
+        """Let the model draw behind the chosen guess; return both, with the tokens' chances.
 
-        The sequence stays as it is.
+        There is a distribution for each drawn token. The sequence stays as it is.
         """
+        assert self._model is not None
         tokens, before, count = self.token_ids, len(self.token_ids), chosen.num_guessed
         chances = list(chosen.guess.confidences[:count])
+        choices: list[TokenDistribution] = []
+        self._model.num_candidates = NUM_CANDIDATES
         needed = still_needed(min_confidence, chances)
         began_ns = self._clock_ns()
         try:
@@ -186,18 +191,20 @@ class ComposedSession(RetrievalSession):
                     while item is not None:
                         if isinstance(item, Drafted):
                             chances += item.confidences
+                            choices += item.distributions
                             item = next(work, None)
                             continue
                         drawn = yield item
                         item = work.send(drawn)
             spine = tokens[before:]
         finally:
+            self._model.num_candidates = 0
             del tokens[before:]
             self._told = min(self._told, before)
         self._chooser.drafted(len(spine) - count, self._clock_ns() - began_ns)
         if not count:
             self._pending.append((MODEL, spine))
-        return spine, chances
+        return Drafted(spine, distributions=choices, confidences=chances)
 
     def _best(self, most: int) -> _Chosen:
         """Choose among the sources' guesses, the model, and each guess followed by the model."""

@@ -7,12 +7,14 @@ it follows, so that the best nodes are a tree.
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, nsmallest
 from typing import NamedTuple
 
 from flyspec.draft_trees import is_chain
-from flyspec.values.tokens import Drafted, Origin
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 Path = tuple[int, ...]
 Candidates = Callable[[Path], Iterable[tuple[int, float]]]
@@ -34,13 +36,30 @@ def add_chain(
     nodes: Nodes, token_ids: Sequence[int], chances: Sequence[float], origin: Origin
 ) -> None:
     """Add a chain, whose tokens have these chances. A node of two chains is worth the greater."""
-    value, above = 1.0, 1.0
+    value = 1.0
     for end, chance in enumerate(chances, 1):
         path, value = tuple(token_ids[:end]), value * chance
         known = nodes.get(path)
         if known is None or value > known.value:
-            nodes[path] = Node(value, min(1.0, value / above) if above else chance, origin)
-        above = nodes[path].value
+            nodes[path] = Node(value, chance, origin)
+
+
+def add_choices(
+    nodes: Nodes, chain: Sequence[int], choices: Sequence[TokenDistribution], origin: Origin
+) -> None:
+    """Add the other tokens that might stand in the place of each of the last tokens of a chain.
+
+    There is a list of them for each of these.
+    """
+    first = len(chain) - len(choices)
+    for index, (log_probs, token_ids) in enumerate(choices, first):
+        above = tuple(chain[:index])
+        value = nodes[above].value if above else 1.0
+        for token, logprob in zip(token_ids, struct.iter_unpack("<e", log_probs), strict=True):
+            chance, path = math.exp(logprob[0]), (*above, token)
+            known = nodes.get(path)
+            if known is None or known.value < value * chance:
+                nodes[path] = Node(value * chance, chance, origin)
 
 
 def grow(count: int, max_depth: int, candidates: Candidates, origin: Origin) -> Nodes:
