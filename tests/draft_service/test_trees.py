@@ -101,15 +101,14 @@ def test_recycled_candidates_make_a_tree() -> None:
 def test_sessions_of_the_composed_drafter_stay_in_order(loaded: LoadedModel) -> None:
     runner = CountingRunner(loaded, 2)
     drafters = {d.info.name: d for d in offered(runner, (EOS,), None, CONTEXT_LENGTH)}
-    draw, round_id = random.Random(0), 0
+    draw = random.Random(0)
     text = [draw.randrange(3, 250) for _ in range(12)] * 2
     states = {
         name: SessionState(lambda name=name: drafters[name].open(DraftOpen(text, GREEDY, 0)))
         for name in ("model", "composed")
     }
     keep, append = len(text), list[int]()
-    for _ in range(6):
-        round_id += 1
+    for round_id in range(1, 7):
         advance = DraftAdvance(round_id, keep, append, 6)
         chain = proposed(states["model"], runner, advance).token_ids
         tree = proposed(
