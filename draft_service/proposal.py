@@ -10,7 +10,13 @@ from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns
 from typing import Protocol
 
-from draft_service.drafters.base import DrafterSession, Drafting, Scored, check_move
+from draft_service.drafters.base import (
+    DrafterSession,
+    Drafting,
+    Scored,
+    TreeSession,
+    check_move,
+)
 from flyspec.engine.loop import Ran, Work
 from flyspec.engine.model import Draw
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftTimings
@@ -104,7 +110,10 @@ def propose(
     left = 0 if is_whole or needed > 1 else advance.max_tokens - len(made.token_ids)
     if left > 0 or advance.score:
         num_scored = len(advance.append_token_ids) if advance.score else 0
-        work = session.propose(left, needed, num_scored)
+        if advance.max_tree_tokens and not num_scored and isinstance(session, TreeSession):
+            work = session.propose_tree(left, advance.max_tree_tokens, needed)
+        else:
+            work = session.propose(left, needed, num_scored)
         model_ns = yield from draft(state, work, chunks, chunk_tokens)
     chunks.flush(DraftTimings(queue_ns, model_ns, perf_counter_ns() - arrival_ns))
     if ahead is not None and (wanted := advance.ahead):
@@ -177,7 +186,8 @@ class Chunks:
 
     def add(self, drafted: Drafted) -> None:
         """Add tokens to the chunk, flushing it first where their distributions do not fit."""
-        token_ids, origins, distributions, confidences = drafted
+        token_ids, origins, distributions, confidences, parents = drafted
+        self._parents += parents
         if not distributions:
             self._ids += token_ids
             self._origins += origins
@@ -211,6 +221,7 @@ class Chunks:
             confidences=self._confidences,
             agreements=self.agreements,
             ahead=self._ahead,
+            parents=self._parents,
         )
         self.agreements = ()
         self._clear()
@@ -220,5 +231,6 @@ class Chunks:
         self._ids: list[int] = []
         self._origins: list[Origin] = []
         self._confidences: list[float] = []
+        self._parents: list[int] = []
         self._distributions: list[TokenDistribution] = []
         self._bytes = 0

@@ -20,6 +20,7 @@ from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Alignment, Translator
 from flyspec import process
 from flyspec.config import DraftSettings
+from flyspec.draft_trees import check_parents
 from flyspec.engine.cache_table import CacheTable
 from flyspec.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
@@ -197,6 +198,11 @@ class ClientSession:
                 f"advance.max_tokens is {advance.max_tokens}, but this service proposes at most "
                 f"{limit}; request fewer or raise --max-speculative-tokens"
             )
+        if advance.max_tree_tokens and not advance.max_tokens <= advance.max_tree_tokens <= limit:
+            raise InvalidArgumentError(
+                f"advance.max_tree_tokens must be 0 or between max_tokens, {advance.max_tokens}, "
+                f"and {limit}, got {advance.max_tree_tokens}"
+            )
         if not 0 <= advance.min_confidence <= 1:  # NaN too
             raise InvalidArgumentError(
                 f"advance.min_confidence must be between 0 and 1, got {advance.min_confidence:g}"
@@ -355,7 +361,9 @@ class ClientSession:
                     "context_token_ids; send equally many, 1 to "
                     f"{MAX_TOP_TOKENS}, for each context token after the first"
                 )
-            top = TopTokens(*map(self._fit_ids, top))
+            check_parents(f"{name}.parents", top.parents, len(top.context_token_ids) - 2)
+            contexts, likely = map(self._fit_ids, (top.context_token_ids, top.token_ids))
+            top = TopTokens(contexts, likely, top.parents)
             self._check_ids(f"{name}.context_token_ids", top.context_token_ids)
             self._check_ids(f"{name}.token_ids", top.token_ids)
             fitted.append(top)

@@ -371,6 +371,11 @@ class OrchestratorSettings(ServerSettings):
         "next round for its likeliest verdicts: where measured rounds are faster for it (auto), "
         "always, or never",
     )
+    draft_trees: Literal["off", "on"] = Field(
+        "off",
+        description="whether drafters that make trees are asked for them, second choices included, "
+        "where the target takes trees: as many drafts as K, of which one path is judged",
+    )
     drafters: str = Field(
         "",
         description="more drafters that requests can name: space-separated NAME=ADDRESS, with "

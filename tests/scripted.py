@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
+from flyspec.draft_trees import paths
 from flyspec.engine import stepwise
-from flyspec.engine.cache_table import CacheTable
+from flyspec.engine.cache_table import CacheTable, RowCopy
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
@@ -41,6 +42,7 @@ class ScriptedModel:
         cache: CacheTable | None = None,
     ) -> None:
         self.bytes_per_token = 0
+        self.tree_refusal = ""
         self.info = ModelInfo("scripted", "", len(script([0])), context_length)
         self.cache = cache or SlotTable(num_slots, context_length)
         self._width = self.cache.block_size or context_length
@@ -61,7 +63,11 @@ class ScriptedModel:
         assert len({step.slot for step in steps}) == len(steps)
         for slot, start, token_ids, *_ in steps:
             self.cache.reserve(slot, start, len(token_ids))
-        for source, target, length in self.cache.take_moves().copies:
+        for copy in self.cache.take_moves().copies:
+            if isinstance(copy, RowCopy):
+                self._memory[copy.targets] = self._memory[copy.sources]
+                continue
+            source, target, length = copy
             read, written = source * self._width, target * self._width
             self._memory[written : written + length] = self._memory[read : read + length]
         return [self._rows(step) for step in steps]
@@ -70,14 +76,17 @@ class ScriptedModel:
         return stepwise.draw(self.forward, draws, interrupt)
 
     def _rows(self, step: Step) -> Rows:
-        slot, start, token_ids, count, layers, _ = step
+        slot, start, token_ids, count, layers, *_ = step
         assert self.cache.length(slot) == start, "the step builds on what the slot lacks"
         self._memory[self.cache.rows(slot, start, len(token_ids))] = token_ids
-        tokens = self._memory[self.cache.rows(slot, 0, start + len(token_ids))].tolist()
-        self.cache.record(slot, start, token_ids)
+        self.cache.record(slot, start, token_ids[: step.num_chained])
+        end = start + step.num_chained
+        tokens = self._memory[self.cache.rows(slot, 0, end)].tolist()
         assert tokens == self.cache.held(slot)
-        ends = range(len(tokens) - count + 1, len(tokens) + 1)
-        logits = torch.tensor([self._script(tokens[:end]) for end in ends], dtype=torch.float64)
-        kept = range(len(tokens) - step.hidden_count + 1, len(tokens) + 1)
-        hidden = [torch.tensor([[tokens[end - 1], i] for end in kept]) for i in layers]
+        tree = self._memory[self.cache.rows(slot, end, len(step.parents))].tolist()
+        texts = [tokens[:i] for i in range(1, end + 1)]  # what each row reads
+        texts += [[*tokens, *(tree[i] for i in path)] for path in paths(step.parents)]
+        wanted, kept = texts[len(texts) - count :], texts[len(texts) - step.hidden_count :]
+        logits = torch.tensor([self._script(text) for text in wanted], dtype=torch.float64)
+        hidden = [torch.tensor([[text[-1], i] for text in kept]) for i in layers]
         return Rows(logits.view(count, self.info.vocab_size), tuple(hidden))

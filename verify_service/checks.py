@@ -36,6 +36,7 @@ def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Length
         "round": {
             "append_token_ids": sequence,
             "draft_token_ids": (drafts, f"drafts; this service checks at most {drafts}"),
+            "draft_parents": (drafts, f"entries; this service checks at most {drafts} drafts"),
             "rule_segments": (drafts + 1, f"segments; {drafts} drafts have at most as many"),
             "draft_survivals": (drafts, f"entries; this service checks at most {drafts} drafts"),
             "open_window.target_logprobs.top_token_ids": top,

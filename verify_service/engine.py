@@ -31,6 +31,7 @@ from verify_service.early_steps import EarlySteps
 from verify_service.heads import Heads
 from verify_service.sessions import TargetSession, check_open
 from verify_service.slot_queue import SessionPlace, SlotQueue
+from verify_service.trees import check_tree
 from verify_service.verdicts import RoundContext, RoundJudge
 
 Answer = Verdict | Exception
@@ -266,6 +267,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         arrived_ns: int,
     ) -> Work[Rows | Drafted | Judged]:
         """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step."""
+        check_tree(session, round_, self.model.tree_refusal)
         self.heads.check(round_.head)
         self.withdraw(session)  # an early step that has not run
         session.begin(round_)
@@ -283,6 +285,8 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
             context = RoundContext(session, round_, distributions, head, is_last)
             want = Draw(self._step_of(context))
+            if round_.draft_parents:
+                want = want._replace(step=want.step._replace(parents=tuple(round_.draft_parents)))
             if plainly:
                 steps = 1
                 if not first:
@@ -313,6 +317,8 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 if isinstance(judged, Exception):
                     raise judged
                 verdict = judged
+            if round_.draft_parents:
+                drafts = self._keep_path(slot, round_, verdict)
             session.apply(verdict, drafts)
             remaining -= 1 + len(verdict.plain_token_ids)
             # A round whose window failed does not continue as plain decoding.
@@ -343,6 +349,14 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         layers = (*context.hidden_layers, *self.heads.layers(context.head))
         reader = self.heads.reader(context.head)
         return context.session.step(context.round.draft_token_ids, layers, reader)
+
+    def _keep_path(self, slot: int, round_: VerifyRound, verdict: Verdict) -> Sequence[int]:
+        """Keep what was accepted of a tree in the cache; return the drafts that were judged."""
+        drafts = round_.along(verdict.path).draft_token_ids
+        if not verdict.failed:
+            count, start = verdict.num_accepted, verdict.start_length
+            self.model.cache.keep_path(slot, start, verdict.path[:count], drafts[:count])
+        return drafts
 
 
 def _is_drawn(want: Draw) -> bool:

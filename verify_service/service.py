@@ -23,7 +23,6 @@ from flyspec.values.rounds import (
     VerifyOpen,
     VerifyRound,
 )
-from flyspec.values.tokens import TokenDistribution
 from verify_service.checks import RULE_LENGTHS, RoundInbox, length_limits
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import TargetSession
@@ -65,6 +64,7 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                 judge=judge,
                 heads=self._engine.heads.infos,
                 max_staged_rounds=MAX_STAGED_ROUNDS,
+                takes_trees=not self._engine.model.tree_refusal,
             )
         )
         return info

@@ -18,6 +18,7 @@ from flyspec.values.tokens import SamplingParams, TokenDistribution
 from verify_service.rules import decide_all, hear
 from verify_service.rules.inquiry import Answers, Hearing, Inquiry, Round
 from verify_service.sessions import TargetSession
+from verify_service.trees import path_of, rows_along
 
 _GREEDY = SamplingParams()
 
@@ -37,7 +38,8 @@ class RoundContext(NamedTuple):
     @property
     def survivals(self) -> Sequence[float]:
         """The chances of drafts that may be left out; an open window needs all of its drafts."""
-        return () if self.round.open_window else self.round.draft_survivals
+        whole = self.round.open_window or self.round.draft_parents
+        return () if whole else self.round.draft_survivals
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -80,6 +82,22 @@ class RoundJudge:
         return [found[index] for index in range(len(rounds))]
 
     def _hear(self, context: RoundContext, rows: Rows) -> Hearing:
+        round_ = context.round
+        if not round_.draft_parents:
+            return self._hear_chain(context, rows)
+        path = tuple(path_of(context.session, round_, rows.logits, self.eos))
+        chain = context._replace(round=replace(round_.along(path), num_top_tokens=0))
+        inquiry, decide = self._hear_chain(chain, rows_along(rows, path))
+
+        def decide_and_tell(answers: Answers) -> Verdict:
+            top = ()
+            if count := min(round_.num_top_tokens, rows.logits.shape[1]):
+                top = tuple(rows.logits.topk(count, dim=-1).indices.flatten().tolist())
+            return replace(decide(answers), path=path, top_token_ids=top)
+
+        return Hearing(inquiry, decide_and_tell)
+
+    def _hear_chain(self, context: RoundContext, rows: Rows) -> Hearing:
         session, round_, distributions, *_ = context
         logits = rows.logits
         drafts = round_.draft_token_ids[: logits.shape[0] - 1]

@@ -7,7 +7,7 @@ many sessions into one forward. Does not import torch.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from flyspec.engine.model import Draw
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError
@@ -72,6 +72,20 @@ class ForeseeingSession(DrafterSession, Protocol):
 
     def second_choices(self, num_proposed: int) -> Generator[Draw, Drafted, Sequence[SecondChoice]]:
         """Return those at the last `num_proposed` tokens and behind them, likeliest first."""
+
+
+@runtime_checkable
+class TreeSession(DrafterSession, Protocol):
+    """The session of a drafter that makes trees."""
+
+    def propose_tree(
+        self, max_tokens: int, max_tree_tokens: int, min_confidence: float = 0.0
+    ) -> Drafting:
+        """Propose a tree of up to `max_tree_tokens`, with paths of up to `max_tokens`, at once.
+
+        No tree becomes part of the sequence. A tree that is a chain is proposed as one, and does.
+        Nothing follows a token that the text goes through less likely than `min_confidence`.
+        """
 
 
 class Drafter(Protocol):

@@ -7,21 +7,24 @@ the target's in any case; only its speed depends on the choice.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from draft_service.drafters.base import DrafterSession, Drafting, sure
+from draft_service.drafters.base import DrafterSession, Drafting, Scored, sure
 from draft_service.drafters.choosing import Chooser, Evidence, expected
-from draft_service.drafters.model import ModelDrafter
+from draft_service.drafters.model import ModelDrafter, ModelSession
 from draft_service.drafters.retrieval import MakeSource, RetrievalSession
 from draft_service.drafters.sources import DraftSource, Guess
+from draft_service.drafters.trees import Nodes, add_chain, add_choices, best, drafted
+from flyspec.engine.model import Draw
 from flyspec.lookup.recycling import NUM_CANDIDATES
 from flyspec.patience import Patience
+from flyspec.prefix import num_same
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
-from flyspec.values.tokens import Drafted, still_needed
+from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_needed
 
 MODEL = "model"
 
@@ -43,6 +46,7 @@ class ComposedDrafter:
             model.info.model if model else None,
             "" if model else tokenizer_fingerprint,
             NUM_CANDIDATES,
+            makes_trees=True,
         )
         self.needs_model = model is not None
         self.max_length = model.max_length if model else max_length
@@ -86,7 +90,7 @@ class ComposedSession(RetrievalSession):
         open_: DraftOpen,
         sources: Sequence[DraftSource],
         max_length: int,
-        model: DrafterSession | None,
+        model: ModelSession | None,
         evidence: Evidence,
         patience: Mapping[str, Patience],
         clock_ns: Callable[[], int] = perf_counter_ns,
@@ -110,12 +114,7 @@ class ComposedSession(RetrievalSession):
     ) -> Drafting:
         """Propose the tokens that promise most per time, with confidences."""
         chooser = self._chooser
-        if self._ended_ns:
-            chooser.rested(self._clock_ns() - self._ended_ns)
-        text = self.token_ids[self._proposed_at :]
-        for kind, token_ids in self._pending:
-            chooser.followed(kind, token_ids, text)
-        self._pending, self._proposed_at = [], len(self.token_ids)
+        self._look_back()
         if num_scored and self._model is not None:
             yield from self._drawn(0, 0.0, num_scored)
         self._read_all()
@@ -133,6 +132,89 @@ class ComposedSession(RetrievalSession):
             if not count:
                 self._pending.append((MODEL, drawn))
         self._ended_ns = self._clock_ns()
+
+    def _look_back(self) -> None:
+        """Learn from what has happened since the last proposal."""
+        chooser = self._chooser
+        if self._ended_ns:
+            chooser.rested(self._clock_ns() - self._ended_ns)
+        text = self.token_ids[self._proposed_at :]
+        for kind, token_ids in self._pending:
+            chooser.followed(kind, token_ids, text)
+        self._pending, self._proposed_at = [], len(self.token_ids)
+
+    def propose_tree(
+        self, max_tokens: int, max_tree_tokens: int, min_confidence: float = 0.0
+    ) -> Drafting:
+        """Propose what `propose` would, with the sources' guesses and the model's other choices.
+
+        A node is worth what its source had accepted of late, or the model's own probability. The
+        model draws its tokens as long as they may be among the best nodes.
+        """
+        if self._distributions:
+            yield from self.propose(max_tokens, min_confidence)
+            return
+        self._look_back()
+        self._read_all()
+        chooser, nodes = self._chooser, Nodes()
+        room = self._room(max_tokens)
+        chosen = self._best(room)
+        for source in self._sources if room else ():
+            guess = source.guess(self.token_ids, room)
+            tree = source.tree(self.token_ids, room, max_tree_tokens)
+            chance = chooser.chance(source.class_of(guess))
+            chances = [chance] * len(guess.token_ids)
+            add_chain(nodes, guess.token_ids, chances, Origin.EXACT_LOOKUP)
+            for path, node in (tree or {}).items():
+                if path not in nodes or nodes[path].value < node.value:
+                    nodes[path] = node
+        if chosen.num_drawn:
+            worst = best(nodes, max_tree_tokens)[max_tree_tokens - 1 :]
+            least = max(min_confidence, nodes[worst[0]].value if worst else 0.0)
+            spine = yield from self._spine(chosen, least)
+            add_chain(nodes, spine.token_ids, spine.confidences, Origin.EXACT_MODEL)
+            choices = spine.distributions
+            add_choices(nodes, spine.token_ids, choices, Origin.EXACT_MODEL)
+        if nodes:
+            yield self.taken(drafted(nodes, max_tree_tokens, min_confidence))
+        self._ended_ns = self._clock_ns()
+
+    def _spine(
+        self, chosen: _Chosen, min_confidence: float
+    ) -> Generator[Draw | Drafted | Scored, Drafted, Drafted]:
+        """Let the model draw behind the chosen guess; return both, with the tokens' chances.
+
+        There is a distribution for each drawn token. The sequence stays as it is.
+        """
+        assert self._model is not None
+        tokens, before, count = self.token_ids, len(self.token_ids), chosen.num_guessed
+        chances = list(chosen.guess.confidences[:count])
+        choices: list[TokenDistribution] = []
+        self._model.num_candidates = NUM_CANDIDATES
+        needed = still_needed(min_confidence, chances)
+        began_ns = self._clock_ns()
+        try:
+            tokens += chosen.guess.token_ids[:count]
+            if needed <= 1:
+                with closing(self._drawn(chosen.num_drawn, needed)) as work:
+                    item = next(work, None)
+                    while item is not None:
+                        if isinstance(item, Drafted):
+                            chances += item.confidences
+                            choices += item.distributions
+                            item = next(work, None)
+                            continue
+                        drawn = yield item
+                        item = work.send(drawn)
+            spine = tokens[before:]
+        finally:
+            self._model.num_candidates = 0
+            del tokens[before:]
+            self._told = min(self._told, before)
+        self._chooser.drafted(len(spine) - count, self._clock_ns() - began_ns)
+        if not count:
+            self._pending.append((MODEL, spine))
+        return Drafted(spine, distributions=choices, confidences=chances)
 
     def _best(self, most: int) -> _Chosen:
         """Choose among the sources' guesses, the model, and each guess followed by the model."""
@@ -167,6 +249,8 @@ class ComposedSession(RetrievalSession):
         """Let the model propose; what it drafts becomes part of the sequence."""
         model, tokens = self._model, self.token_ids
         assert model is not None
+        # Of a tree, it still has the tokens that it drew itself.
+        self._told += num_same(model.token_ids[self._told :], tokens[self._told :])
         model.move(self._told, tokens[self._told :])
         self._told = len(tokens)
         work = model.propose(max_tokens, min_confidence, num_scored)

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from math import exp
 from struct import unpack
 
-from draft_service.drafters.base import DrafterSession, Drafting, Scored, SecondChoice
+from draft_service.drafters.base import Drafting, Scored, SecondChoice
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import MAX_STAGED_ROUNDS, DistributionSpec, DraftOpen, TopTokens
@@ -32,7 +32,7 @@ class ModelDrafter:
         self.max_length = model.info.context_length
         self._model, self._eos = model, frozenset(eos_token_ids)
 
-    def open(self, open_: DraftOpen) -> DrafterSession:
+    def open(self, open_: DraftOpen) -> ModelSession:
         return ModelSession(self._model, self._eos, open_)
 
 
@@ -44,6 +44,9 @@ class ModelSession:
         self._open, self._eos = open_, eos
         self._context_length, self._cache = model.info.context_length, model.cache
         self._slot, self.cached = model.cache.acquire(open_.token_ids)
+        self.num_candidates = 0
+        """If not 0, drafts come with distributions over as many most likely tokens, unless the
+        session has its own."""
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:
         del self.token_ids[keep_length:]
@@ -123,11 +126,16 @@ class ModelSession:
         start = min(self.cached, len(tokens) - 1)
         step = Step(self._slot, start, [*tokens[start:], *guess], 1 + len(guess))
         drawn = yield Draw(
-            step, open_.sampling, open_.seed, self._history(tokens), open_.distribution,
+            step, open_.sampling, open_.seed, self._history(tokens), self._distribution,
             max_tokens, self._eos, min_confidence, confidences=True,
         )  # fmt: skip
         self.cached = start + len(step.token_ids) + len(drawn.token_ids) - step.num_logits
         return drawn
+
+    @property
+    def _distribution(self) -> DistributionSpec | None:
+        candidates = DistributionSpec(self.num_candidates) if self.num_candidates else None
+        return self._open.distribution or candidates
 
     def _history(self, tokens: Sequence[int]) -> History | None:
         """Return what precedes a row of logits, if sampling depends on it."""

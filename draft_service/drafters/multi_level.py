@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from draft_service.drafters.base import DrafterSession, Drafting, sure
+from draft_service.drafters.base import Drafting, sure
 from draft_service.drafters.model import ModelDrafter, ModelSession
 from flyspec.engine.model import Model
 from flyspec.lookup import PromptLookup
@@ -27,7 +27,7 @@ class MultiLevelDrafter(ModelDrafter):
 
     kind = "multi_level"
 
-    def open(self, open_: DraftOpen) -> DrafterSession:
+    def open(self, open_: DraftOpen) -> MultiLevelSession:
         return MultiLevelSession(self._model, self._eos, open_)
 
 

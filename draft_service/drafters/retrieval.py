@@ -12,6 +12,7 @@ from draft_service.drafters.sources import (
     LookupSource,
     RecyclingSource,
 )
+from draft_service.drafters.trees import drafted
 from flyspec.datastore.store import Datastore
 from flyspec.lookup.ngrams import MAX_COMPARED
 from flyspec.lookup.recycling import NUM_CANDIDATES
@@ -56,7 +57,9 @@ def token_recycling(scopes: Scopes, max_length: int = 0) -> RetrievalDrafter:
         shared = _shared(scopes, open_)
         return RecyclingSource(shared.recycled if shared else None)
 
-    info = DrafterInfo("token_recycling", "token_recycling", num_top_tokens=NUM_CANDIDATES)
+    info = DrafterInfo(
+        "token_recycling", "token_recycling", num_top_tokens=NUM_CANDIDATES, makes_trees=True
+    )
     return RetrievalDrafter(info, make, max_length)
 
 
@@ -109,6 +112,25 @@ class RetrievalSession:
         count = sure(min_confidence, guess.confidences, len(guess.token_ids))
         if count:
             yield self.drafted(guess, count)
+
+    def propose_tree(
+        self, max_tokens: int, max_tree_tokens: int, min_confidence: float = 0.0
+    ) -> Drafting:
+        """Propose the source's tree, or what it guesses if it makes none."""
+        (source,) = self._sources
+        room = self._room(max_tokens)
+        self._read_all()
+        nodes = None if self._distributions else source.tree(self.token_ids, room, max_tree_tokens)
+        if nodes is None:
+            yield from self.propose(max_tokens, min_confidence)
+        elif nodes:
+            yield self.taken(drafted(nodes, max_tree_tokens, min_confidence))
+
+    def taken(self, tree: Drafted) -> Drafted:
+        """Return drafts, which become part of the sequence if they are a chain."""
+        if not tree.parents:
+            self.token_ids += tree.token_ids
+        return tree
 
     def drafted(self, guess: Guess, count: int) -> Drafted:
         """Append the first `count` tokens of a guess, and return them as drafted."""

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from draft_service.drafters.choosing import OTHERS_MEMORY, AcceptanceTally
+from draft_service.drafters.trees import Nodes, Path, grow
 from flyspec.datastore.store import MAX_MATCH, Datastore
 from flyspec.drafter_names import DrafterKind
 from flyspec.lookup import PromptLookup
@@ -13,7 +15,10 @@ from flyspec.lookup.ngrams import MAX_COMPARED
 from flyspec.lookup.recycling import Recycled
 from flyspec.lookup.shared import FinishedTexts
 from flyspec.values.rounds import TopTokens
+from flyspec.values.tokens import Origin
 
+RANK_WEIGHT = 4.0
+"""Weight, in tokens, of what is assumed of a candidate's rank: right half as often as the last."""
 MAX_LENGTH_CLASS = 12
 """Guesses that follow longer matches are of one class."""
 
@@ -44,6 +49,13 @@ class DraftSource(ABC):
     @abstractmethod
     def guess(self, tokens: Sequence[int], max_tokens: int) -> Guess:
         """Return up to `max_tokens` tokens that may follow `tokens`, which have been read."""
+
+    def tree(self, tokens: Sequence[int], max_tokens: int, max_tree_tokens: int) -> Nodes | None:
+        """Return a tree of up to so many tokens that may follow, with paths of up to `max_tokens`.
+
+        None if this source makes chains only.
+        """
+        return None
 
     def learn(self, top: TopTokens) -> None:  # noqa: B027
         """Note what the target would have said in a round."""
@@ -87,9 +99,13 @@ class RecyclingSource(DraftSource):
     def __init__(self, recycled: Recycled | None = None) -> None:
         self._recycled = Recycled() if recycled is None else recycled
         self._last: list[int] = []  # of what was read
+        self._ranks: dict[tuple[int, int], AcceptanceTally] = {}
+        """How often candidates were right, by how many tokens they follow and their rank."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
         text = [*self._last, *token_ids]
+        if self._ranks:  # there is a tree to be made
+            self._rate(text)
         self._recycled.read(text)
         self._last = text[-2:]
 
@@ -98,6 +114,35 @@ class RecyclingSource(DraftSource):
 
     def guess(self, tokens: Sequence[int], max_tokens: int) -> Guess:
         return Guess(*self._recycled.chain(tokens[-2:], max_tokens))
+
+    def tree(self, tokens: Sequence[int], max_tokens: int, max_tree_tokens: int) -> Nodes:
+        """Return the likeliest candidates of candidates, by how often each rank was right of late.
+
+        The paper's tree has one shape for all rounds; this one also knows whether candidates follow
+        two tokens or one, and grows only where there are any.
+        """
+        last = tokens[-2:]
+        self._ranks.setdefault((2, 0), AcceptanceTally())
+
+        def candidates(path: Path) -> list[tuple[int, float]]:
+            before, token = (-1, *last, *path)[-2:]
+            token_ids, followed = self._recycled.candidates(before, token)
+            return [(each, self._chance(followed, i)) for i, each in enumerate(token_ids)]
+
+        return grow(max_tree_tokens, max_tokens, candidates, Origin.EXACT_LOOKUP)
+
+    def _chance(self, followed: int, rank: int) -> float:
+        tally = self._ranks.get((followed, rank))
+        prior = 0.5 ** (rank + 1)
+        return tally.chance(prior, RANK_WEIGHT) if tally else prior
+
+    def _rate(self, text: Sequence[int]) -> None:
+        """Count which candidates were right in a text."""
+        for before, token, following in zip(text, text[1:], text[2:], strict=False):
+            token_ids, followed = self._recycled.candidates(before, token)
+            for rank, candidate in enumerate(token_ids):
+                tally = self._ranks.setdefault((followed, rank), AcceptanceTally())
+                tally.add(candidate == following, candidate != following, OTHERS_MEMORY)
 
     def learn(self, top: TopTokens) -> None:
         self._recycled.learn(top)

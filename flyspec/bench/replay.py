@@ -109,6 +109,10 @@ class ReplayModel:
     def bytes_per_token(self) -> int:
         return 0 if self._pace is None else self._pace.bytes_per_token
 
+    @property
+    def tree_refusal(self) -> str:
+        return "a replayed text is a chain"
+
     def warm_up(self) -> None:
         """Warm up the model that it keeps pace with, if any."""
         if self._pace is not None:

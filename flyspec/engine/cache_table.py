@@ -49,6 +49,13 @@ class Copy(NamedTuple):
     length: int
 
 
+class RowCopy(NamedTuple):
+    """Copy rows of memory, in this order: `sources` to `targets`, as `CacheTable.rows` counts."""
+
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+
 class BlockChange(NamedTuple):
     """Entry `index` of the block table's row `slot` is `block` now."""
 
@@ -60,7 +67,7 @@ class BlockChange(NamedTuple):
 class Moves(NamedTuple):
     """What must happen before the next step: copies in memory, in order, and in mirrored tables."""
 
-    copies: Sequence[Copy] = ()
+    copies: Sequence[Copy | RowCopy] = ()
     changes: Sequence[BlockChange] = ()
 
 
@@ -82,7 +89,7 @@ class CacheTable(ABC):
         self.num_slots, self.max_length = num_slots, max_length
         self.reuse = True
         self.queries = self.hits = self.preemptions = 0
-        self.pending_copies: list[Copy] = []
+        self.pending_copies: list[Copy | RowCopy] = []
 
     @property
     def num_free_blocks(self) -> int:
@@ -127,6 +134,18 @@ class CacheTable(ABC):
     @abstractmethod
     def record(self, slot: int, start: int, token_ids: Sequence[int]) -> None:
         """Note that `slot` holds `token_ids` after its first `start` tokens, and nothing else."""
+
+    def keep_path(self, slot: int, start: int, path: Sequence[int], ids: Sequence[int]) -> None:
+        """Keep of a tree that `slot` was just given after its first `start` tokens only a path.
+
+        `path` has the indices of its tokens in the tree, ascending, and `ids` these tokens.
+        """
+        moved = [i for i, index in enumerate(path) if index != i]
+        if moved:
+            rows = self.rows(slot, start, path[-1] + 1).tolist()
+            copy = RowCopy([rows[path[i]] for i in moved], [rows[i] for i in moved])
+            self.pending_copies.append(copy)
+        self.record(slot, start, ids)
 
     @abstractmethod
     def length(self, slot: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from flyspec.engine.cache_table import ZEROS, Copy, Moves
+from flyspec.engine.cache_table import ZEROS, Copy, Moves, RowCopy
 from flyspec.engine.lazy_memory import lazy_zeros
 
 
@@ -65,7 +65,11 @@ class KVLayer(CacheLayerMixin):
         other contents, or zeros.
         """
 
-    def copy(self, copy: Copy) -> None:
+    def copy(self, copy: Copy | RowCopy) -> None:
+        if isinstance(copy, RowCopy):
+            for flat in self._flat:
+                flat[copy.targets] = flat[copy.sources]  # reads all before it writes
+            return
         for states in (self.keys, self.values):
             if states is None:
                 continue
@@ -111,7 +115,7 @@ class KVLayer(CacheLayerMixin):
 class KVCache(Cache):
     """The memory of all layers. Subclasses are also the table that says which rows hold what."""
 
-    pending_copies: list[Copy]
+    pending_copies: list[Copy | RowCopy]
 
     def __init__(self, kv_layers: Sequence[KVLayer]) -> None:
         super().__init__(layers=list(kv_layers))

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from flyspec.draft_trees import depths
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, SamplingParams
@@ -66,6 +67,22 @@ class Step(NamedTuple):
     num_hidden: int | None = None
     """Hidden rows to return, of the last tokens (None: `num_logits`). Unlike logits, they cost
     nothing but their memory, so that a prompt's can be read."""
+    parents: tuple[int, ...] = ()
+    """If not empty, as many of the last tokens are a tree (`flyspec.draft_trees`); row 0 is the
+    token before them. A token reads what leads to it, and has the position that it would have in a
+    chain of that. The slot holds nothing of them until `CacheTable.keep_path`."""
+
+    @property
+    def num_chained(self) -> int:
+        """Tokens before the tree: all of them without one."""
+        return len(self.token_ids) - len(self.parents)
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each token in the sequence."""
+        first = self.start + self.num_chained - 1  # of the tree's row 0
+        chain = range(self.start, first + 1)
+        return [*chain, *(first + depth for depth in depths(self.parents))]
 
     @property
     def hidden_count(self) -> int:
@@ -91,6 +108,12 @@ def check_layers(steps: Sequence[Step], num_layers: int) -> None:
     for layer in {layer for step in steps for layer in step.hidden_layers}:
         if not -num_layers - 1 <= layer <= num_layers:
             raise ValueError(f"hidden_layers: {layer} is not between 0 and {num_layers}")
+
+
+def check_trees(steps: Sequence[Step], refusal: str) -> None:
+    """Raise `ValueError` if a step is a tree and there is a `refusal` (`Model.tree_refusal`)."""
+    if refusal and any(step.parents for step in steps):
+        raise ValueError(f"parents: {refusal}")
 
 
 class History(NamedTuple):
@@ -152,6 +175,10 @@ class Model(Protocol):
     def bytes_per_token(self) -> int:
         """Bytes of cache per token on this device; 0 before the first forward."""
 
+    @property
+    def tree_refusal(self) -> str:
+        """Why steps of this model cannot be trees (`Step.parents`); empty if they can."""
+
     def warm_up(self) -> None:
         """Check the model against its reference, and run what the first request would pay for.
 
@@ -164,7 +191,8 @@ class Model(Protocol):
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """Run all steps in one forward and return each one's rows. No two may share a slot.
 
-        The rows are valid until the next call.
+        The rows are valid until the next call. Raises `ValueError` for a tree if there is a
+        `tree_refusal`.
         """
 
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:

@@ -32,11 +32,12 @@ class PackedSteps:
         wanted: list[int] = []
         positions: list[int] = []
         index: list[int] = []
-        for slot, start, tokens, num_logits, *_ in steps:
+        for step in steps:
+            slot, start, tokens, num_logits, *_ = step
             row, count = len(token_ids), len(tokens)
-            segments.append(Segment(slot, start, count, row))
+            segments.append(Segment(slot, start, count, row, step.parents))
             token_ids += tokens
-            positions += range(start, start + count)
+            positions += step.positions
             index += cache.rows(slot, start, count).tolist()
             wanted += range(row + count - num_logits, row + count)
         total = len(token_ids)

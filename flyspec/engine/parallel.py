@@ -215,6 +215,10 @@ class LeadRunner(ModelRunner):
 
     _group: RankGroup | None = None
 
+    @property
+    def tree_refusal(self) -> str:
+        return "the ranks of a tensor-parallel group are not sent trees"
+
     def lead(self, group: RankGroup, on_failure: Callable[[Exception], NoReturn]) -> None:
         """Send `group` every step from now on. Call after `warm_up`, which all ranks run.
 

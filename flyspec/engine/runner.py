@@ -31,7 +31,15 @@ from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.memory import blocks_of
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers
+from flyspec.engine.model import (
+    NEVER,
+    Draw,
+    Interrupt,
+    Rows,
+    Step,
+    check_layers,
+    check_trees,
+)
 from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
 from flyspec.engine.packed import PackedSteps
@@ -176,6 +184,14 @@ class ModelRunner:
     def bytes_per_token(self) -> int:
         return self.cache.bytes_per_token
 
+    @property
+    def tree_refusal(self) -> str:
+        if isinstance(self._steps, CapturedSteps):
+            return "steps over blocks run in fixed shapes, which have no trees; use --block-size 0"
+        if self.batch_invariant:
+            return "no tree has the bits of a chain in the batch-invariant mode; turn that off"
+        return ""
+
     def warm_up(self) -> None:
         """Check that this model is served correctly, and run what the first request would pay for.
 
@@ -251,11 +267,12 @@ class ModelRunner:
         Raises `ValueError` for a layer that does not exist.
         """
         check_layers(steps, len(self.cache.kv_layers))
+        check_trees(steps, self.tree_refusal)
         for step in steps:
             self.cache.reserve(step.slot, step.start, len(step.token_ids))
         rows = self.run(steps, self.cache.take_moves())
         for step in steps:
-            self.cache.record(step.slot, step.start, step.token_ids)
+            self.cache.record(step.slot, step.start, step.token_ids[: step.num_chained])
         return rows
 
     @torch.inference_mode()

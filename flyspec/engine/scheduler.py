@@ -71,7 +71,7 @@ class Pieces:
         total = len(step.token_ids)
         if step.num_hidden is not None:  # those of its own tokens that are among the last
             piece = piece._replace(num_hidden=max(0, end - max(first, total - step.num_hidden)))
-        return piece if end == total else piece._replace(num_logits=0)
+        return piece if end == total else piece._replace(num_logits=0, parents=())
 
 
 def allot(work: Iterable[Pieces], budget: StepBudget) -> list[int]:

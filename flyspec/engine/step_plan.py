@@ -7,7 +7,8 @@ A plan is one int64 vector, so that a step costs one broadcast and no pickling:
                                            slot, start, tokens, logits  of each step,
                                            the token ids of all steps
 
-`length` counts the whole vector. Hidden layers are not sent, since rank 0's rows are whole.
+`length` counts the whole vector. Hidden layers are not sent, since rank 0's rows are whole, and
+trees are not run.
 `encode` and `decode` are pure; `flyspec.engine.parallel` sends the plans.
 """
 
@@ -50,7 +51,7 @@ def encode(moves: Moves, steps: Sequence[Step], kind: Kind = Kind.STEP) -> Tenso
     """Return the plan as an int64 vector on the CPU."""
     shapes = [(s.slot, s.start, len(s.token_ids), s.num_logits) for s in steps]
     numbers = [0, int(kind), len(moves.copies), len(moves.changes), len(steps)]
-    numbers.extend(chain.from_iterable(moves.copies))
+    numbers.extend(chain.from_iterable(c for c in moves.copies if isinstance(c, Copy)))
     numbers.extend(chain.from_iterable(moves.changes))
     numbers.extend(chain.from_iterable(shapes))
     numbers.extend(chain.from_iterable(step.token_ids for step in steps))

@@ -32,10 +32,10 @@ class Recycled:
 
     def learn(self, top: TopTokens) -> None:
         """Keep a round's candidates."""
-        contexts, width = top.context_token_ids, top.width
-        for row in range(len(contexts) - 1):
+        width = top.width
+        for row, (before, token) in enumerate(top.contexts):
             candidates = tuple(top.token_ids[row * width : (row + 1) * width])
-            self._put(contexts[row], contexts[row + 1], candidates)
+            self._put(before, token, candidates)
 
     def read(self, token_ids: Sequence[int]) -> None:
         """Learn from a text: each token becomes the first candidate after the two before it."""

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from flyspec.v1 import common_pb2 as flyspec_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66lyspec/v1/draft.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\"\x1d\n\x1b\x44raftServiceDescribeRequest\"\xb2\x01\n\x0b\x44rafterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x15.flyspec.v1.ModelInfoH\x00\x88\x01\x01\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0enum_top_tokens\x18\x05 \x01(\r\x12\x1b\n\x13max_proposals_ahead\x18\x06 \x01(\rB\x08\n\x06_model\"\xfa\x01\n\x1c\x44raftServiceDescribeResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12)\n\x08\x64rafters\x18\x02 \x03(\x0b\x32\x17.flyspec.v1.DrafterInfo\x12+\n\x08sessions\x18\x03 \x01(\x0b\x32\x19.flyspec.v1.SessionStatus\x12\x1e\n\x16max_speculative_tokens\x18\x04 \x01(\r\x12(\n\x07process\x18\x05 \x01(\x0b\x32\x17.flyspec.v1.ProcessInfo\x12\x1e\n\x16tokenizer_fingerprints\x18\x06 \x03(\t\"m\n\x0c\x44raftRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.flyspec.v1.DraftOpenH\x00\x12+\n\x07\x61\x64vance\x18\x02 \x01(\x0b\x32\x18.flyspec.v1.DraftAdvanceH\x00\x42\t\n\x07request\"\x82\x02\n\tDraftOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12,\n\x08sampling\x18\x02 \x01(\x0b\x32\x1a.flyspec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12\x37\n\x0c\x64istribution\x18\x06 \x01(\x0b\x32\x1c.flyspec.v1.DistributionSpecH\x00\x88\x01\x01\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x15\n\rsharing_scope\x18\x08 \x01(\tB\x0f\n\r_distribution\"D\n\x10\x44istributionSpec\x12\r\n\x05top_k\x18\x01 \x01(\r\x12\x14\n\x0c\x64raw_from_it\x18\x02 \x01(\x08\x12\x0b\n\x03raw\x18\x03 \x01(\x08\"\x80\x02\n\x0c\x44raftAdvance\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x02 \x01(\r\x12\x18\n\x10\x61ppend_token_ids\x18\x03 \x03(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x16\n\x0emin_confidence\x18\x06 \x01(\x02\x12\r\n\x05score\x18\x07 \x01(\x08\x12)\n\ntop_tokens\x18\x08 \x03(\x0b\x32\x15.flyspec.v1.TopTokens\x12*\n\x05\x61head\x18\t \x01(\x0b\x32\x16.flyspec.v1.DraftAheadH\x00\x88\x01\x01\x42\x08\n\x06_ahead\"O\n\nDraftAhead\x12\x15\n\rnum_proposals\x18\x01 \x01(\r\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x16\n\x0enum_unverified\x18\x03 \x01(\r\"9\n\tTopTokens\x12\x19\n\x11\x63ontext_token_ids\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xd3\x02\n\rDraftResponse\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\'\n\tbuilds_on\x18\x02 \x01(\x0b\x32\x14.flyspec.v1.BuildsOn\x12\x16\n\x0estart_position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x07origins\x18\x05 \x03(\x0e\x32\x17.flyspec.v1.TokenOrigin\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x10\n\x08queue_ns\x18\x07 \x01(\x04\x12\x10\n\x08model_ns\x18\x08 \x01(\x04\x12\x12\n\nservice_ns\x18\t \x01(\x04\x12\x34\n\rdistributions\x18\n \x03(\x0b\x32\x1d.flyspec.v1.TokenDistribution\x12\x13\n\x0b\x63onfidences\x18\x0b \x03(\x02\x12\x12\n\nagreements\x18\x0c \x03(\x08\x12\r\n\x05\x61head\x18\r \x01(\x08\"m\n\x13\x41\x64\x64TokenizerRequest\x12+\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.flyspec.v1.TokenizerFactsH\x00\x12\x1e\n\x14tokenizer_json_chunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07request\"k\n\x0eTokenizerFacts\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12\x19\n\x11\x63ontrol_token_ids\x18\x03 \x03(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\"\x16\n\x14\x41\x64\x64TokenizerResponse2\x84\x02\n\x0c\x44raftService\x12]\n\x08\x44\x65scribe\x12\'.flyspec.v1.DraftServiceDescribeRequest\x1a(.flyspec.v1.DraftServiceDescribeResponse\x12@\n\x05\x44raft\x12\x18.flyspec.v1.DraftRequest\x1a\x19.flyspec.v1.DraftResponse(\x01\x30\x01\x12S\n\x0c\x41\x64\x64Tokenizer\x12\x1f.flyspec.v1.AddTokenizerRequest\x1a .flyspec.v1.AddTokenizerResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16\x66lyspec/v1/draft.proto\x12\nflyspec.v1\x1a\x17\x66lyspec/v1/common.proto\"\x1d\n\x1b\x44raftServiceDescribeRequest\"\xc7\x01\n\x0b\x44rafterInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12)\n\x05model\x18\x03 \x01(\x0b\x32\x15.flyspec.v1.ModelInfoH\x00\x88\x01\x01\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x16\n\x0enum_top_tokens\x18\x05 \x01(\r\x12\x1b\n\x13max_proposals_ahead\x18\x06 \x01(\r\x12\x13\n\x0bmakes_trees\x18( \x01(\x08\x42\x08\n\x06_model\"\xfa\x01\n\x1c\x44raftServiceDescribeResponse\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12)\n\x08\x64rafters\x18\x02 \x03(\x0b\x32\x17.flyspec.v1.DrafterInfo\x12+\n\x08sessions\x18\x03 \x01(\x0b\x32\x19.flyspec.v1.SessionStatus\x12\x1e\n\x16max_speculative_tokens\x18\x04 \x01(\r\x12(\n\x07process\x18\x05 \x01(\x0b\x32\x17.flyspec.v1.ProcessInfo\x12\x1e\n\x16tokenizer_fingerprints\x18\x06 \x03(\t\"m\n\x0c\x44raftRequest\x12%\n\x04open\x18\x01 \x01(\x0b\x32\x15.flyspec.v1.DraftOpenH\x00\x12+\n\x07\x61\x64vance\x18\x02 \x01(\x0b\x32\x18.flyspec.v1.DraftAdvanceH\x00\x42\t\n\x07request\"\x82\x02\n\tDraftOpen\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12,\n\x08sampling\x18\x02 \x01(\x0b\x32\x1a.flyspec.v1.SamplingParams\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0f\n\x07\x64rafter\x18\x04 \x01(\t\x12\x15\n\rprompt_length\x18\x05 \x01(\r\x12\x37\n\x0c\x64istribution\x18\x06 \x01(\x0b\x32\x1c.flyspec.v1.DistributionSpecH\x00\x88\x01\x01\x12\x1d\n\x15tokenizer_fingerprint\x18\x07 \x01(\t\x12\x15\n\rsharing_scope\x18\x08 \x01(\tB\x0f\n\r_distribution\"D\n\x10\x44istributionSpec\x12\r\n\x05top_k\x18\x01 \x01(\r\x12\x14\n\x0c\x64raw_from_it\x18\x02 \x01(\x08\x12\x0b\n\x03raw\x18\x03 \x01(\x08\"\x99\x02\n\x0c\x44raftAdvance\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\x13\n\x0bkeep_length\x18\x02 \x01(\r\x12\x18\n\x10\x61ppend_token_ids\x18\x03 \x03(\r\x12\x12\n\nmax_tokens\x18\x04 \x01(\r\x12\x13\n\x0btraceparent\x18\x05 \x01(\t\x12\x16\n\x0emin_confidence\x18\x06 \x01(\x02\x12\r\n\x05score\x18\x07 \x01(\x08\x12)\n\ntop_tokens\x18\x08 \x03(\x0b\x32\x15.flyspec.v1.TopTokens\x12*\n\x05\x61head\x18\t \x01(\x0b\x32\x16.flyspec.v1.DraftAheadH\x00\x88\x01\x01\x12\x17\n\x0fmax_tree_tokens\x18( \x01(\rB\x08\n\x06_ahead\"O\n\nDraftAhead\x12\x15\n\rnum_proposals\x18\x01 \x01(\r\x12\x12\n\nmax_tokens\x18\x02 \x01(\r\x12\x16\n\x0enum_unverified\x18\x03 \x01(\r\"J\n\tTopTokens\x12\x19\n\x11\x63ontext_token_ids\x18\x01 \x03(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07parents\x18( \x03(\r\"\xe4\x02\n\rDraftResponse\x12\x10\n\x08round_id\x18\x01 \x01(\x04\x12\'\n\tbuilds_on\x18\x02 \x01(\x0b\x32\x14.flyspec.v1.BuildsOn\x12\x16\n\x0estart_position\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x03(\r\x12(\n\x07origins\x18\x05 \x03(\x0e\x32\x17.flyspec.v1.TokenOrigin\x12\x0c\n\x04last\x18\x06 \x01(\x08\x12\x10\n\x08queue_ns\x18\x07 \x01(\x04\x12\x10\n\x08model_ns\x18\x08 \x01(\x04\x12\x12\n\nservice_ns\x18\t \x01(\x04\x12\x34\n\rdistributions\x18\n \x03(\x0b\x32\x1d.flyspec.v1.TokenDistribution\x12\x13\n\x0b\x63onfidences\x18\x0b \x03(\x02\x12\x12\n\nagreements\x18\x0c \x03(\x08\x12\r\n\x05\x61head\x18\r \x01(\x08\x12\x0f\n\x07parents\x18( \x03(\r\"m\n\x13\x41\x64\x64TokenizerRequest\x12+\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x1a.flyspec.v1.TokenizerFactsH\x00\x12\x1e\n\x14tokenizer_json_chunk\x18\x02 \x01(\x0cH\x00\x42\t\n\x07request\"k\n\x0eTokenizerFacts\x12\x13\n\x0b\x66ingerprint\x18\x01 \x01(\t\x12\x15\n\reos_token_ids\x18\x02 \x03(\r\x12\x19\n\x11\x63ontrol_token_ids\x18\x03 \x03(\r\x12\x12\n\nvocab_size\x18\x04 \x01(\r\"\x16\n\x14\x41\x64\x64TokenizerResponse2\x84\x02\n\x0c\x44raftService\x12]\n\x08\x44\x65scribe\x12\'.flyspec.v1.DraftServiceDescribeRequest\x1a(.flyspec.v1.DraftServiceDescribeResponse\x12@\n\x05\x44raft\x12\x18.flyspec.v1.DraftRequest\x1a\x19.flyspec.v1.DraftResponse(\x01\x30\x01\x12S\n\x0c\x41\x64\x64Tokenizer\x12\x1f.flyspec.v1.AddTokenizerRequest\x1a .flyspec.v1.AddTokenizerResponse(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,29 +35,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTSERVICEDESCRIBEREQUEST']._serialized_start=63
   _globals['_DRAFTSERVICEDESCRIBEREQUEST']._serialized_end=92
   _globals['_DRAFTERINFO']._serialized_start=95
-  _globals['_DRAFTERINFO']._serialized_end=273
-  _globals['_DRAFTSERVICEDESCRIBERESPONSE']._serialized_start=276
-  _globals['_DRAFTSERVICEDESCRIBERESPONSE']._serialized_end=526
-  _globals['_DRAFTREQUEST']._serialized_start=528
-  _globals['_DRAFTREQUEST']._serialized_end=637
-  _globals['_DRAFTOPEN']._serialized_start=640
-  _globals['_DRAFTOPEN']._serialized_end=898
-  _globals['_DISTRIBUTIONSPEC']._serialized_start=900
-  _globals['_DISTRIBUTIONSPEC']._serialized_end=968
-  _globals['_DRAFTADVANCE']._serialized_start=971
-  _globals['_DRAFTADVANCE']._serialized_end=1227
-  _globals['_DRAFTAHEAD']._serialized_start=1229
-  _globals['_DRAFTAHEAD']._serialized_end=1308
-  _globals['_TOPTOKENS']._serialized_start=1310
-  _globals['_TOPTOKENS']._serialized_end=1367
-  _globals['_DRAFTRESPONSE']._serialized_start=1370
-  _globals['_DRAFTRESPONSE']._serialized_end=1709
-  _globals['_ADDTOKENIZERREQUEST']._serialized_start=1711
-  _globals['_ADDTOKENIZERREQUEST']._serialized_end=1820
-  _globals['_TOKENIZERFACTS']._serialized_start=1822
-  _globals['_TOKENIZERFACTS']._serialized_end=1929
-  _globals['_ADDTOKENIZERRESPONSE']._serialized_start=1931
-  _globals['_ADDTOKENIZERRESPONSE']._serialized_end=1953
-  _globals['_DRAFTSERVICE']._serialized_start=1956
-  _globals['_DRAFTSERVICE']._serialized_end=2216
+  _globals['_DRAFTERINFO']._serialized_end=294
+  _globals['_DRAFTSERVICEDESCRIBERESPONSE']._serialized_start=297
+  _globals['_DRAFTSERVICEDESCRIBERESPONSE']._serialized_end=547
+  _globals['_DRAFTREQUEST']._serialized_start=549
+  _globals['_DRAFTREQUEST']._serialized_end=658
+  _globals['_DRAFTOPEN']._serialized_start=661
+  _globals['_DRAFTOPEN']._serialized_end=919
+  _globals['_DISTRIBUTIONSPEC']._serialized_start=921
+  _globals['_DISTRIBUTIONSPEC']._serialized_end=989
+  _globals['_DRAFTADVANCE']._serialized_start=992
+  _globals['_DRAFTADVANCE']._serialized_end=1273
+  _globals['_DRAFTAHEAD']._serialized_start=1275
+  _globals['_DRAFTAHEAD']._serialized_end=1354
+  _globals['_TOPTOKENS']._serialized_start=1356
+  _globals['_TOPTOKENS']._serialized_end=1430
+  _globals['_DRAFTRESPONSE']._serialized_start=1433
+  _globals['_DRAFTRESPONSE']._serialized_end=1789
+  _globals['_ADDTOKENIZERREQUEST']._serialized_start=1791
+  _globals['_ADDTOKENIZERREQUEST']._serialized_end=1900
+  _globals['_TOKENIZERFACTS']._serialized_start=1902
+  _globals['_TOKENIZERFACTS']._serialized_end=2009
+  _globals['_ADDTOKENIZERRESPONSE']._serialized_start=2011
+  _globals['_ADDTOKENIZERRESPONSE']._serialized_end=2033
+  _globals['_DRAFTSERVICE']._serialized_start=2036
+  _globals['_DRAFTSERVICE']._serialized_end=2296
 # @@protoc_insertion_point(module_scope)

@@ -48,6 +48,7 @@ class DrafterInfo(_message.Message):
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_PROPOSALS_AHEAD_FIELD_NUMBER: _builtins.int
+    MAKES_TREES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name for `DraftOpen.drafter`."""
     kind: _builtins.str
@@ -62,6 +63,8 @@ class DrafterInfo(_message.Message):
     """
     max_proposals_ahead: _builtins.int
     """Maximum proposals that it makes ahead (`DraftAdvance.ahead`). 0: none."""
+    makes_trees: _builtins.bool
+    """Whether its proposals may be trees (`DraftAdvance.max_tree_tokens`)."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """Its model. Unset for a drafter without one, which works with any vocabulary
@@ -77,10 +80,11 @@ class DrafterInfo(_message.Message):
         tokenizer_fingerprint: _builtins.str = ...,
         num_top_tokens: _builtins.int = ...,
         max_proposals_ahead: _builtins.int = ...,
+        makes_trees: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "kind", b"kind", "max_proposals_ahead", b"max_proposals_ahead", "model", b"model", "name", b"name", "num_top_tokens", b"num_top_tokens", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model", b"_model", "kind", b"kind", "makes_trees", b"makes_trees", "max_proposals_ahead", b"max_proposals_ahead", "model", b"model", "name", b"name", "num_top_tokens", b"num_top_tokens", "tokenizer_fingerprint", b"tokenizer_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model: _TypeAlias = _typing.Literal["model"]  # noqa: Y015
     _WhichOneofArgType__model: _TypeAlias = _typing.Literal["_model", b"_model"]  # noqa: Y015
@@ -287,6 +291,7 @@ class DraftAdvance(_message.Message):
     SCORE_FIELD_NUMBER: _builtins.int
     TOP_TOKENS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    MAX_TREE_TOKENS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -304,6 +309,11 @@ class DraftAdvance(_message.Message):
     """
     score: _builtins.bool
     """Report for each appended token whether the drafter would have proposed it."""
+    max_tree_tokens: _builtins.int
+    """The proposal may be a tree of up to so many tokens, in [max_tokens,
+    max_speculative_tokens], if the drafter makes trees (`DrafterInfo.makes_trees`);
+    no path is longer than max_tokens. 0: propose a chain.
+    """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens to append."""
@@ -330,10 +340,11 @@ class DraftAdvance(_message.Message):
         score: _builtins.bool = ...,
         top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
         ahead: Global___DraftAhead | None = ...,
+        max_tree_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead", "append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "top_tokens", b"top_tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead", "append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "max_tree_tokens", b"max_tree_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "top_tokens", b"top_tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ahead: _TypeAlias = _typing.Literal["ahead"]  # noqa: Y015
     _WhichOneofArgType__ahead: _TypeAlias = _typing.Literal["_ahead", b"_ahead"]  # noqa: Y015
@@ -380,12 +391,13 @@ Global___DraftAhead: _TypeAlias = DraftAhead  # noqa: Y015
 
 @_typing.final
 class TopTokens(_message.Message):
-    """The target's most likely tokens after each of several consecutive tokens."""
+    """The target's most likely tokens after each of several tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     CONTEXT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The token before the first of them, then those tokens, at least one."""
@@ -394,15 +406,22 @@ class TopTokens(_message.Message):
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The most likely tokens after each, equally many, most likely first."""
 
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Which of those tokens each of them after the first follows, by index from 0: an
+        earlier one. None: they are consecutive.
+        """
+
     def __init__(
         self,
         *,
         context_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_ids", b"context_token_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_token_ids", b"context_token_ids", "parents", b"parents", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -427,6 +446,7 @@ class DraftResponse(_message.Message):
     CONFIDENCES_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the `advance`."""
     start_position: _builtins.int
@@ -471,6 +491,12 @@ class DraftResponse(_message.Message):
         for each appended token, whether the drafter would have proposed it.
         """
 
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """One per token of this chunk if the proposal is a tree: the row that it follows, as
+        in `VerifyRound.draft_parents`, counted over all chunks. None: a chain.
+        """
+
     def __init__(
         self,
         *,
@@ -487,10 +513,11 @@ class DraftResponse(_message.Message):
         confidences: _abc.Iterable[_builtins.float] | None = ...,
         agreements: _abc.Iterable[_builtins.bool] | None = ...,
         ahead: _builtins.bool = ...,
+        parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "ahead", b"ahead", "builds_on", b"builds_on", "confidences", b"confidences", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "ahead", b"ahead", "builds_on", b"builds_on", "confidences", b"confidences", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "parents", b"parents", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -96,6 +96,7 @@ class VerifyServiceDescribeResponse(_message.Message):
     JUDGE_FIELD_NUMBER: _builtins.int
     HEADS_FIELD_NUMBER: _builtins.int
     MAX_STAGED_ROUNDS_FIELD_NUMBER: _builtins.int
+    TAKES_TREES_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Version of this protocol, 1."""
     max_speculative_tokens: _builtins.int
@@ -106,6 +107,8 @@ class VerifyServiceDescribeResponse(_message.Message):
     """Maximum rules per session, `VerifyOpen.rule` included. 0, as older services say: 1."""
     max_staged_rounds: _builtins.int
     """Maximum rounds that may be staged for the verdict on one. 0: none."""
+    takes_trees: _builtins.bool
+    """Whether drafts may be a tree (`VerifyRound.draft_parents`)."""
     @_builtins.property
     def model(self) -> _common_pb2.ModelInfo:
         """The target model."""
@@ -151,10 +154,11 @@ class VerifyServiceDescribeResponse(_message.Message):
         judge: Global___JudgeInfo | None = ...,
         heads: _abc.Iterable[Global___HeadInfo] | None = ...,
         max_staged_rounds: _builtins.int = ...,
+        takes_trees: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "judge", b"judge", "model", b"model", "process", b"process", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "heads", b"heads", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "max_staged_rounds", b"max_staged_rounds", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_judge", b"_judge", "heads", b"heads", "judge", b"judge", "max_plain_tokens", b"max_plain_tokens", "max_rules", b"max_rules", "max_speculative_tokens", b"max_speculative_tokens", "max_staged_rounds", b"max_staged_rounds", "model", b"model", "process", b"process", "protocol_version", b"protocol_version", "rules", b"rules", "sessions", b"sessions", "step_costs", b"step_costs", "takes_trees", b"takes_trees"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__judge: _TypeAlias = _typing.Literal["judge"]  # noqa: Y015
     _WhichOneofArgType__judge: _TypeAlias = _typing.Literal["_judge", b"_judge"]  # noqa: Y015
@@ -684,6 +688,7 @@ class VerifyRound(_message.Message):
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
     HEAD_FIELD_NUMBER: _builtins.int
     STAGED_ON_FIELD_NUMBER: _builtins.int
+    DRAFT_PARENTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -768,6 +773,14 @@ class VerifyRound(_message.Message):
         all others that were staged. Unset: the round follows the last verdict.
         """
 
+    @_builtins.property
+    def draft_parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The drafts are a tree, of which one path is judged: for each draft, the row that
+        it follows. Row 0 is the last token of the sequence, row i the i-th draft,
+        counted from 1; a draft follows an earlier row. Only if `takes_trees`; not with
+        distributions, `teacher_forced` or `head`. None: the drafts are a chain.
+        """
+
     def __init__(
         self,
         *,
@@ -790,10 +803,11 @@ class VerifyRound(_message.Message):
         num_top_tokens: _builtins.int = ...,
         head: Global___HeadRequest | None = ...,
         staged_on: Global___StagedOn | None = ...,
+        draft_parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "head", b"head", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "staged_on", b"staged_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "append_token_ids", b"append_token_ids", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "staged_on", b"staged_on", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "append_token_ids", b"append_token_ids", "draft_parents", b"draft_parents", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "staged_on", b"staged_on", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__head: _TypeAlias = _typing.Literal["head"]  # noqa: Y015
     _WhichOneofArgType__head: _TypeAlias = _typing.Literal["_head", b"_head"]  # noqa: Y015
@@ -1001,6 +1015,7 @@ class VerifyResponse(_message.Message):
     PROPOSAL_FIELD_NUMBER: _builtins.int
     HEAD_NS_FIELD_NUMBER: _builtins.int
     STARTED_STAGED_ROUND_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the round."""
     keep_length: _builtins.int
@@ -1034,7 +1049,7 @@ class VerifyResponse(_message.Message):
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
         """One per verified draft: all of them, or the first ones if `draft_survivals`
-        allowed leaving out the others.
+        allowed leaving out the others. Of a tree, one per draft of `path`.
         """
 
     @_builtins.property
@@ -1061,13 +1076,20 @@ class VerifyResponse(_message.Message):
     def top_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """If requested: the most likely tokens by raw logits, most likely first, after the
         token before the first draft, then after each verified draft up to an end of
-        sequence, rejected ones included.
+        sequence, rejected ones included; of a tree, after each draft.
         """
 
     @_builtins.property
     def proposal(self) -> Global___HeadProposal:
         """The requested head's proposal, in the last response to a round. Unset: none was
         requested, the sequence has ended, or the head failed; the verdict stands anyway.
+        """
+
+    @_builtins.property
+    def path(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of a tree: the drafts that were judged, by index from 0, each following the one
+        before it. They lead along the target's own tokens, where it has drafts of them,
+        and else to the first draft there.
         """
 
     def __init__(
@@ -1092,10 +1114,11 @@ class VerifyResponse(_message.Message):
         proposal: Global___HeadProposal | None = ...,
         head_ns: _builtins.int = ...,
         started_staged_round_id: _builtins.int = ...,
+        path: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "open_window", b"open_window", "proposal", b"proposal", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "started_staged_round_id", b"started_staged_round_id", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "path", b"path", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "started_staged_round_id", b"started_staged_round_id", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015

@@ -74,6 +74,7 @@ class DrafterInfo:
     tokenizer_fingerprint: str = ""
     num_top_tokens: int = 0
     max_proposals_ahead: int = 0
+    makes_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class VerifyServiceInfo:
     judge: JudgeInfo | None = None
     heads: tuple[HeadInfo, ...] = ()
     max_staged_rounds: int = 0
+    takes_trees: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from flyspec.rules import Rule
 from flyspec.values.sessions import SessionStatus
@@ -115,20 +115,32 @@ class DraftOpen:
 
 
 class TopTokens(NamedTuple):
-    """The target's most likely tokens after each of several consecutive tokens.
+    """The target's most likely tokens after each of several tokens.
 
     `context_token_ids` is the token before the first of these, then those; `token_ids` has equally
-    many for each, most likely first.
+    many for each, most likely first. They are consecutive, or `parents` says which of them each
+    one after the first follows (`flyspec.draft_trees`).
     """
 
     context_token_ids: Sequence[int]
     token_ids: Sequence[int]
+    parents: Sequence[int] = ()
 
     @property
     def width(self) -> int:
         """Number of tokens for each context; 0 if the lists do not fit together."""
         rows = len(self.context_token_ids) - 1
         return len(self.token_ids) // rows if rows > 0 and len(self.token_ids) % rows == 0 else 0
+
+    @property
+    def contexts(self) -> list[tuple[int, int]]:
+        """Each token with the one that it follows."""
+        before, *tokens = self.context_token_ids
+        parents = self.parents or range(len(tokens) - 1)
+        return [
+            (before, tokens[0]),
+            *((tokens[p], t) for p, t in zip(parents, tokens[1:], strict=True)),
+        ]
 
 
 class DraftAhead(NamedTuple):
@@ -150,7 +162,8 @@ class DraftAdvance:
     The proposal ends after the token with which its probability, as the drafter estimates it,
     falls below `min_confidence`. `score`: report for each appended token whether the drafter would
     have proposed it. `top_tokens` are of rounds since the last request. The drafter goes on as
-    `ahead` says. `traceparent` is the caller's span; empty if not traced.
+    `ahead` says. `traceparent` is the caller's span; empty if not traced. With `max_tree_tokens`,
+    the proposal may be a tree of as many tokens, with paths of up to `max_tokens`.
     """
 
     round_id: int
@@ -162,6 +175,7 @@ class DraftAdvance:
     score: bool = False
     top_tokens: Sequence[TopTokens] = ()
     ahead: DraftAhead | None = None
+    max_tree_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,8 +194,9 @@ class DraftChunk:
     `keep_length` and `next_token_id` are what the proposal builds on; `start_position` is of the
     first token. `distributions` has one per token if requested; `confidences` the tokens'
     probabilities, if the drafter knows them; `agreements` one per appended token, if scoring was
-    requested and possible. `ahead`: drafted while the previous proposal was being verified. The
-    receiver sets the name of the `drafter` and `arrived_ns` (`perf_counter_ns`).
+    requested and possible. `ahead`: drafted while the previous proposal was being verified. With
+    `parents`, one per token, they are a tree (`flyspec.draft_trees`), whose rows count over all
+    chunks. The receiver sets the name of the `drafter` and `arrived_ns` (`perf_counter_ns`).
     """
 
     round_id: int = 0
@@ -195,6 +210,7 @@ class DraftChunk:
     distributions: Sequence[TokenDistribution] = ()
     confidences: Sequence[float] = ()
     agreements: Sequence[bool] = ()
+    parents: Sequence[int] = ()
     drafter: str = ""
     arrived_ns: int = 0
     ahead: bool = False
@@ -209,10 +225,27 @@ class DraftChunk:
             distributions=(*self.distributions, *more.distributions),
             confidences=(*self.confidences, *more.confidences),
             agreements=(*self.agreements, *more.agreements),
+            parents=(*self.parents, *more.parents),
+        )
+
+    def along(self, path: Sequence[int]) -> DraftChunk:
+        """Return the chain of the tokens of a tree at these indices."""
+
+        def some(items: Sequence[Any]) -> list[Any]:
+            return [items[i] for i in path] if items else []
+
+        return replace(
+            self,
+            token_ids=some(self.token_ids),
+            origins=some(self.origins),
+            distributions=some(self.distributions),
+            confidences=some(self.confidences),
+            parents=(),
         )
 
     def cut(self, first: int, end: int) -> DraftChunk:
-        """Return the chunk with only tokens `first` to `end` (excluded)."""
+        """Return the chunk with only tokens `first` to `end` (excluded); 0 to `end` of a tree."""
+        assert not (first and self.parents)
         return replace(
             self,
             start_position=self.start_position + first,
@@ -220,6 +253,7 @@ class DraftChunk:
             origins=self.origins[first:end],
             distributions=self.distributions[first:end],
             confidences=self.confidences[first:end],
+            parents=self.parents[:end],
         )
 
 
@@ -346,7 +380,8 @@ class VerifyRound:
     score them by their log-probabilities. `rule_segments` say which rule judges where (none: rule
     0). With drafts, `num_top_tokens` most likely tokens are returned for each verified row. A
     `head` of the target proposes what follows the last verdict. A round that is `staged_on` a
-    verdict begins with it, and takes window and budget from there.
+    verdict begins with it, and takes window and budget from there. With `draft_parents`, one per
+    draft, the drafts are a tree (`flyspec.draft_trees`), and the verdict is about a path of it.
     """
 
     round_id: int
@@ -367,6 +402,12 @@ class VerifyRound:
     num_top_tokens: int = 0
     head: HeadRequest | None = None
     staged_on: StagedOn | None = None
+    draft_parents: Sequence[int] = ()
+
+    def along(self, path: Sequence[int]) -> VerifyRound:
+        """Return the round with only the drafts of a tree at these indices, as a chain."""
+        drafts = [self.draft_token_ids[i] for i in path]
+        return replace(self, draft_token_ids=drafts, draft_parents=(), draft_survivals=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,8 +433,10 @@ class Verdict:
     verdicts; its `plain_token_ids` are the last of the `keep_length` tokens, and
     `plain_confidence` is their mean probability (0: unknown). `top_token_ids`, if requested, has
     equally many for each row, in the rows' order. `proposal` is that of the round's head, if
-    requested and possible. `started_staged_round_id` is the staged round that begins with it, if it
-    had arrived. The response that grants a session its slot has only `keep_length` and `sessions`.
+    requested and possible. If the drafts were a tree, `path` has the indices of those that were
+    judged, which the decisions are about. `started_staged_round_id` is the staged round that begins
+    with it, if it had arrived. The response that grants a session its slot has only `keep_length`
+    and `sessions`.
     """
 
     keep_length: int
@@ -411,6 +454,7 @@ class Verdict:
     top_token_ids: tuple[int, ...] = ()
     proposal: HeadProposal | None = None
     started_staged_round_id: int = 0
+    path: tuple[int, ...] = ()
 
     @property
     def on(self) -> StagedOn:

@@ -143,13 +143,15 @@ class Drafted(NamedTuple):
     """Drafted tokens, in order, with their origins.
 
     `distributions` has one per token if requested. `confidences` has each token's probability under
-    the distribution that the drafter chose it from; empty if unknown.
+    the distribution that the drafter chose it from; empty if unknown. With `parents` they are a
+    tree (`flyspec.draft_trees`).
     """
 
     token_ids: Sequence[int]
     origins: Sequence[Origin] = ()
     distributions: Sequence[TokenDistribution] = ()
     confidences: Sequence[float] = ()
+    parents: Sequence[int] = ()
 
     def joined(self, more: Drafted) -> Drafted:
         """Return these tokens and the next ones."""

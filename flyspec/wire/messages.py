@@ -164,7 +164,7 @@ def _decision(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
 
 
 def _draft_chunk(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
-    """Check that there is one origin per token, and one or no distribution and confidence."""
+    """Check for one origin per token, and one or no distribution, confidence and parent."""
 
     def read(message: draft_pb2.DraftResponse) -> Any:
         count = len(message.token_ids)
@@ -173,6 +173,7 @@ def _draft_chunk(encode: Encode, decode: Decode) -> tuple[Encode, Decode]:
             ("origins", (count,)),
             ("distributions", optional),
             ("confidences", optional),
+            ("parents", optional),
         ):
             if (size := len(getattr(message, name))) not in sizes:
                 raise InvalidArgumentError(f"DraftResponse.{name}: {size} for {count} token_ids")

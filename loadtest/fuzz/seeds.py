@@ -123,9 +123,14 @@ def verify(facts: Facts) -> Iterator[Session]:
             "teacher_forced": True,
         }  # fmt: skip
         scored = [{"round": forced}] if opening.get("logprobs") is not None else []
+        tree = {
+            "round_id": 2, "keep_length": LENGTH, "draft_token_ids": drafts,
+            "draft_parents": [0, 0, 1, 3], "num_top_tokens": 2,
+        }  # fmt: skip
+        trees = [] if preset.draft is not None else [{"round": tree}]
         yield messages(
             verify_pb2.VerifyRequest, {"open": opening}, *({"distributions": p} for p in pieces),
-            {"round": judged}, {"round": plain}, *scored,
+            {"round": judged}, *trees, {"round": plain}, *scored,
         )  # fmt: skip
     for name in facts.heads:
         head = {"name": name, "max_tokens": 5, "min_confidence": 0.1}
@@ -161,7 +166,9 @@ def draft(facts: Facts) -> Iterator[Session]:
         {"round_id": 1, "keep_length": LENGTH, "max_tokens": 4, "traceparent": TRACEPARENT},
         {"round_id": 2, "keep_length": LENGTH - 1, "append_token_ids": [5, 6, 7],
          "max_tokens": 8, "min_confidence": 0.2, "score": True,
-         "top_tokens": [{"context_token_ids": [5, 6, 7], "token_ids": [7, 8, 9, 10]}]},
+         "top_tokens": [{"context_token_ids": [5, 6, 7], "token_ids": [7, 8, 9, 10]},
+                        {"context_token_ids": [5, 6, 7], "token_ids": [7, 8], "parents": [0]}]},
+        {"round_id": 3, "keep_length": LENGTH + 1, "max_tokens": 4, "max_tree_tokens": 6},
         {"round_id": 9, "keep_length": 1, "append_token_ids": [6, 7, 8]},
     ]  # fmt: skip
     for drafter in ("", *facts.drafters):

@@ -81,6 +81,11 @@ class RegisteredDrafter:
         info = self.info
         return min(MAX_STAGED_ROUNDS, info.max_proposals_ahead) if info and not self.head else 0
 
+    @property
+    def makes_trees(self) -> bool:
+        info = self.info
+        return info is not None and info.makes_trees
+
     def relative_size(self, target: ModelInfo) -> float:
         """Return its model's parameters divided by the target's; 0 without a model."""
         model = self.model

@@ -132,7 +132,8 @@ class AdaptivePace(Pace):
         usual_ns = self._usual_ns(round_)
         self._drafter.checked(round_.proposal, verdict, usual_ns)
         if begun:
-            experience.stepped(len(verdict.decisions) + 1, verdict.timings.forward_ns)
+            num_rows = 1 + max(round_.num_drafted, len(verdict.decisions))
+            experience.stepped(num_rows, verdict.timings.forward_ns)
         self._acceptance.checked(len(verdict.decisions), verdict.num_accepted)
         if self._kind:
             self._kind.acceptance.checked(len(verdict.decisions), verdict.num_accepted)

@@ -27,8 +27,9 @@ class RoundOutcome:
 
     `start` is the sequence's length before the round, `committed_length` its final part after it.
     Without a verdict, a window failed for lack of a proposal and nothing was verified. `request` is
-    the request without its prefix; `proposal` may be empty. `began_ns` is on the `perf_counter_ns`
-    clock.
+    the request without its prefix; `proposal` may be empty; of a tree, both have the judged path
+    only, and `num_drafted` are all drafts that the target has read. `began_ns` is on the
+    `perf_counter_ns` clock.
     """
 
     commands: Sequence[Command]
@@ -38,6 +39,7 @@ class RoundOutcome:
     round_ns: int
     request: VerifyRound | None = None
     proposal: DraftChunk = NOTHING
+    num_drafted: int = 0
     round_id: int = 0
     began_ns: int = 0
 
@@ -178,10 +180,13 @@ class Ledger:
             self.num_draft_tokens_per_round += [0] * count
             return
         metrics.num_rounds += 1
-        self.num_draft_tokens_per_round.append(len(verdict.decisions))
+        num_drafted = max(round_.num_drafted, len(verdict.decisions))
+        self.num_draft_tokens_per_round.append(num_drafted)
         num_drafts, drafter = int(min(len(verdict.decisions), room)), round_.proposal.drafter
-        metrics.count(num_drafts, 0)
-        self._share(drafter).count(num_drafts, 0)
+        if num_drafted == len(verdict.decisions):
+            num_drafted = num_drafts
+        metrics.count(num_drafted, 0)
+        self._share(drafter).count(num_drafted, 0)
         for decision in verdict.decisions[:num_drafts]:
             if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None:
                 self._reject(decision.gap_nats)

@@ -31,7 +31,8 @@ class NextProposal:
     by the given number of tokens. Every request to the drafter has its own, increasing `round_id`;
     `began_ns` is when the round began. If K `adapts`, a round may have fewer drafts than are
     useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter. With
-    drafts, the drafter is asked for `num_ahead` proposals ahead.
+    drafts, the drafter is asked for `num_ahead` proposals ahead. If it `may_be_tree`, a proposal
+    has as many drafts in a tree.
     """
 
     def __init__(
@@ -44,10 +45,12 @@ class NextProposal:
         adapts: bool = False,
         prediction: PredictedDrafts | None = None,
         num_ahead: Callable[[], int] = lambda: 0,
+        may_be_tree: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pace, self._drafting, self._ledger = pace, drafting, ledger
         self._num_ahead, self._last_id = num_ahead, 0
         self._sequence, self._limit, self._adapts = sequence, limit, adapts
+        self._may_be_tree = may_be_tree
         self.turn = pace.turn()
         self.round_id = self.began_ns = 0
         self._asked: asyncio.Task[DraftChunk] | None = None
@@ -109,7 +112,7 @@ class NextProposal:
         The drafts begin with the bonus token, which the drafter usually predicts correctly. Since
         it costs the drafter time, this is only done if it was useful in most recent rounds.
         """
-        if proposal.drafter == PREDICTION:
+        if proposal.drafter == PREDICTION or proposal.parents:
             return
         num_drafts, length = len(proposal.token_ids), len(self._sequence)
         self._if_whole = length + num_drafts + 1
@@ -163,7 +166,7 @@ class NextProposal:
             self.round_id = proposal.round_id  # this round's own ID was not used
         if not proposal.token_ids and not self._drafting.reads_verdicts:
             self._pace.nothing_drafted()
-        if math.prod(proposal.confidences) < self.turn.min_confidence:
+        if not proposal.parents and math.prod(proposal.confidences) < self.turn.min_confidence:
             self._ledger.metrics.num_drafter_stops += 1
         return proposal
 
@@ -268,6 +271,7 @@ class NextProposal:
         request = DraftAdvance(
             self.round_id, 0, (), num_drafts, min_confidence=min_confidence, score=score,
             ahead=None if score else self._wants_ahead(num_drafts),
+            max_tree_tokens=num_drafts if not score and self._may_be_tree() else 0,
         )  # fmt: skip
         tokens = self._sequence.tokens.copy()
         return asyncio.create_task(self._drafting.propose(tokens, request))

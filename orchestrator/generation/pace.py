@@ -34,12 +34,16 @@ class NextRound(NamedTuple):
 
 
 class CheckedRound(NamedTuple):
-    """A verdict, with or without a proposal; `round_ns` is the time since the previous one."""
+    """A verdict, with or without a proposal; `round_ns` is the time since the previous one.
+
+    `num_drafted` are the drafts that the target has read: of a tree more than were judged.
+    """
 
     proposal: DraftChunk
     verdict: Verdict
     num_emitted: int
     round_ns: int
+    num_drafted: int = 0
 
 
 class Pace(ABC):

@@ -61,8 +61,8 @@ class GenerationPlan:
     `judged_k` are judged as several rounds of that many (0: always as one). `logprobs` is how many
     of the most likely tokens to return log-probabilities for; None returns none at all.
     `distribution` selects the draft distributions the rule needs, if any; `judge_fingerprint` is
-    that of the judge it needs, empty for none. `prediction` is in tokens. `warnings` are for the
-    caller.
+    that of the judge it needs, empty for none. `prediction` is in tokens. With `draft_trees`,
+    drafters may propose trees. `warnings` are for the caller.
     """
 
     prompt_token_ids: list[int]
@@ -94,6 +94,7 @@ class GenerationPlan:
     distribution: DistributionSpec | None
     prediction: Sequence[int]
     judge_fingerprint: str = ""
+    draft_trees: bool = False
 
     @property
     def has_budget(self) -> bool:
@@ -249,6 +250,7 @@ def make_plan(
         distribution=distribution,
         prediction=_prediction(options, k, tokenizer, target),
         judge_fingerprint=asked.judge_fingerprint,
+        draft_trees=settings.draft_trees == "on",
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from flyspec.draft_trees import main_path
 from flyspec.drafter_names import PREDICTION
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence
@@ -101,7 +102,7 @@ class Rounds:
             )
         self._next = NextProposal(
             pace, drafting, self._sequence, self._draft_limit, ledger, plan.adaptive,
-            self._prediction, self._num_ahead,
+            self._prediction, self._num_ahead, self._may_be_tree,
         )  # fmt: skip
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
@@ -147,11 +148,16 @@ class Rounds:
                 continue
             begun = None if staging is None else await staging.end(verdict)
             num_checked = len(verdict.decisions)
-            if num_checked < len(proposal.token_ids):  # the rest were not worth verifying
-                proposal = proposal.cut(0, num_checked)
+            if num_checked < len(proposal.token_ids) and not proposal.parents:
+                proposal = proposal.cut(0, num_checked)  # the rest were not worth verifying
             if verdict.top_token_ids:
                 self._drafting.learn(self._sequence.tokens, request, verdict.top_token_ids)
-            round_ = self._advance(checked_of(verdict, proposal), proposal, request)
+            num_drafted = len(proposal.token_ids)
+            if proposal.parents:
+                path = verdict.path or main_path(proposal.parents)  # from a replica without trees
+                num_drafted = num_drafted if verdict.path else len(path)
+                proposal, request = proposal.along(path), request.along(path)
+            round_ = self._advance(checked_of(verdict, proposal), proposal, request, num_drafted)
             self._next.heard(request.head, verdict)
             asked = self._next.begin(begun)
             if asked:
@@ -255,6 +261,12 @@ class Rounds:
             exact = self._phases.exact_from_here
         return min(limit, remaining - 1) if exact else limit
 
+    def _may_be_tree(self) -> bool:
+        """Whether the next proposal may be a tree: one rule, of chains' verdicts, judges it."""
+        plan = self._plan
+        trees = plan.draft_trees and plan.distribution is None and self._phases is None
+        return trees and self._verifying.takes_trees
+
     def _segments(self, proposal: DraftChunk) -> Sequence[RuleSegment]:
         """Return which rule judges which drafts of a proposal; none if there is only one."""
         if self._phases is None or not proposal.token_ids:
@@ -285,12 +297,13 @@ class Rounds:
             budget=self._ledger.budget(window),
             exact_until_position=exact,
             open_window=window,
-            draft_survivals=self._pace.survivals(proposal),
+            draft_survivals=() if proposal.parents else self._pace.survivals(proposal),
             num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
             return_plain_confidence=plan.adaptive and proposal is NOTHING,
             num_top_tokens=self._drafting.num_top_tokens(proposal),
             rule_segments=self._segments(proposal),
             head=self._next.head_request(plan.num_speculative_tokens),
+            draft_parents=proposal.parents,
         )
 
     def _num_ahead(self) -> int:
@@ -323,9 +336,16 @@ class Rounds:
         )
 
     def _advance(
-        self, event: Event, proposal: DraftChunk, request: VerifyRound | None = None
+        self,
+        event: Event,
+        proposal: DraftChunk,
+        request: VerifyRound | None = None,
+        num_drafted: int = 0,
     ) -> RoundOutcome:
-        """Apply an event to the state, as far as the next round depends on it; return the round."""
+        """Apply an event to the state, as far as the next round depends on it; return the round.
+
+        `num_drafted` are the drafts that the target has read, more than were judged of a tree.
+        """
         start = len(self._sequence)
         verdict = event.verdict if isinstance(event, Checked) else None
         self._state, commands = step(self._state, event)
@@ -341,7 +361,7 @@ class Rounds:
             emitted = len(self._sequence) - start
             if self._prediction is not None and proposal.drafter == PREDICTION:
                 self._prediction.checked(verdict)
-            self._pace.checked(CheckedRound(proposal, verdict, emitted, round_ns))
+            self._pace.checked(CheckedRound(proposal, verdict, emitted, round_ns, num_drafted))
             if self._staging is not None and verdict.decisions:
                 self._staging.ran(round_ns)
         return RoundOutcome(
@@ -352,6 +372,7 @@ class Rounds:
             round_ns=round_ns,
             request=request,
             proposal=proposal,
+            num_drafted=num_drafted,
             round_id=request.round_id if request else self._next.round_id,
             began_ns=began_ns,
         )
@@ -362,7 +383,7 @@ class Rounds:
         verdict, proposal = round_.verdict, round_.proposal
         if verdict is not None and verdict.decisions:
             emitted = len(self._sequence) - round_.start
-            drafted, accepted = len(proposal.token_ids), verdict.num_accepted
+            drafted, accepted = round_.num_drafted, verdict.num_accepted
             self._drafting.record(proposal.drafter, drafted, accepted, emitted, round_.round_ns)
 
     def _carry_out(self, command: Command) -> None:

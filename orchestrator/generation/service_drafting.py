@@ -171,7 +171,8 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
         rows = len(top_token_ids) // width
         context = [*tokens[-2:], *round_.draft_token_ids[: rows - 1]]
         if len(context) == rows + 1:
-            self._top_tokens.append(TopTokens(context, top_token_ids))
+            parents = round_.draft_parents[: rows - 1]
+            self._top_tokens.append(TopTokens(context, top_token_ids, parents))
             del self._top_tokens[:-MAX_TOP_TOKENS]
 
     def look_around(self) -> None:
@@ -243,7 +244,16 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
         limit = drafter.max_draft_tokens
         wanted = request.max_tokens if limit is None else min(request.max_tokens, limit)
         ahead = request.ahead if self.max_proposals_ahead else None
-        request = replace(request, max_tokens=wanted, top_tokens=self._top_tokens, ahead=ahead)
+        tree = request.max_tree_tokens if drafter.makes_trees and drafter.head is None else 0
+        if tree and is_foreign(drafter.model, self._target):
+            tree = 0  # translated proposals are chains
+        request = replace(
+            request,
+            max_tokens=wanted,
+            top_tokens=self._top_tokens,
+            ahead=ahead,
+            max_tree_tokens=tree if limit is None else min(tree, limit),
+        )
         self._top_tokens = []
         proposal = await session.propose(token_ids, request, timeout_s)
         replica.breaker.succeeded()

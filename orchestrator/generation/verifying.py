@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import count
 
+from flyspec.draft_trees import main_path
 from flyspec.errors import (
     FlyspecError,
     PrefixMismatchError,
@@ -123,6 +124,11 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
     def mixed_numerics(self) -> bool:
         return self._targets.mixed_numerics
 
+    @property
+    def takes_trees(self) -> bool:
+        """Whether the target takes trees of drafts."""
+        return any(map(_takes_trees, self._targets.usable))
+
     def keep(self, length: int) -> None:
         """Record that the sequence was cut back to `length` tokens, whatever follows them now."""
         if self._session is not None:
@@ -230,7 +236,13 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
 
 def _for_replica(round_: VerifyRound, replica: Replica[VerifyUpstream]) -> VerifyRound:
-    """Return the round without a request for a head that the replica does not have."""
+    """Return the round without what the replica does not have: a head, or trees of drafts."""
+    if round_.draft_parents and not _takes_trees(replica):
+        round_ = round_.along(main_path(round_.draft_parents))
     if round_.head is None or head_of(replica, round_.head.name):
         return round_
     return replace(round_, head=None)
+
+
+def _takes_trees(replica: Replica[VerifyUpstream]) -> bool:
+    return replica.info is not None and replica.info.takes_trees

@@ -218,7 +218,8 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         self._synced, self._proposed = len(tokens), ()
         await self._send(request, tokens[-1])
         proposal = await self._read()
-        self._proposed = proposal.token_ids
+        # A tree does not become part of the session's sequence.
+        self._proposed = () if proposal.parents else proposal.token_ids
         return proposal
 
     async def _send(self, request: DraftAdvance, next_token_id: int) -> None:

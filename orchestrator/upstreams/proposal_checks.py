@@ -11,7 +11,8 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple, NoReturn
 
-from flyspec.errors import UnavailableError
+from flyspec.draft_trees import check_parents, depths
+from flyspec.errors import InvalidArgumentError, UnavailableError
 from flyspec.ranges import Range
 from flyspec.values.admin import DraftServiceInfo
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen, DraftTimings
@@ -51,6 +52,8 @@ class DraftFault(StrEnum):
     """Confidences that are not probabilities, or for some of the tokens only."""
     AGREEMENTS = "agreements"
     """Scores for tokens it was not asked to score."""
+    TREE = "tree"
+    """A tree that was not requested, or whose tokens follow none before them."""
     TIMINGS = "timings"
     """Times longer than the answer took."""
     DESCRIPTION = "description"
@@ -123,7 +126,9 @@ class Answer:
 
     @property
     def _left(self) -> int:
-        return self._request.max_tokens - len(self.proposal.token_ids)
+        request = self._request
+        most = max(request.max_tokens, request.max_tree_tokens)
+        return most - len(self.proposal.token_ids)
 
     @property
     def max_bytes(self) -> int:
@@ -150,6 +155,7 @@ class Answer:
         self._check_place(chunk)
         self._check_tokens(chunk)
         self._check_confidences(chunk)
+        self._check_tree(chunk)
         self._check_timings(chunk, now_ns - self._sent_ns)
         self._check_distributions(chunk)
         if max(chunk.confidences, default=0.0) > 1.0:
@@ -207,6 +213,22 @@ class Answer:
         count = len(chunk.agreements)
         if count > (0 if drafted.token_ids else scored):
             self.refuse(DraftFault.AGREEMENTS, f"scores of {count} tokens instead of {scored}")
+
+    def _check_tree(self, chunk: DraftChunk) -> None:
+        """Check that all chunks make one tree, if that was requested, or else one chain."""
+        request, parents = self._request, [*self.proposal.parents, *chunk.parents]
+        count = len(self.proposal.token_ids) + len(chunk.token_ids)
+        longest = count
+        if parents:
+            if not request.max_tree_tokens:
+                self.refuse(DraftFault.TREE, "a tree that was not requested")
+            try:
+                check_parents("parents", parents, count)
+            except InvalidArgumentError as error:
+                self.refuse(DraftFault.TREE, str(error))
+            longest = max(depths(parents))
+        if longest > request.max_tokens:
+            self.refuse(DraftFault.TOKENS, f"{longest} tokens in a row")
 
     def _check_timings(self, chunk: DraftChunk, elapsed_ns: int) -> None:
         """Check that times come with the last chunk only and fit in the time that has passed."""
@@ -275,6 +297,7 @@ class Answer:
         """Raise `DrafterFaultError` with what was sent and what was expected."""
         request, spec = self._request, self._open.distribution
         also = "".join((
+            f", or a tree of {request.max_tree_tokens}" if request.max_tree_tokens else "",
             f", with scores of {len(request.append_token_ids)} tokens" if request.score else "",
             f", with distributions (top_k {spec.top_k})" if spec else "",
         ))  # fmt: skip

@@ -22,12 +22,16 @@ KEY_BLOCK = 512
 
 
 class Segment(NamedTuple):
-    """Rows `row` to `row + length` of a packed step continue `slot` at position `start`."""
+    """Rows `row` to `row + length` of a packed step continue `slot` at position `start`.
+
+    The last ones may be a tree, as in `Step.parents`.
+    """
 
     slot: int
     start: int
     length: int
     row: int
+    parents: tuple[int, ...] = ()
 
     @property
     def end(self) -> int:

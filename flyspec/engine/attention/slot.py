@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flyspec.draft_trees import depths, paths
 from flyspec.engine.attention.base import (
     MAX_FOLDED_ROWS,
     Attending,
@@ -50,7 +51,7 @@ class _SlotStep(StepAttention):
         )
         together = []
         for segment in self.segments:
-            if self._padded and segment.length <= MAX_FOLDED_ROWS:
+            if self._padded and segment.length <= MAX_FOLDED_ROWS and not segment.parents:
                 together.append(segment)
             else:
                 self._one(segment, query, layer, how, out)
@@ -66,7 +67,10 @@ class _SlotStep(StepAttention):
         keys, values = layer.read(segment.slot, first, end)
         key = (segment, how.window)
         if segment.length > 1 and key not in self._masks:
-            mask = _mask(segment.start, segment.length, first, end, how.window, query)
+            if segment.parents:
+                mask = _tree_mask(segment, first, how.window, query)
+            else:
+                mask = _mask(segment.start, segment.length, first, end, how.window, query)
             if segment.length <= MAX_FOLDED_ROWS:
                 mask = mask.repeat(query.shape[0] // keys.shape[1], 1)
             self._masks[key] = mask
@@ -132,4 +136,21 @@ def _mask(start: int, count: int, first: int, end: int, window: int | None, like
     queries = torch.arange(start, start + count, device=like.device)[:, None]
     keys = torch.arange(first, end, device=like.device)
     seen = visible(queries, keys, window)
+    return torch.zeros((), dtype=like.dtype, device=like.device).where(seen, -torch.inf)
+
+
+def _tree_mask(segment: Segment, first: int, window: int | None, like: Tensor) -> Tensor:
+    """The mask of all keys from `first` on for a segment that ends with a tree.
+
+    The tree's keys lie one after the other, each visible to its own row and those that follow it.
+    """
+    size = len(segment.parents)
+    root = segment.end - size - 1  # position of the token before the tree
+    behind = [root + depth for depth in depths(segment.parents)]
+    positions = torch.tensor([*range(root + 1), *behind], device=like.device)
+    seen = visible(positions[segment.start :, None], positions[first:], window)
+    leads = torch.zeros((size, size), dtype=torch.bool)
+    for row, path in enumerate(paths(segment.parents)):
+        leads[row, path] = True
+    seen[-size:, -size:] &= leads.to(like.device)
     return torch.zeros((), dtype=like.dtype, device=like.device).where(seen, -torch.inf)

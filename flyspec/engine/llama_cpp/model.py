@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from flyspec.engine import stepwise
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.drawn import drafted
 from flyspec.engine.llama_cpp.binding import Context
 from flyspec.engine.llama_cpp.trial import compare
 from flyspec.engine.logits import adjusts
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_trees
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import Drafted, still_needed
@@ -50,6 +51,10 @@ class LlamaCppModel:
         threads = self._context.plan.threads
         return f"llama.cpp, {threads} thread{'s' * (threads > 1)}"
 
+    @property
+    def tree_refusal(self) -> str:
+        return "llama.cpp keeps each row of a sequence at its position, where a tree has several"
+
     def warm_up(self) -> None:
         """Compare rows of a batch with single steps, and say in `info.numerics` how they differ."""
         found = compare(self)
@@ -74,6 +79,7 @@ class LlamaCppModel:
                 f"hidden_layers: {self.info.name} is served by llama.cpp, which returns no hidden "
                 "rows; serve the safetensors checkpoint instead"
             )
+        check_trees(steps, self.tree_refusal)
         self._prepare(steps)
         order = sorted(range(len(steps)), key=lambda i: steps[i].slot)
         rows = self._decode([steps[i] for i in order])
@@ -172,6 +178,7 @@ class LlamaCppModel:
     def _prepare(self, steps: Sequence[Step]) -> None:
         """Carry out pending copies, reserve positions and drop what the steps overwrite."""
         for copy in self.cache.take_moves().copies:
+            assert isinstance(copy, Copy), "only trees move rows"
             self._context.copy(*copy)
             self._lengths[copy.target] = copy.length
         size = self.info.vocab_size

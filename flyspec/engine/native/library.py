@@ -71,7 +71,7 @@ class BatchStruct(ctypes.Structure):
     SIZES = ("rows", "num_wanted", "num_kept", "num_hidden", "stride")
     POINTERS = (
         "ids", "positions", "slots", "wanted", "kept", "hidden_layers", "logits", "hidden",
-        "chances", "tokens", "samplers", "features", "own",
+        "chances", "tokens", "samplers", "features", "own", "places", "up",
     )  # fmt: skip
     _fields_ = (*((name, c_int64) for name in SIZES), *((name, c_void_p) for name in POINTERS))
 
@@ -93,6 +93,8 @@ def load(name: str, path: Path) -> Library:
     functions.flyspec_draw.argtypes = [
         c_void_p, POINTER(BatchStruct), *[c_void_p] * 5, c_int, *[c_void_p] * 6
     ]  # fmt: skip
+    functions.flyspec_copy.restype = None
+    functions.flyspec_copy.argtypes = [c_void_p, c_int, c_int, c_void_p, c_void_p]
     functions.flyspec_sample.restype = None
     functions.flyspec_sample.argtypes = [c_void_p, c_int, c_int, c_void_p, c_void_p]
     return Library(name, functions)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flyspec.engine import stepwise
+from flyspec.engine.cache_table import RowCopy
 from flyspec.engine.distributions import encode
 from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
@@ -57,6 +58,7 @@ class NativeModel:
         self._cache = flat.view(size)
         shape.slots, shape.threads, shape.cache = num_slots, threads, flat.data_ptr()
         self._functions = library.functions
+        self.tree_refusal = ""
         self._handle = ctypes.c_void_p(self._functions.flyspec_open(ctypes.byref(shape)))
         weakref.finalize(self, self._functions.flyspec_close, self._handle)
 
@@ -90,7 +92,7 @@ class NativeModel:
         found: list[Rows] = []
         at = had = 0
         for step in steps:
-            self.cache.record(step.slot, step.start, step.token_ids)
+            self.cache.record(step.slot, step.start, step.token_ids[: step.num_chained])
             rows = slice(at, at := at + step.num_logits)
             kept = slice(had, had := had + step.hidden_count)
             own = (hidden[layers.index(i % (count + 1)), kept] for i in step.hidden_layers)
@@ -187,12 +189,17 @@ class NativeModel:
         `most` has the maximum tokens drawn for each step with rows wanted; all but one are cached.
         """
         cache = self._cache
-        for source, target, length in self.cache.pending_copies:
+        for copy in self.cache.pending_copies:
+            if isinstance(copy, RowCopy):
+                self._copy_rows(copy)
+                continue
             # Whole blocks of positions, of both keys and values.
+            source, target, length = copy
             end = -(-length // PANEL) * PANEL
             cache[:, target, :, :, :end] = cache[:, source, :, :, :end]
         self.cache.pending_copies.clear()
-        ids, positions, slots, wanted, kept = (array("i") for _ in range(5))
+        ids, positions, slots, wanted, kept, places, up = (array("i") for _ in range(7))
+        trees = any(step.parents for step in steps)
         further = iter(most)
         for step in steps:
             slot, start, tokens, num_logits, *_ = step
@@ -200,7 +207,11 @@ class NativeModel:
             more = next(further) - 1 if most and num_logits else 0
             self.cache.reserve(slot, start, count + more)
             ids.extend(tokens)
-            positions.extend(range(start, start + count))
+            positions.extend(step.positions)
+            if trees:
+                places.extend(range(start, start + count))
+                up.extend([0] * step.num_chained)
+                up.extend(1 + index - parent for index, parent in enumerate(step.parents))
             slots.extend([slot] * count)
             wanted.extend(range(len(ids) - num_logits, len(ids)))
             if step.hidden_layers:
@@ -211,7 +222,16 @@ class NativeModel:
             len(ids), len(wanted), len(kept), ids=_at(ids), positions=_at(positions),
             slots=_at(slots), wanted=_at(wanted), kept=_at(kept),
         )  # fmt: skip
-        return batch, (ids, positions, slots, wanted, kept)
+        if trees:
+            batch.places, batch.up = _at(places), _at(up)
+        return batch, (ids, positions, slots, wanted, kept, places, up)
+
+    def _copy_rows(self, copy: RowCopy) -> None:
+        """Copy rows of one slot's memory."""
+        length = self.cache.max_length
+        slot = copy.targets[0] // length
+        sources, targets = (array("i", [row % length for row in rows]) for rows in copy)
+        self._functions.flyspec_copy(self._handle, slot, len(sources), _at(sources), _at(targets))
 
     def _check(self, status: int) -> None:
         if status:

@@ -22,6 +22,7 @@
 namespace {
 typedef uint16_t bf16;
 constexpr int PANEL = 64, MAX_ROWS = 256, MAX_DIM = 512, MR = 6;  // MR: rows per kernel
+constexpr int MAX_DEPTH = 256;      // of a tree
 constexpr int K_BLOCK = 2048;       // of a panel at a time, so that it stays in the CPU's cache
 constexpr int UNIT_ROWS = 64;       // maximum rows in a unit that a helper may do
 constexpr double SHARED_NS = 5000;  // minimum work in a job that is worth sharing
@@ -153,14 +154,21 @@ struct Batch {
   const Sampler* samplers;  // [wanted]; null if all are greedy
   const float* features;
   float* own;
+  // With trees, else null: where each row's key and value are stored, elsewhere its position; and
+  // how many rows before a row of a tree the one is that it follows, 0 for the other rows. A row of
+  // a tree sees what leads to it, with the bits that it has as part of a chain.
+  const int32_t *places, *up;
 };
 struct Room {  // a thread's own working memory
   Block<float> sums;
   Block<Act> shares;
-  explicit Room(size_t length) : sums(MR * (length + PANEL)), shares(MR * (length + PANEL)) {}
+  Block<bf16> tail;  // values of the end of a path through a tree
+  explicit Room(size_t length)
+      : sums(MR * (length + PANEL)), shares(MR * (length + PANEL)), tail((MAX_DEPTH + 2) * MAX_DIM) {}
   void enter() { begin_tiles(); }
 };
-struct Item { int row, slot, start, first, count; };  // queries of a sequence's rows, per KV head
+// Queries of a sequence's rows, per KV head; `depth`: of the only row, in a tree.
+struct Item { int row, slot, start, first, count, depth; };
 struct Model : Shape {
   const size_t C, A, F, Q, L, group;  // padded: hidden, heads * dim, intermediate, qkv, length
   const int V;                        // vocabulary
@@ -173,6 +181,7 @@ struct Model : Shape {
   Batch b;  // the current one
   int num_items = 0;
   Block<Item> items;
+  Block<int32_t> paths;  // [MAX_ROWS][MAX_DEPTH]: where what leads to a row of a tree is stored
   Block<Sampler> samplers;
   Team<Room> team;
   explicit Model(const Shape& s)
@@ -182,7 +191,7 @@ struct Model : Shape {
         stack(s.layer, s.layer + layers), x(MAX_ROWS * C), qkv(std::max(Q, C) * MAX_ROWS),
         embedded(token_norm ? MAX_ROWS * C : 0), normed(MAX_ROWS * C * (token_norm ? 2 : 1)), query(MAX_ROWS * heads * dim), attended(MAX_ROWS * A),
         gated(MAX_ROWS * F), logits(new float[MAX_ROWS * V + W]),
-        items(MAX_ROWS * (group / MR + 1)), samplers(MAX_ROWS),
+        items(MAX_ROWS * (group / MR + 1)), paths(MAX_ROWS * MAX_DEPTH), samplers(MAX_ROWS),
         team(threads - 1, MAX_ROWS * PANEL, UNIT_ROWS * PANEL, L) {
     if (drafts) std::fill_n(logits.get(), MAX_ROWS * V, -INFINITY);
   }
@@ -191,8 +200,13 @@ struct Model : Shape {
   }
   bf16* values(int l, int slot, int kv) const { return keys(l, slot, kv) + L * dim; }
   float* row_of(int i) const { return x.p + i * C; }
+  int depth(int row) const {  // in a tree, else 0; reads only rows up to this one
+    int count = 0;
+    for (; b.up && b.up[row] && count < MAX_DEPTH; row -= b.up[row]) count++;
+    return count;
+  }
   bool follows(int i) const {  // whether row i continues the sequence of row i - 1
-    return i < b.rows && b.slots[i] == b.slots[i - 1] && b.positions[i] == b.positions[i - 1] + 1;
+    return i < b.rows && !(b.up && b.up[i]) && b.slots[i] == b.slots[i - 1] && b.positions[i] == b.positions[i - 1] + 1;
   }
   // Calls `take` with the vectors of the RMS-normalized row of `count` numbers, padded to n.
   template <class Take>
@@ -265,13 +279,14 @@ struct Model : Shape {
     };
     for (size_t g = 0; g < group; g++, q += D) turn(kv * group + g, stack[l].q_norm, q);
     turn(heads + kv, stack[l].k_norm, own);
-    bf16* key = keys(l, b.slots[row], kv) + (size_t)(p / PANEL) * PANEL * D + p % PANEL * 2;
+    const int at = b.places ? b.places[row] : p;
+    bf16* key = keys(l, b.slots[row], kv) + (size_t)(at / PANEL) * PANEL * D + at % PANEL * 2;
     for (int i = 0; i < D; i++) key[i / 2 * 2 * PANEL + i % 2] = stored(own[i]);
     for (int i = 0; i < D; i += W) put(own + i, load(from + (heads + kv_heads + kv) * D + i));
-    bf16* value = values(l, b.slots[row], kv) + (size_t)(p / 2) * 2 * D;
-    for (int i = 0; i < D; i++) value[2 * i + p % 2] = stored(own[i]);
+    bf16* value = values(l, b.slots[row], kv) + (size_t)(at / 2) * 2 * D;
+    for (int i = 0; i < D; i++) value[2 * i + at % 2] = stored(own[i]);
     // Leave nothing stale, perhaps NaN, beside the last one.
-    for (int i = 0; p % 2 == 0 && !follows(row + 1) && i < D; i++) value[2 * i + 1] = 0;
+    for (int i = 0; at % 2 == 0 && !follows(row + 1) && i < D; i++) value[2 * i + 1] = 0;
   }
   // Attention of up to MR queries of a segment and KV head, over all keys that any of them sees.
   void attend(Room& w, int l, const Item& item, int kv, float* to) const {
@@ -280,12 +295,23 @@ struct Model : Shape {
     auto position = [&](int i) {
       return std::min<int>(length - 1, item.start + (item.first + i) / (int)group);
     };
-    const int first = window ? std::max(0, position(0) - window + 1) / PANEL * PANEL : 0;
-    const int count = std::max(1, position(n - 1) + 1 - first), ld = padded(count);
+    // A row of a tree reads `depth` keys of the tree, which are not stored at its own positions.
+    const int depth = std::clamp(item.depth, 0, std::min(MAX_DEPTH, position(0)));
+    const int before = position(0) + 1 - depth;  // of such a row: positions before the tree
+    const int32_t* path = paths.p + (size_t)item.row * MAX_DEPTH;
+    const int seen = window ? std::max(0, position(0) - window + 1) : 0;
+    const int first = (depth ? std::min(seen, before) : seen) / PANEL * PANEL;
+    const int count = std::max(1, position(n - 1) + 1 - first);
+    const int held = depth ? std::max(count, path[depth - 1] + 1 - first) : count;
+    const int ld = padded(std::min<int>(held, L - first));
     const Act* q = query.p + ((kv * MAX_ROWS + item.row) * group + item.first) * D;
     const bf16* k = keys(l, item.slot, kv) + (size_t)first * D;
-    for (int b = 0; b < count; b += PANEL, k += PANEL * D)
+    for (int b = 0; b < ld; b += PANEL, k += PANEL * D)
       multiply(n, {q, D, k, 2 * PANEL, D / 2, w.sums.p + b, ld, PANEL}, true);
+    for (int i = 0; i < n && depth; i++)  // put the scores in the path's order
+      for (int j = 0; j < depth; j++)
+        w.sums.p[(size_t)i * ld + before - first + j] =
+            w.sums.p[(size_t)i * ld + std::clamp(path[j] - first, 0, ld - 1)];
     float by[MR];
     for (int i = 0; i < n; i++) {
       const int high = position(i) + 1 - first, low = window ? std::max(0, high - window) : 0;
@@ -301,7 +327,18 @@ struct Model : Shape {
       by[i] = 1 / hsum(sum);
     }
     const bf16* v = values(l, item.slot, kv) + (size_t)first * D;
-    multiply(n, {w.shares.p, ld, v, 2 * D, (count + 1) / 2, to, D, D}, true);
+    const int pairs = depth ? (before - first) / 2 : (count + 1) / 2;
+    multiply(n, {w.shares.p, ld, v, 2 * D, pairs, to, D, D}, true);
+    if (depth) {  // the rest, in the path's order, too
+      const int begin = 2 * pairs, rest = (count - begin + 1) / 2;
+      for (int i = 0, at = first + begin; i < 2 * rest; i++, at++) {
+        const int from = at < before ? at : std::clamp<int>(path[at - before], 0, length - 1);
+        const bf16* value = values(l, item.slot, kv) + (size_t)(from / 2) * 2 * D + from % 2;
+        bf16* tail = w.tail.p + (size_t)(i / 2) * 2 * D + i % 2;
+        for (int d = 0; d < 2 * D; d += 2) tail[d] = begin + i < count ? value[d] : 0;
+      }
+      multiply(n, {w.shares.p + begin, ld, w.tail.p, 2 * D, rest, to, D, D}, false);
+    }
     for (int i = 0; i < n * D; i += W) store(to + i, load(to + i) * set1(by[i / D]));
   }
   void take_attended(const Item& item, int kv, const float* from) {
@@ -415,8 +452,10 @@ struct Model : Shape {
       const int all = (end - first) * group, parts = (all + MR - 1) / MR;
       for (int i = 0, at = 0, to; i < parts; i++, at = to) {
         to = all * (i + 1) / parts;
-        items.p[num_items++] = {first, b.slots[first], b.positions[first], at, to - at};
+        items.p[num_items++] = {first, b.slots[first], b.positions[first], at, to - at, depth(first)};
       }
+      for (int i = depth(first), row = first; i > 0; row -= b.up[row])
+        paths.p[(size_t)first * MAX_DEPTH + --i] = b.places[row];
       seen += b.positions[first];
     }
     // Assumes 24 bytes loaded, or 192 products computed, per nanosecond by one thread.
@@ -443,6 +482,7 @@ int flyspec_forward(void* model, const Batch* all) {
     Batch& b = m.b = *all;
     b.rows = std::min<int64_t>(MAX_ROWS, b.rows - first);
     b.ids += first, b.positions += first, b.slots += first;
+    if (b.up) b.places += first, b.up += first;
     if (b.features) b.features += first * m.hidden;
     if (b.own) b.own += done * m.hidden;
     here.clear(), kept.clear();
@@ -459,6 +499,23 @@ int flyspec_forward(void* model, const Batch* all) {
     m.batch();
   }
   return m.not_finite;
+}
+// Copies cached keys and values of a slot from each of `from` to each of `to` [count], in order.
+void flyspec_copy(void* model, int slot, int count, const int32_t* from, const int32_t* to) {
+  Model& m = *(Model*)model;
+  const int D = m.dim;
+  for (int l = 0; l < m.layers; l++)
+    for (int kv = 0; kv < m.kv_heads; kv++)
+      for (int i = 0; i < count; i++) {
+        auto key = [&](int p) { return m.keys(l, slot, kv) + (size_t)(p / PANEL) * PANEL * D + p % PANEL * 2; };
+        auto value = [&](int p) { return m.values(l, slot, kv) + (size_t)(p / 2) * 2 * D + p % 2; };
+        bf16 *key_to = key(to[i]), *value_to = value(to[i]);
+        const bf16 *key_from = key(from[i]), *value_from = value(from[i]);
+        for (int d = 0; d < D; d++) {
+          key_to[d / 2 * 2 * PANEL + d % 2] = key_from[d / 2 * 2 * PANEL + d % 2];
+          value_to[2 * d] = value_from[2 * d];
+        }
+      }
 }
 // Draws a token from each row of logits [count][vocabulary] by its key; -1 as `drawn` says.
 void flyspec_sample(const float* logits, int count, int vocabulary, const uint64_t* keys,
