@@ -8,15 +8,22 @@ Runs in the thread that drives the session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter_ns
 from typing import TypeAlias, cast
 
-from draft_service.drafters.base import Drafter, DrafterSession, ForeseeingSession
+from draft_service.drafters.base import (
+    Drafter,
+    DrafterSession,
+    ForeseeingSession,
+    Foresight,
+    SecondChoice,
+)
 from draft_service.proposal import Chunks, Deliver, SessionState, draft
-from flyspec.engine.loop import Work
+from flyspec.engine.loop import Ran, Work
+from flyspec.engine.model import Draw
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import num_same
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftOpen, DraftTimings
@@ -112,27 +119,51 @@ class Branches:
     ) -> Work[Drafted]:
         """Draft what follows the likeliest verdicts on the last `num_proposed` tokens."""
         session = self._state.session()
-        length = len(session.token_ids)
-        own = Branch(session, length, -1)
+        own = Branch(session, len(session.token_ids), -1)
         if num_proposed and ahead.num_proposals > 0 and not self._state.interrupted:
             self._pending.add(own)
             if ahead.num_proposals > 1:
-                yield from self._branch_off(round_id, ahead, num_proposed, arrival_ns, deliver)
-            yield from self._continue(own, round_id, ahead.max_tokens, arrival_ns, deliver)
+                seen = yield from self._foresee(num_proposed)
+                self._branch_off(seen.choices, round_id, ahead, arrival_ns, deliver)
+                guess = seen.guess
+            else:
+                guess = yield from self._guess(round_id, deliver)
+            if guess is not None and not self._state.interrupted:
+                own.next_token_id = guess
+                yield from self._continue(own, round_id, ahead.max_tokens, arrival_ns, deliver)
         self._ended(own)
 
-    def _branch_off(
-        self, round_id: int, ahead: DraftAhead, num_proposed: int, arrival_ns: int, deliver: Deliver
-    ) -> Work[Drafted]:
-        """Start the branches that need a session of their own."""
+    def _foresee(self, num_proposed: int) -> Generator[Draw, Ran[Drafted], Foresight]:
+        """Return what the session expects of the verdict."""
         session = cast(ForeseeingSession, self._state.session())
-        work = session.second_choices(num_proposed)
+        work = session.foresee(num_proposed)
         try:
             want = next(work)
             while True:
                 want = work.send((yield want).result)
         except StopIteration as stop:
-            choices = stop.value
+            seen: Foresight = stop.value
+        return seen
+
+    def _guess(self, round_id: int, deliver: Deliver) -> Generator[Draw, Ran[Drafted], int | None]:
+        """Return the session's own guess of the next token; None if it has none."""
+        session, guess = self._state.session(), Branch(self._state.session(), 0, -1)
+        work = session.propose(1)
+        yield from draft(self._state, work, Chunks(round_id, session, deliver), also=guess.add)
+        made = guess.made.token_ids
+        session.move(len(session.token_ids) - len(made), ())
+        return made[0] if made else None
+
+    def _branch_off(
+        self,
+        choices: Sequence[SecondChoice],
+        round_id: int,
+        ahead: DraftAhead,
+        arrival_ns: int,
+        deliver: Deliver,
+    ) -> None:
+        """Start the branches that need a session of their own."""
+        session = self._state.session()
         for keep_length, token_id, _ in choices[: ahead.num_proposals - 1]:
             if self._state.interrupted or not self._may_open():
                 return
@@ -160,16 +191,9 @@ class Branches:
     def _continue(
         self, own: Branch, round_id: int, max_tokens: int, arrival_ns: int, deliver: Deliver
     ) -> Work[Drafted]:
-        """Go on with the client's session: its next token is its guess of the target's."""
+        """Go on with the client's session behind its own guess of the target's next token."""
         session = own.session
-        guess: list[int] = []
-        guessing = Chunks(round_id, session, deliver)
-        yield from draft(
-            self._state, session.propose(1), guessing, also=lambda one: guess.extend(one.token_ids)
-        )
-        if not guess:
-            return
-        (own.next_token_id,) = guess
+        session.move(own.keep_length, [own.next_token_id])
         self._branches.append(own)
         chunks = Chunks(round_id, session, deliver, ahead=True)
         work = session.propose(max_tokens)

@@ -67,11 +67,22 @@ class SecondChoice(NamedTuple):
     chance: float
 
 
+class Foresight(NamedTuple):
+    """What a drafter expects of the verdict on its proposal.
+
+    `guess` is its own next token, None if the text ends before it; `choices` are its second ones at
+    the proposed tokens and behind them, likeliest first.
+    """
+
+    guess: int | None
+    choices: Sequence[SecondChoice]
+
+
 class ForeseeingSession(DrafterSession, Protocol):
     """A session that knows where it was unsure."""
 
-    def second_choices(self, num_proposed: int) -> Generator[Draw, Drafted, Sequence[SecondChoice]]:
-        """Return those at the last `num_proposed` tokens and behind them, likeliest first."""
+    def foresee(self, num_proposed: int) -> Generator[Draw, Drafted, Foresight]:
+        """Return what it expects of a verdict on the last `num_proposed` tokens."""
 
 
 @runtime_checkable

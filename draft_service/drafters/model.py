@@ -6,11 +6,11 @@ from collections.abc import Generator, Sequence
 from math import exp
 from struct import unpack
 
-from draft_service.drafters.base import Drafting, Scored, SecondChoice
+from draft_service.drafters.base import Drafting, Foresight, Scored, SecondChoice
 from flyspec.engine.model import Draw, History, Model, Step
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import MAX_STAGED_ROUNDS, DistributionSpec, DraftOpen, TopTokens
-from flyspec.values.tokens import Drafted, still_needed
+from flyspec.values.tokens import Drafted, TokenDistribution, still_needed
 
 NUM_COMPARED = 4
 """Most likely tokens among which a second choice is looked for."""
@@ -85,10 +85,11 @@ class ModelSession:
         behind = tokens[len(tokens) - count :]
         yield Scored([own == token for own, token in zip(drawn.token_ids, behind, strict=True)])
 
-    def second_choices(self, num_proposed: int) -> Generator[Draw, Drafted, Sequence[SecondChoice]]:
-        """Read them from the rows of the proposal, which one step runs again.
+    def foresee(self, num_proposed: int) -> Generator[Draw, Drafted, Foresight]:
+        """Read it from the rows of the proposal, which one step runs again.
 
-        The likeliest other token under the processed distribution, regardless of the noise.
+        A second choice is the likeliest other token under the processed distribution, regardless of
+        the noise.
         """
         tokens, open_ = self.token_ids, self._open
         first = max(1, len(tokens) - num_proposed)
@@ -99,18 +100,19 @@ class ModelSession:
             DistributionSpec(NUM_COMPARED),
         )  # fmt: skip
         self.cached = len(tokens)
-        reached, found = 1.0, []
+        reached, choices = 1.0, []
         rows = zip(drawn.token_ids, drawn.distributions, strict=False)
         for position, (own, distribution) in enumerate(rows, first):
-            ids, width = distribution.token_ids, len(distribution.token_ids)
-            chances = dict(zip(ids, map(exp, unpack(f"<{width}e", distribution.log_probs)),
-                               strict=True))  # fmt: skip
+            chances = _probabilities(distribution)
             others = {t: c for t, c in chances.items() if t != own and t not in self._eos}
             if others:
                 second = max(others, key=others.__getitem__)
-                found.append(SecondChoice(position, second, reached * others[second]))
+                choices.append(SecondChoice(position, second, reached * others[second]))
             reached *= chances.get(own, 0.0)
-        return sorted(found, key=lambda choice: -choice.chance)
+        guess = drawn.token_ids[-1]
+        ended = not self._eos.isdisjoint((*tokens[first:], guess))
+        choices.sort(key=lambda choice: -choice.chance)
+        return Foresight(None if ended else guess, choices)
 
     def extend(
         self, guess: Sequence[int] = (), max_tokens: int = 1, min_confidence: float = 0.0
@@ -146,3 +148,10 @@ class ModelSession:
 
     def close(self) -> None:
         self._cache.release(self._slot)
+
+
+def _probabilities(distribution: TokenDistribution) -> dict[int, float]:
+    """Return the listed tokens' probabilities."""
+    ids = distribution.token_ids
+    logs = unpack(f"<{len(ids)}e", distribution.log_probs)
+    return dict(zip(ids, map(exp, logs), strict=True))
