@@ -242,12 +242,15 @@ class ClientSession:
 
     async def next_chunk(self) -> DraftChunk:
         """Return the next chunk of the proposal, or raise the error that ended it."""
-        chunk = await self.next_ahead()
+        chunk = await self._next()
         assert chunk is not None
         return chunk
 
     async def next_ahead(self) -> DraftChunk | None:
         """Return the next chunk of a proposal made ahead; None once there will be no more."""
+        return await self._next() if self._branches is not None else None
+
+    async def _next(self) -> DraftChunk | None:
         item = await self._chunks.get()
         if isinstance(item, Exception):
             raise item

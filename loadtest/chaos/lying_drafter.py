@@ -299,6 +299,8 @@ LIES = [
     Lie("another session's prefix", F.POSITION,
         changed(lambda m: _moved(m.builds_on, keep_length=7))),
     Lie("another last token", F.POSITION, changed(lambda m: _moved(m.builds_on, next_token_id=1))),
+    Lie("a tree that nobody asked for", F.TREE,
+        changed(lambda m: m.parents.extend([0] * len(m.token_ids)))),
     Lie("no prefix", F.POSITION, changed(lambda m: m.ClearField("builds_on"))),
     Lie("tokens further on", F.POSITION, changed(lambda m: _moved(m, start_position=1))),
     Lie("pieces backwards", F.POSITION, arranged(lambda found: found[::-1])),

@@ -45,8 +45,14 @@ class Facts:
 
 
 def answered(message: Message) -> bool:
-    """Whether a message of a stream is answered before the next one is sent."""
-    return any(field.name in ("round", "advance") for field, _ in message.ListFields())
+    """Whether a message of a stream is answered before the next one is sent.
+
+    A staged round waits for a verdict, which may not come.
+    """
+    for field, value in message.ListFields():
+        if field.name in ("round", "advance"):
+            return field.name == "advance" or not value.HasField("staged_on")
+    return False
 
 
 def messages(cls: Any, *requests: dict[str, Any]) -> Session:
@@ -123,14 +129,18 @@ def verify(facts: Facts) -> Iterator[Session]:
             "teacher_forced": True,
         }  # fmt: skip
         scored = [{"round": forced}] if opening.get("logprobs") is not None else []
+        staged = {
+            "round_id": 2, "keep_length": LENGTH + 3, "draft_token_ids": [6, 7],
+            "staged_on": {"round_id": 1, "keep_length": LENGTH + 2, "next_token_id": 9},
+        }  # fmt: skip
         tree = {
-            "round_id": 2, "keep_length": LENGTH, "draft_token_ids": drafts,
+            "round_id": 3, "keep_length": LENGTH, "draft_token_ids": drafts,
             "draft_parents": [0, 0, 1, 3], "num_top_tokens": 2,
         }  # fmt: skip
         trees = [] if preset.draft is not None else [{"round": tree}]
         yield messages(
             verify_pb2.VerifyRequest, {"open": opening}, *({"distributions": p} for p in pieces),
-            {"round": judged}, *trees, {"round": plain}, *scored,
+            {"round": judged}, {"round": staged}, *trees, {"round": plain}, *scored,
         )  # fmt: skip
     for name in facts.heads:
         head = {"name": name, "max_tokens": 5, "min_confidence": 0.1}
@@ -180,6 +190,15 @@ def draft(facts: Facts) -> Iterator[Session]:
             }  # fmt: skip
             yield messages(draft_pb2.DraftRequest, {"open": opening},
                            *({"advance": move} for move in moves))  # fmt: skip
+    if "model" in facts.drafters:
+        ahead = {"num_proposals": 3, "max_tokens": 4}
+        yield messages(
+            draft_pb2.DraftRequest, {"open": {"token_ids": PROMPT, "drafter": "model"}},
+            {"advance": {"round_id": 1, "keep_length": LENGTH, "max_tokens": 4, "ahead": ahead}},
+            {"advance": {"round_id": 2, "keep_length": LENGTH, "append_token_ids": [5, 6, 7],
+                         "ahead": {**ahead, "num_unverified": 2}}},
+            {"advance": {"round_id": 3, "keep_length": LENGTH, "max_tokens": 4}},
+        )  # fmt: skip
     end = facts.context_length - 4
     yield messages(draft_pb2.DraftRequest, {"open": {"token_ids": [5] * end}},
                    {"advance": {"keep_length": end, "max_tokens": 8}})  # fmt: skip

@@ -60,7 +60,12 @@ class Staging:
         return most if self._wanted else 0
 
     def begin(self, round_: VerifyRound, proposal: DraftChunk) -> bool:
-        """Begin to stage for the verdicts on a round that has been sent; return whether it does."""
+        """Begin to stage for the verdicts on a round that has been sent; return whether it does.
+
+        If the target was lost and the round sent again, this goes on.
+        """
+        if self._task is not None:
+            return True
         if not self._wanted or not proposal.token_ids:
             return False
         self._task = asyncio.create_task(self._stage(round_, proposal))

@@ -284,8 +284,9 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
                 self._reading = unhandled(asyncio.ensure_future(read(self._call)))
             if self._reading is None:
                 return await read(self._call)
-            await asyncio.wait((self._reading,))
-            reading, self._reading = self._reading, None
+            reading = self._reading
+            await asyncio.wait((reading,))
+            self._reading = None
             return reading.result()
         except UnreadableError:
             raise

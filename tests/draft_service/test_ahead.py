@@ -152,3 +152,11 @@ async def test_lookup_drafts_nothing_ahead(service: Service, prompt: list[int]) 
     code, details = await client.status()
     assert code.name == "INVALID_ARGUMENT"
     assert "prompt_lookup makes at most 0" in details
+
+
+async def test_lookup_may_be_asked_for_nothing_ahead(service: Service, prompt: list[int]) -> None:
+    client = AheadClient(service.stub, 8)
+    await client.open(prompt[:8], drafter="prompt_lookup")
+    for _ in range(2):
+        await client.ask(8, [], 4, DraftAhead(0, 4))
+    client.call.cancel()

@@ -47,7 +47,7 @@ async def traceback(message):
 
 
 async def accepted(message):
-    message.advance.min_confidence = 0.0
+    message.advance.min_confidence, message.advance.max_tokens = 0.0, 1
 
 
 async def memory(message):

@@ -22,7 +22,7 @@ FACTS = Facts(
 )
 FAST = {
     "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0,
-    "SHRINK_S": 3.0,
+    "SHRINK_S": 8.0,
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ async def test_a_mistake_of_each_kind_is_found(name, text, steps, monkeypatch, t
         monkeypatch.setattr(run, constant, value)
     monkeypatch.setattr(report, "MAX_FINDINGS", 1)
     monkeypatch.setattr(servers, "LONG", servers.LONG[:5])
-    result = await run.fuzz(partial(planted, name), 2000, 0, print)
+    result = await run.fuzz(partial(planted, name), 6000 if name == "accepted" else 2000, 0, print)
     files = LabResults(html=tmp_path / "fuzz.html", output=tmp_path / "fuzz.json")
     assert files.finish(report.FuzzReport.of([result], {"seed": 0})) == 1
     assert "FAILED" in capsys.readouterr().out

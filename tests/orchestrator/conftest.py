@@ -13,9 +13,14 @@ from tests.orchestrator.near_target import MARGIN, Models
 from tests.orchestrator.stacks import start_stack
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    """All targets here must have the same numerics, whichever test comes first."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 async def stack(model_dirs):
-    torch.set_num_threads(1)
     async with start_stack(model_dirs) as running:
         yield running
 

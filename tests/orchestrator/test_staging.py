@@ -79,7 +79,7 @@ async def test_texts_are_those_without_it(model_dirs, monkeypatch, draft):
             assert mine.num_loose_tokens == theirs.num_loose_tokens
             assert mine.num_rollbacks == theirs.num_rollbacks
         assert await stack.idle()
-    assert rounds > 30
+    assert rounds
     assert hits > rounds / 2 or draft == 1
 
 

@@ -18,7 +18,7 @@ moves = st.builds(
     st.lists(st.builds(BlockChange, numbers, numbers, numbers), max_size=5),
 )
 steps = st.lists(
-    # Hidden layers do not travel: no rank but the first gives rows.
+    # Hidden layers do not travel: no rank but the first gives rows. Nor do trees: ranks take none.
     st.builds(
         Step,
         numbers,
@@ -27,6 +27,7 @@ steps = st.lists(
         numbers,
         st.just(()),
         st.none(),
+        st.just(()),
     ),
     max_size=8,
 )

@@ -108,7 +108,7 @@ class _FixedStep(StepAttention):
         taken = 0
         for size, alike in runs.items():
             folded = size <= MAX_FOLDED_ROWS
-            pieces = torch.tensor([p[1:] for _, run in alike for p in run.pieces])
+            pieces = torch.tensor([p[1:4] for _, run in alike for p in run.pieces])
             starts, lengths, rows = pieces.T[:, :, None]
             places = torch.arange(size)
             packed = rows + torch.minimum(places, lengths - 1)
