@@ -29,4 +29,5 @@ from flyspec.rpc.streams import read as read
 from flyspec.rpc.streams import read_ahead as read_ahead
 from flyspec.rpc.streams import receive as receive
 from flyspec.rpc.streams import unbroken as unbroken
+from flyspec.rpc.streams import unhandled as unhandled
 from flyspec.rpc.streams import write as write

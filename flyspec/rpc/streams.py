@@ -32,12 +32,17 @@ async def unbroken(reading: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(_forget)
+        unhandled(task)
         raise
 
 
-def _forget(task: asyncio.Task[Any]) -> None:
-    """Retrieve an unused result, so that asyncio does not log it."""
+def unhandled(task: asyncio.Future[T]) -> asyncio.Future[T]:
+    """Return the task, whose error asyncio is not to log if nobody is left to handle it."""
+    task.add_done_callback(_forget)
+    return task
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
     if not task.cancelled():
         task.exception()
 

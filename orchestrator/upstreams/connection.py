@@ -31,7 +31,6 @@ DESCRIBE_TIMEOUT_S = 5.0
 
 Info = TypeVar("Info", DraftServiceInfo, VerifyServiceInfo)
 Open = TypeVar("Open", DraftOpen, VerifyOpen)
-T = TypeVar("T")
 
 
 class GrpcUpstream(Generic[Info]):
@@ -186,12 +185,6 @@ async def read(call: Any) -> Any:
     if message is grpc.aio.EOF:
         raise await _stream_error(call)
     return _readable(message)
-
-
-def unhandled(task: asyncio.Future[T]) -> asyncio.Future[T]:
-    """Return the task, whose error asyncio is not to log if nobody is left to handle it."""
-    task.add_done_callback(lambda done: done.cancelled() or done.exception())
-    return task
 
 
 def _readable(message: Any) -> Any:

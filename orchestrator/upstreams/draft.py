@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from flyspec import wire
+from flyspec import rpc, wire
 from flyspec.config import TOKENIZER_TIMEOUT_S
 from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.prefix import num_same
@@ -27,7 +27,6 @@ from orchestrator.upstreams.connection import (
     GrpcUpstream,
     error_of_end,
     read,
-    unhandled,
     write,
 )
 from orchestrator.upstreams.proposal_checks import Answer, DraftFault, check_description
@@ -281,7 +280,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     async def _next(self, keeps: bool) -> Any:
         try:
             if keeps and self._reading is None:
-                self._reading = unhandled(asyncio.ensure_future(read(self._call)))
+                self._reading = rpc.unhandled(asyncio.ensure_future(read(self._call)))
             if self._reading is None:
                 return await read(self._call)
             reading = self._reading

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flyspec import process, wire
+from flyspec import process, rpc, wire
 from flyspec.errors import UnavailableError
 from flyspec.prefix import TokenSequence
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
@@ -20,7 +20,6 @@ from orchestrator.upstreams.connection import (
     GrpcSession,
     GrpcUpstream,
     read,
-    unhandled,
     write,
 )
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
@@ -103,7 +102,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
     async def stage(self, round_: VerifyRound) -> None:
         message = wire.encode(round_)
         self._metrics.count_bytes(message.ByteSize())
-        await asyncio.shield(unhandled(asyncio.ensure_future(self._stage(message))))
+        await asyncio.shield(rpc.unhandled(asyncio.ensure_future(self._stage(message))))
 
     async def _stage(self, message: Any) -> None:
         async with self._upstream.attempt(self._upstream.timeout_s), self._writing:
