@@ -1,8 +1,9 @@
 """Drafting on while a proposal is verified: what follows its likeliest verdicts (`DraftAhead`).
 
-A session's own continuation follows the verdict that accepts everything; others need a session of
-their own for as long. When the verdict is known, the session that follows it becomes the client's.
-Runs in the thread that drives the session.
+A tree of branches grows behind the proposal, the likeliest first: a branch follows a possible
+verdict on the one before it. Branches behind each other that the drafter's own guesses lead to
+share a session (`Chain`); its second choices need sessions of their own. When a verdict is known,
+what follows it stays. Runs in the thread that drives the session.
 """
 
 from __future__ import annotations
@@ -11,22 +12,24 @@ import logging
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from time import perf_counter_ns
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from draft_service.drafters.base import (
     Drafter,
     DrafterSession,
+    Drafting,
     ForeseeingSession,
     Foresight,
     SecondChoice,
 )
-from draft_service.proposal import Chunks, Deliver, SessionState, draft
+from draft_service.proposal import AheadIds, Chunks, Deliver, SessionState, Taken, draft
 from flyspec.engine.loop import Ran, Work
 from flyspec.engine.model import Draw
 from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import num_same
-from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftOpen, DraftTimings
+from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftOpen, DraftTimings
 from flyspec.values.tokens import Drafted
 
 log = logging.getLogger(__name__)
@@ -34,21 +37,69 @@ log = logging.getLogger(__name__)
 Spawn: TypeAlias = Callable[[Hashable, Work[Drafted], Callable[[Exception], None]], None]
 """Queues work for an owner, as `StepLoop.add` does."""
 
+MAX_CHOICES = 3
+"""Maximum second choices that are followed behind a proposal."""
+MIN_CHANCE = 0.04
+"""Estimated probability of the verdicts that lead to a branch, below which nothing follows it."""
+
+
+class Asked(NamedTuple):
+    """The request that a branch is drafted for."""
+
+    round_id: int
+    max_tokens: int
+    arrival_ns: int
+
 
 class Branch:
-    """A continuation behind `keep_length` tokens and `next_token_id`, of which `made` is drafted.
+    """What is drafted behind `keep_length` tokens and `next_token_id`; `made` grows.
 
-    `whole`: it has ended by itself, so there can be no more.
+    It follows the branch `behind`, and has the estimated probability `chance`. The root, without
+    one, is the proposal that is verified.
     """
 
-    def __init__(self, session: DrafterSession, keep_length: int, next_token_id: int) -> None:
-        self.session = session
+    def __init__(
+        self,
+        ahead_id: int,
+        behind: Branch | None,
+        keep_length: int,
+        next_token_id: int,
+        chance: float,
+        asked: Asked,
+    ) -> None:
+        self.ahead_id, self.behind = ahead_id, behind
         self.keep_length, self.next_token_id = keep_length, next_token_id
-        self.made = Drafted([])
-        self.whole = False
+        self.chance, self.asked = chance, asked
+        self.made, self.model_ns = Drafted([]), 0
+        self.ended = False
+        """Whether the drafter stopped by itself, so that there can be no more."""
+        self.sent = False
+        self.seen: Foresight | None = None
+        self.choices: list[SecondChoice] = []
+        """Those in `seen` that are to become branches yet, likeliest last."""
+
+    @property
+    def on(self) -> tuple[int, int]:
+        return self.keep_length, self.next_token_id
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it follows the proposal."""
+        return self.behind is not None and self.behind.behind is None
 
     def add(self, drafted: Drafted) -> None:
         self.made = self.made.joined(drafted)
+
+    def follows(self, other: Branch) -> bool:
+        """Whether this is the other branch, or one that follows it."""
+        return self is other or (self.behind is not None and self.behind.follows(other))
+
+
+class Chain:
+    """A session and the branches in it, each behind the one before."""
+
+    def __init__(self, session: DrafterSession, first: Branch) -> None:
+        self.session, self.branches = session, [first]
 
     def close(self) -> None:
         self.session.close()
@@ -58,7 +109,7 @@ class Branches:
     """The branches of a client's session, since its last proposal.
 
     `state` is the client's session, `open_` as it was opened. `may_open` says whether there is a
-    slot to spare for one more branch. `done` is called once all have been drafted.
+    slot to spare for one more chain. `done` is called once all that is worth it has been drafted.
     """
 
     def __init__(
@@ -74,69 +125,123 @@ class Branches:
         self._open = replace(open_, prompt_length=prompt_length)
         self._drafter, self._state, self._spawn = drafter, state, spawn
         self._may_open, self._done = may_open, done
-        self._branches: list[Branch] = []
-        self._pending: set[Branch] = set()
+        self._chains: list[Chain] = []
+        self._pending: set[Chain] = set()
+        self._ids = count(1)
+        self._ahead, self._deliver = DraftAhead(0, 0), cast(Deliver, None)
 
     @property
-    def apart(self) -> Sequence[Branch]:
-        """The branches that have a session, and so a slot, of their own."""
-        return [b for b in self._branches if b.session is not self._state.current]
+    def apart(self) -> Sequence[Chain]:
+        """The chains that have a session, and so a slot, of their own."""
+        return [c for c in self._chains if c.session is not self._state.current]
 
-    def take_over(self, advance: DraftAdvance) -> tuple[Drafted, bool]:
+    def take_over(self, advance: DraftAdvance) -> Taken:
         """Move the client's session, to where the branch of this verdict is if there is one.
 
-        Returns the tokens that have been drafted behind it, which are part of the sequence now, and
-        whether that is all there can be. Closes all other branches.
+        If the request confirms all of that branch, what follows it stays; all others are closed.
         """
         keep, append = advance.keep_length, advance.append_token_ids
-        chosen = next(
-            (
-                branch
-                for branch in self._branches
-                if append and (branch.keep_length, branch.next_token_id) == (keep, append[0])
-            ),
-            None,
-        )
-        for branch in self.apart:
-            if branch is not chosen:
-                branch.close()
-        self._branches = []
-        if chosen is None:
+        chain, chosen = self._chosen(advance)
+        if chain is None or chosen is None:
+            self._close_apart()
             self._state.session().move(keep, append)
-            return Drafted([]), False
-        self._state.become(chosen.session)
+            return Taken(keep + len(append))
+        whole = [chosen.next_token_id, *chosen.made.token_ids] == [*append]
+        if chosen.sent and whole and advance.ahead and advance.ahead.unverified_ahead_id:
+            self._keep_what_follows(chosen, chain)
+            return Taken(keep + len(append))
+        self._close_apart(chain)
+        self._state.become(chain.session)
         made, behind = chosen.made, keep + 1
         if len(append) > 1:  # these may be what it drafted: keep what it has of them
             behind += num_same(made.token_ids, append[1:])
-            chosen.session.move(behind, append[behind - keep :])
-            return Drafted([]), False
-        count = min(len(made.token_ids), advance.max_tokens)
-        chosen.session.move(behind + count, ())
-        return made.cut(count), chosen.whole and count == len(made.token_ids)
+            chain.session.move(behind, append[behind - keep :])
+            return Taken(keep + len(append))
+        num_made = min(len(made.token_ids), advance.max_tokens)
+        chain.session.move(behind + num_made, ())
+        ended = chosen.ended and num_made == len(made.token_ids)
+        return Taken(behind, made.cut(num_made), ended)
+
+    def _chosen(self, advance: DraftAdvance) -> tuple[Chain | None, Branch | None]:
+        """Return the branch behind the proposal that a request goes on with, and its chain."""
+        append, ahead = advance.append_token_ids, advance.ahead
+        named = ahead.unverified_ahead_id if ahead else 0
+        for chain in self._chains:
+            for branch in chain.branches:
+                right = branch.is_first and named in (0, branch.ahead_id)
+                if right and append and branch.on == (advance.keep_length, append[0]):
+                    return chain, branch
+        return None, None
+
+    def _keep_what_follows(self, root: Branch, own: Chain) -> None:
+        for chain in self._chains:
+            chain.branches = [b for b in chain.branches if b.follows(root)]
+        for chain in self.apart:
+            if not chain.branches:
+                chain.close()
+        self._state.become(own.session)
+        self._chains = [chain for chain in self._chains if chain.branches]
+        root.behind = None
+
+    def _close_apart(self, but: Chain | None = None) -> None:
+        for chain in self.apart:
+            if chain is not but:
+                chain.close()
+        self._chains = []
 
     def go_on(
         self, round_id: int, ahead: DraftAhead, num_proposed: int, arrival_ns: int, deliver: Deliver
     ) -> Work[Drafted]:
-        """Draft what follows the likeliest verdicts on the last `num_proposed` tokens."""
-        session = self._state.session()
-        own = Branch(session, len(session.token_ids), -1)
-        if num_proposed and ahead.num_proposals > 0 and not self._state.interrupted:
-            self._pending.add(own)
-            if ahead.num_proposals > 1:
-                seen = yield from self._foresee(num_proposed)
-                self._branch_off(seen.choices, round_id, ahead, arrival_ns, deliver)
-                guess = seen.guess
-            else:
-                guess = yield from self._guess(round_id, deliver)
-            if guess is not None and not self._state.interrupted:
-                own.next_token_id = guess
-                yield from self._continue(own, round_id, ahead.max_tokens, arrival_ns, deliver)
-        self._ended(own)
+        """Draft what follows the likeliest verdicts on the last `num_proposed` tokens.
 
-    def _foresee(self, num_proposed: int) -> Generator[Draw, Ran[Drafted], Foresight]:
-        """Return what the session expects of the verdict."""
-        session = cast(ForeseeingSession, self._state.session())
-        work = session.foresee(num_proposed)
+        Goes on with what there is of it.
+        """
+        self._ahead, self._deliver = ahead, deliver
+        asked = Asked(round_id, ahead.max_tokens, arrival_ns)
+        session = self._state.session()
+        if not self._chains:
+            start = len(session.token_ids) - num_proposed
+            root = Branch(0, None, start - 1, session.token_ids[start - 1], 1.0, asked)
+            root.made, root.sent = Drafted(session.token_ids[start:]), True
+            self._chains = [Chain(session, root)]
+        own = next(chain for chain in self._chains if chain.session is session)
+        self._pending.update(self._chains)
+        for chain in self.apart:
+            self._start(chain, asked)
+        yield from self._extend(own, asked)
+
+    def _start(self, chain: Chain, asked: Asked) -> None:
+        self._pending.add(chain)
+        self._spawn(chain, self._extend(chain, asked), partial(self._failed, chain))
+
+    def _extend(self, chain: Chain, asked: Asked) -> Work[Drafted]:
+        """Go on at the end of a chain, for as long as it is worth it."""
+        while not self._state.interrupted:
+            tip = chain.branches[-1]
+            if not tip.sent:
+                yield from self._complete(tip, chain.session)
+            likely = tip.behind is None or tip.chance >= MIN_CHANCE
+            if not (tip.sent and tip.made.token_ids and likely and self._has_room()):
+                break
+            if tip.seen is None:
+                tip.seen = yield from self._foresee(chain.session, len(tip.made.token_ids))
+                tip.choices = [*reversed(tip.seen.choices[:MAX_CHOICES])]
+            follows = self._follow_guess(tip, chain, asked)
+            self._branch_off(tip, chain.session, asked)
+            if not follows:
+                break
+        self._ended(chain)
+
+    def _has_room(self) -> bool:
+        """Whether one more branch may be drafted."""
+        branches = sum(b.behind is not None for c in self._chains for b in c.branches)
+        return branches < self._ahead.num_proposals
+
+    def _foresee(
+        self, session: DrafterSession, num_proposed: int
+    ) -> Generator[Draw, Ran[Drafted], Foresight]:
+        """Return what a session expects of the verdict on its last tokens."""
+        work = cast(ForeseeingSession, session).foresee(num_proposed)
         try:
             want = next(work)
             while True:
@@ -145,76 +250,61 @@ class Branches:
             seen: Foresight = stop.value
         return seen
 
-    def _guess(self, round_id: int, deliver: Deliver) -> Generator[Draw, Ran[Drafted], int | None]:
-        """Return the session's own guess of the next token; None if it has none."""
-        session, guess = self._state.session(), Branch(self._state.session(), 0, -1)
-        work = session.propose(1)
-        yield from draft(self._state, work, Chunks(round_id, session, deliver), also=guess.add)
-        made = guess.made.token_ids
-        session.move(len(session.token_ids) - len(made), ())
-        return made[0] if made else None
+    def _follow_guess(self, tip: Branch, chain: Chain, asked: Asked) -> bool:
+        """Add the branch behind the drafter's own guess to its chain; return whether there is."""
+        assert tip.seen is not None
+        guess, chance = tip.seen.guess, tip.chance * tip.seen.chance
+        if guess is None:
+            return False
+        length = len(chain.session.token_ids)
+        chain.session.move(length, [guess])
+        chain.branches.append(Branch(next(self._ids), tip, length, guess, chance, asked))
+        return True
 
-    def _branch_off(
-        self,
-        choices: Sequence[SecondChoice],
-        round_id: int,
-        ahead: DraftAhead,
-        arrival_ns: int,
-        deliver: Deliver,
-    ) -> None:
-        """Start the branches that need a session of their own."""
-        session = self._state.session()
-        for keep_length, token_id, _ in choices[: ahead.num_proposals - 1]:
-            if self._state.interrupted or not self._may_open():
-                return
+    def _branch_off(self, tip: Branch, session: DrafterSession, asked: Asked) -> None:
+        """Start the chains behind the drafter's second choices, while there is room."""
+        while tip.choices and self._has_room() and self._may_open():
+            keep_length, token_id, chance = tip.choices[-1]
             tokens = [*session.token_ids[:keep_length], token_id]
             try:
                 opened = self._drafter.open(replace(self._open, token_ids=tokens))
             except ResourceExhaustedError:
                 return
-            branch = Branch(opened, keep_length, token_id)
-            self._branches.append(branch)
-            self._pending.add(branch)
-            drafting = self._draft(branch, round_id, ahead.max_tokens, arrival_ns, deliver)
-            self._spawn(branch, drafting, partial(self._failed, branch))
+            tip.choices.pop()
+            branch = Branch(next(self._ids), tip, keep_length, token_id, tip.chance * chance, asked)
+            chain = Chain(opened, branch)
+            self._chains.append(chain)
+            self._start(chain, asked)
 
-    def _draft(
-        self, branch: Branch, round_id: int, max_tokens: int, arrival_ns: int, deliver: Deliver
-    ) -> Work[Drafted]:
-        """Draft a branch with its own session and deliver its proposal."""
-        chunks = Chunks(round_id, branch.session, deliver, ahead=True)
-        work = branch.session.propose(max_tokens)
-        model_ns = yield from draft(self._state, work, chunks, also=branch.add)
-        self._drafted(branch, chunks, max_tokens, model_ns, arrival_ns)
-        self._ended(branch)
+    def _complete(self, branch: Branch, session: DrafterSession) -> Work[Drafted]:
+        """Draft what a branch lacks, at the end of its session, and deliver it when it is whole."""
+        ended = False
 
-    def _continue(
-        self, own: Branch, round_id: int, max_tokens: int, arrival_ns: int, deliver: Deliver
-    ) -> Work[Drafted]:
-        """Go on with the client's session behind its own guess of the target's next token."""
-        session = own.session
-        session.move(own.keep_length, [own.next_token_id])
-        self._branches.append(own)
-        chunks = Chunks(round_id, session, deliver, ahead=True)
-        work = session.propose(max_tokens)
-        model_ns = yield from draft(self._state, work, chunks, also=own.add)
-        self._drafted(own, chunks, max_tokens, model_ns, arrival_ns)
+        def proposing() -> Drafting:
+            nonlocal ended
+            yield from session.propose(branch.asked.max_tokens - len(branch.made.token_ids))
+            ended = True
 
-    def _drafted(
-        self, branch: Branch, chunks: Chunks, max_tokens: int, model_ns: int, arrival_ns: int
-    ) -> None:
-        """Deliver a branch's proposal, unless the next request is there already."""
-        if self._state.interrupted:
-            return
-        branch.whole = len(branch.made.token_ids) < max_tokens
-        if chunks.waiting:
-            chunks.flush(DraftTimings(0, model_ns, perf_counter_ns() - arrival_ns))
+        assert branch.behind is not None
+        round_id, max_tokens, arrival_ns = branch.asked
+        parts: list[DraftChunk | Exception] = []
+        ahead = AheadIds(branch.ahead_id, branch.behind.ahead_id)
+        chunks = Chunks(round_id, session, parts.append, branch.keep_length + 1, ahead)
+        chunks.add(branch.made)
+        branch.model_ns += yield from draft(self._state, proposing(), chunks, also=branch.add)
+        if not ended:
+            return  # by the next request, which may want the rest of it
+        branch.sent, branch.ended = True, len(branch.made.token_ids) < max_tokens
+        if branch.made.token_ids:
+            chunks.flush(DraftTimings(0, branch.model_ns, perf_counter_ns() - arrival_ns))
+        for part in parts:
+            self._deliver(part)
 
-    def _failed(self, branch: Branch, error: Exception) -> None:
+    def _failed(self, chain: Chain, error: Exception) -> None:
         log.debug("drafting ahead: %s", error)
-        self._ended(branch)
+        self._ended(chain)
 
-    def _ended(self, branch: Branch) -> None:
-        self._pending.discard(branch)
+    def _ended(self, chain: Chain) -> None:
+        self._pending.discard(chain)
         if not self._pending:
             self._done()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter_ns
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from draft_service.drafters.base import (
     DrafterSession,
@@ -32,10 +32,31 @@ MAX_TOKENS = 1 << 30
 Deliver = Callable[[DraftChunk | Exception], None]
 
 
+class Taken(NamedTuple):
+    """A session's sequence has `length` tokens now, and then those that were `made` ahead.
+
+    `ended`: there can be no more of those.
+    """
+
+    length: int
+    made: Drafted = Drafted([])
+    ended: bool = False
+
+
+class AheadIds(NamedTuple):
+    """A proposal made ahead, and the one that it follows, as in `DraftChunk`; 0: none."""
+
+    ahead_id: int = 0
+    follows_ahead_id: int = 0
+
+
+NOT_AHEAD = AheadIds()
+
+
 class Ahead(Protocol):
     """What a session drafts while its proposal is verified (`draft_service.ahead`)."""
 
-    def take_over(self, advance: DraftAdvance) -> tuple[Drafted, bool]:
+    def take_over(self, advance: DraftAdvance) -> Taken:
         """Move the session, to what has been drafted ahead where that fits."""
 
     def go_on(
@@ -96,18 +117,17 @@ def propose(
     check_move(held, advance.keep_length, len(advance.append_token_ids))
     for top in advance.top_tokens:
         state.session().learn(top)
-    made, is_whole = Drafted([]), False
     if ahead is None:
         state.session().move(advance.keep_length, advance.append_token_ids)
+        taken = Taken(len(state.session().token_ids))
     else:
-        made, is_whole = ahead.take_over(advance)
-    session = state.session()
-    begin = len(session.token_ids) - len(made.token_ids)
+        taken = ahead.take_over(advance)
+    session, (begin, made, ended) = state.session(), taken
     chunks = Chunks(advance.round_id, session, deliver, begin)
     queue_ns, model_ns = perf_counter_ns() - arrival_ns, 0
     chunks.add(made)
     needed = still_needed(advance.min_confidence, made.confidences)
-    left = 0 if is_whole or needed > 1 else advance.max_tokens - len(made.token_ids)
+    left = 0 if ended or needed > 1 else advance.max_tokens - len(made.token_ids)
     if left > 0 or advance.score:
         num_scored = len(advance.append_token_ids) if advance.score else 0
         if advance.max_tree_tokens and not num_scored and isinstance(session, TreeSession):
@@ -164,7 +184,7 @@ def draft(
 
 class Chunks:
     """The chunks of a proposal that continues the sequence of `session`, or its first `begin`
-    tokens; `ahead` as in `DraftChunk`."""
+    tokens; `ahead` if it is made ahead."""
 
     def __init__(
         self,
@@ -172,7 +192,7 @@ class Chunks:
         session: DrafterSession,
         deliver: Deliver,
         begin: int | None = None,
-        ahead: bool = False,
+        ahead: AheadIds = NOT_AHEAD,
     ) -> None:
         self._round_id, self._deliver, self._ahead = round_id, deliver, ahead
         self._base = self._sent = len(session.token_ids) if begin is None else begin
@@ -220,7 +240,8 @@ class Chunks:
             distributions=self._distributions,
             confidences=self._confidences,
             agreements=self.agreements,
-            ahead=self._ahead,
+            ahead=self._ahead.ahead_id > 0,
+            **self._ahead._asdict(),
             parents=self._parents,
         )
         self.agreements = ()

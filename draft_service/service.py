@@ -97,7 +97,7 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
         self._observer.proposed(session, request, arrival_ns, chunk, service_ns)
         if request.ahead is not None:
             while (made := await session.next_ahead()) is not None:
-                await self._send(made, arrival_ns, context)
+                await rpc.write(context, wire.encode(made), self._sessions.settings.idle_timeout_s)
         return request.round_id
 
     async def _send(self, chunk: DraftChunk, arrival_ns: int, context: Any) -> int:

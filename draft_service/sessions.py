@@ -267,8 +267,8 @@ class ClientSession:
         """Close it in the engine's thread, and its branches, before the next step."""
         engine, branches = self._engine, self._branches
         assert engine is not None
-        for branch in branches.apart if branches else ():
-            engine.drop(branch, branch.close)
+        for chain in branches.apart if branches else ():
+            engine.drop(chain, chain.close)
         self._state.close()
 
     def _deliver_end(self) -> None:
@@ -298,6 +298,11 @@ class ClientSession:
             raise InvalidArgumentError(
                 f"advance.ahead.num_unverified is {ahead.num_unverified}, but "
                 f"{len(advance.append_token_ids)} tokens are appended; append the whole proposal"
+            )
+        if ahead.unverified_ahead_id and not ahead.num_unverified:
+            raise InvalidArgumentError(
+                "advance.ahead.unverified_ahead_id: num_unverified is 0; append that proposal and "
+                "say how many tokens it has"
             )
         if ahead.num_unverified and advance.max_tokens:
             raise InvalidArgumentError(

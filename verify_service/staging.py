@@ -1,7 +1,7 @@
 """Rounds that wait for a verdict to begin with (`VerifyRound.staged_on`), of one stream.
 
-A staged round saves the trip of its predecessor's verdict to the orchestrator, and its own back.
-Runs on the event loop.
+They wait for the verdict on the newest round, or on one that waits itself. A staged round saves the
+trip of its predecessor's verdict to the orchestrator, and its own back. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -30,35 +30,37 @@ class WaitingRound(NamedTuple):
 
 
 class StagedRounds:
-    """The rounds staged for the last verdict on the newest round of a stream."""
+    """The rounds staged for the last verdict on the newest round of a stream, and for theirs."""
 
     def __init__(self) -> None:
-        self._newest, self._budget = -1, Budget()
+        self._newest, self._last_id, self._budget = -1, -1, Budget()
         self._waiting: dict[StagedOn, WaitingRound] = {}
         self._verdict: Verdict | None = None  # with which nothing has begun yet
 
     def received(self, round_: VerifyRound) -> None:
         """Note that a round arrived that is not staged: it drops all that are."""
         self._newest, self._budget = round_.round_id, round_.budget
+        self._last_id = max(self._last_id, round_.round_id)
         self._waiting.clear()
         self._verdict = None
 
     def stage(self, waiting: WaitingRound) -> WaitingRound | None:
         """Keep a staged round, or return it ready to begin if its verdict has been given.
 
-        One for an earlier round comes too late and is dropped. Raises `InvalidArgumentError`.
+        One for an earlier round, or one that has been dropped, comes too late and is dropped.
+        Raises `InvalidArgumentError`.
         """
         round_, on = waiting.round_, waiting.round_.staged_on
         assert on is not None
         self._check(round_, on)
-        if on.round_id != self._newest:
-            return None
+        self._last_id = max(self._last_id, round_.round_id)
         if self._verdict is not None and self._verdict.on == on:
             return self._begin(waiting, self._verdict)
+        if on.round_id not in (self._newest, *(w.round_.round_id for w in self._waiting.values())):
+            return None
         if on not in self._waiting and len(self._waiting) >= MAX_STAGED_ROUNDS:
             raise InvalidArgumentError(
-                f"round.staged_on: {MAX_STAGED_ROUNDS} rounds are staged for round {on.round_id} "
-                "already; stage fewer"
+                f"round.staged_on: {MAX_STAGED_ROUNDS} rounds are staged already; stage fewer"
             )
         self._waiting[on] = waiting
         return None
@@ -85,14 +87,21 @@ class StagedRounds:
             open_window=verdict.open_window,
             budget=self._budget.less(len(loose), sum(loose)),
         )
+        others, kept = self._waiting.items(), {round_.round_id}
+        following = {}
+        for on, other in others:  # those that follow another one were staged after it
+            if on.round_id in kept:
+                following[on] = other
+                kept.add(other.round_.round_id)
         self.received(round_)
+        self._waiting.update(following)
         return waiting._replace(round_=round_)
 
     def _check(self, round_: VerifyRound, on: StagedOn) -> None:
-        if on.round_id > self._newest:
+        if on.round_id > self._last_id:
             raise InvalidArgumentError(
-                f"round.staged_on.round_id is {on.round_id}, but the last round is {self._newest}; "
-                "send that round first"
+                f"round.staged_on.round_id is {on.round_id}, but the last round is "
+                f"{self._last_id}; send that round first"
             )
         if not round_.draft_token_ids:
             raise InvalidArgumentError("round.staged_on: a staged round needs drafts")

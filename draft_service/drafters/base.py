@@ -70,11 +70,13 @@ class SecondChoice(NamedTuple):
 class Foresight(NamedTuple):
     """What a drafter expects of the verdict on its proposal.
 
-    `guess` is its own next token, None if the text ends before it; `choices` are its second ones at
-    the proposed tokens and behind them, likeliest first.
+    `guess` is its own next token, None if the text ends before it, and `chance` the probability
+    that the target accepts everything and goes on with it, as it estimates it; `choices` are its
+    second ones at the proposed tokens and behind them, likeliest first.
     """
 
     guess: int | None
+    chance: float
     choices: Sequence[SecondChoice]
 
 

@@ -112,7 +112,7 @@ class ModelSession:
         guess = drawn.token_ids[-1]
         ended = not self._eos.isdisjoint((*tokens[first:], guess))
         choices.sort(key=lambda choice: -choice.chance)
-        return Foresight(None if ended else guess, choices)
+        return Foresight(None if ended else guess, reached, choices)
 
     def extend(
         self, guess: Sequence[int] = (), max_tokens: int = 1, min_confidence: float = 0.0

@@ -356,8 +356,9 @@ Global___DraftAdvance: _TypeAlias = DraftAdvance  # noqa: Y015
 class DraftAhead(_message.Message):
     """Requests proposals for the likeliest verdicts on the last proposal: all of it
     accepted, with the drafter's own guess of the next token, and its second choices
-    where it was least sure. They follow the last chunk of that proposal, each with
-    what it builds on, until the next request arrives.
+    where it was least sure; then for the likeliest verdicts on these. They follow the
+    last chunk of that proposal, each with what it builds on, until the next request
+    arrives.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -365,8 +366,9 @@ class DraftAhead(_message.Message):
     NUM_PROPOSALS_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_UNVERIFIED_FIELD_NUMBER: _builtins.int
+    UNVERIFIED_AHEAD_ID_FIELD_NUMBER: _builtins.int
     num_proposals: _builtins.int
-    """Maximum number of these proposals."""
+    """Maximum number of these proposals, with those kept of the last request."""
     max_tokens: _builtins.int
     """Maximum tokens of each."""
     num_unverified: _builtins.int
@@ -374,16 +376,22 @@ class DraftAhead(_message.Message):
     0: it is the one requested now. Otherwise none is: `max_tokens` of the request
     must be 0.
     """
+    unverified_ahead_id: _builtins.int
+    """`ahead_id` of that proposal, if it was made ahead and all of it is being verified:
+    what was made ahead behind it is kept, and the drafter goes on there. 0: it starts
+    anew.
+    """
     def __init__(
         self,
         *,
         num_proposals: _builtins.int = ...,
         max_tokens: _builtins.int = ...,
         num_unverified: _builtins.int = ...,
+        unverified_ahead_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "num_proposals", b"num_proposals", "num_unverified", b"num_unverified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "num_proposals", b"num_proposals", "num_unverified", b"num_unverified", "unverified_ahead_id", b"unverified_ahead_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -446,6 +454,8 @@ class DraftResponse(_message.Message):
     CONFIDENCES_FIELD_NUMBER: _builtins.int
     AGREEMENTS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
+    AHEAD_ID_FIELD_NUMBER: _builtins.int
+    FOLLOWS_AHEAD_ID_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the `advance`."""
@@ -462,6 +472,14 @@ class DraftResponse(_message.Message):
     ahead: _builtins.bool
     """Whether this is a proposal made ahead. It is a single chunk unless distributions
     were requested.
+    """
+    ahead_id: _builtins.int
+    """Number of this proposal among those that this stream has made ahead. 0: it is
+    none.
+    """
+    follows_ahead_id: _builtins.int
+    """The proposal made ahead that it follows: it builds on a verdict on that one. 0:
+    the proposal of the request.
     """
     @_builtins.property
     def builds_on(self) -> _common_pb2.BuildsOn:
@@ -513,11 +531,13 @@ class DraftResponse(_message.Message):
         confidences: _abc.Iterable[_builtins.float] | None = ...,
         agreements: _abc.Iterable[_builtins.bool] | None = ...,
         ahead: _builtins.bool = ...,
+        ahead_id: _builtins.int = ...,
+        follows_ahead_id: _builtins.int = ...,
         parents: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["builds_on", b"builds_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "ahead", b"ahead", "builds_on", b"builds_on", "confidences", b"confidences", "distributions", b"distributions", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "parents", b"parents", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agreements", b"agreements", "ahead", b"ahead", "ahead_id", b"ahead_id", "builds_on", b"builds_on", "confidences", b"confidences", "distributions", b"distributions", "follows_ahead_id", b"follows_ahead_id", "last", b"last", "model_ns", b"model_ns", "origins", b"origins", "parents", b"parents", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "start_position", b"start_position", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

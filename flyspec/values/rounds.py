@@ -17,8 +17,8 @@ MAX_TOP_TOKENS = 16
 """Maximum most likely tokens per row that a verdict returns, and rounds of which a drafter is told
 at once."""
 MAX_SCOPE_CHARACTERS = 64
-MAX_STAGED_ROUNDS = 8
-"""Maximum proposals ahead of a verdict, and rounds staged for it."""
+MAX_STAGED_ROUNDS = 16
+"""Maximum proposals ahead of a verdict, and rounds staged for it and those behind it."""
 
 
 class Outcome(IntEnum):
@@ -147,12 +147,14 @@ class DraftAhead(NamedTuple):
     """Asks for proposals for the likeliest verdicts on the last proposal, until the next request.
 
     Up to `num_proposals`, of up to `max_tokens` tokens each. The last `num_unverified` tokens that
-    the request appends are that proposal; 0: it is the one requested now.
+    the request appends are that proposal; 0: it is the one requested now. With
+    `unverified_ahead_id`, it is all of that proposal made ahead, and what follows it is kept.
     """
 
     num_proposals: int
     max_tokens: int
     num_unverified: int = 0
+    unverified_ahead_id: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,8 @@ class DraftChunk:
     `keep_length` and `next_token_id` are what the proposal builds on; `start_position` is of the
     first token. `distributions` has one per token if requested; `confidences` the tokens'
     probabilities, if the drafter knows them; `agreements` one per appended token, if scoring was
-    requested and possible. `ahead`: drafted while the previous proposal was being verified. With
+    requested and possible. `ahead`: drafted while the previous proposal was being verified; by
+    itself if it has an `ahead_id`, behind the proposal made ahead with `follows_ahead_id`. With
     `parents`, one per token, they are a tree (`flyspec.draft_trees`), whose rows count over all
     chunks. The receiver sets the name of the `drafter` and `arrived_ns` (`perf_counter_ns`).
     """
@@ -214,6 +217,8 @@ class DraftChunk:
     drafter: str = ""
     arrived_ns: int = 0
     ahead: bool = False
+    ahead_id: int = 0
+    follows_ahead_id: int = 0
 
     def joined(self, more: DraftChunk) -> DraftChunk:
         """Return this chunk and the next one as one."""

@@ -142,7 +142,7 @@ class Rounds:
         distributions, asked = proposal.distributions, False
         async for verdict in self._verifying.check(self._sequence, request, distributions):
             if verdict is None:
-                if staging is None or not staging.begin(request, proposal):
+                if staging is None or not staging.begin(request, proposal, len(self._sequence)):
                     await self._next.draft_ahead(proposal)
                 yield None
                 continue

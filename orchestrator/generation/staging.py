@@ -1,14 +1,15 @@
 """Stages rounds at the target while it verifies one, so that a hit begins the next with no trip.
 
-The drafter goes on while a round is verified, and pushes proposals for its likeliest verdicts. Each
-becomes a round that the target begins by itself if it reaches that verdict. Staging changes no
-text: a staged round is the one that would be sent, only earlier.
+The drafter goes on while a round is verified, and pushes proposals for its likeliest verdicts, and
+for those on the rounds behind it. Each becomes a round that the target begins by itself if it
+reaches that verdict. Staging changes no text: a staged round is the one that would be sent, only
+earlier.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from flyspec.values.rounds import DraftChunk, StagedOn, Verdict, VerifyRound
@@ -17,8 +18,9 @@ from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
 
-NUM_PROPOSALS = 4
-"""Proposals ahead per round: all accepted, and the second choices at the three likeliest places."""
+NUM_PROPOSALS = 12
+"""Proposals ahead that the drafter may have made of verdicts to come: for all of the round that is
+verified, with its second choices, and for what is staged behind it."""
 
 
 class Begun(NamedTuple):
@@ -26,6 +28,14 @@ class Begun(NamedTuple):
 
     round_id: int
     proposal: DraftChunk
+
+
+class Place(NamedTuple):
+    """A round that is verified or staged: the tokens between the sequence and its drafts, those."""
+
+    round_id: int
+    before: list[int]
+    drafts: Sequence[int]
 
 
 class Staging:
@@ -49,6 +59,8 @@ class Staging:
         self._trial, self._make_round = trial, make_round
         self._eos = frozenset(eos_token_ids)
         self._staged: dict[StagedOn, Begun] = {}
+        self._places: dict[int, Place] = {}  # of the round that is verified, and by `ahead_id`
+        self._length = 0  # of the sequence when `_places` was filled
         self._task: asyncio.Task[None] | None = None
         self._wanted = False
 
@@ -59,16 +71,22 @@ class Staging:
         self._wanted = most > 0 and self._verifying.may_stage and self._trial.stages
         return most if self._wanted else 0
 
-    def begin(self, round_: VerifyRound, proposal: DraftChunk) -> bool:
-        """Begin to stage for the verdicts on a round that has been sent; return whether it does.
+    def begin(self, round_: VerifyRound, proposal: DraftChunk, length: int) -> bool:
+        """Begin to stage for the verdicts on a round, of a sequence of `length` tokens.
 
-        If the target was lost and the round sent again, this goes on.
+        It has been sent, or the target has begun it. Returns whether this does anything. If the
+        target was lost and the round sent again, this goes on.
         """
         if self._task is not None:
             return True
         if not self._wanted or not proposal.token_ids:
+            self._forget()
             return False
-        self._task = asyncio.create_task(self._stage(round_, proposal))
+        grown, self._length = length - self._length, length
+        places = {i: p._replace(before=p.before[grown:]) for i, p in self._places.items()}
+        here = Place(round_.round_id, [], proposal.token_ids)
+        self._places = places | {0: here, proposal.ahead_id: here}
+        self._task = asyncio.create_task(self._stage())
         return True
 
     async def end(self, verdict: Verdict) -> Begun | None:
@@ -76,12 +94,28 @@ class Staging:
         if self._task is None:
             return None
         await self.close()
-        staged, self._staged = self._staged, {}
-        begun = staged.get(verdict.on)
-        if staged:
+        begun = self._staged.get(verdict.on)
+        if any(on.round_id == verdict.round_id for on in self._staged):
             self._ledger.metrics.num_staging_rounds += 1
             self._ledger.metrics.num_staged_hits += begun is not None
+        if begun is None:
+            self._forget()
+        else:
+            self._keep_behind(begun)
         return begun
+
+    def _keep_behind(self, begun: Begun) -> None:
+        """Forget what does not follow a round: the target drops it."""
+        kept, staged = {begun.round_id}, {}
+        for on, each in self._staged.items():  # what follows a round is staged after it
+            if on.round_id in kept:
+                staged[on] = each
+                kept.add(each.round_id)
+        self._staged = staged
+        self._places = {i: p for i, p in self._places.items() if p.round_id in kept}
+
+    def _forget(self) -> None:
+        self._staged, self._places = {}, {}
 
     def ran(self, round_ns: int) -> None:
         """Record the time of a round with drafts."""
@@ -93,15 +127,18 @@ class Staging:
             task.cancel()
             await asyncio.wait((task,))
 
-    async def _stage(self, round_: VerifyRound, proposal: DraftChunk) -> None:
-        drafts, start = proposal.token_ids, proposal.start_position
+    async def _stage(self) -> None:
         while (pushed := await self._drafting.next_ahead()) is not None:
-            on = StagedOn(round_.round_id, pushed.keep_length, pushed.next_token_id)
-            behind = [*drafts[: on.keep_length - start], on.next_token_id]
-            if not self._eos.isdisjoint(behind) or on.keep_length > start + len(drafts):
+            if (behind := self._places.get(pushed.follows_ahead_id)) is None:
+                continue  # that one is not staged
+            on = StagedOn(behind.round_id, pushed.keep_length, pushed.next_token_id)
+            num_kept = on.keep_length - self._length - len(behind.before)
+            before = [*behind.before, *behind.drafts[:num_kept], on.next_token_id]
+            if not self._eos.isdisjoint(before) or num_kept > len(behind.drafts):
                 continue
-            staged = self._make_round(on, pushed, behind)
+            staged = self._make_round(on, pushed, before)
             if staged is None or not await self._verifying.stage(staged):
                 continue
-            count = len(staged.draft_token_ids)
-            self._staged[on] = Begun(staged.round_id, pushed.cut(0, count))
+            drafts = staged.draft_token_ids
+            self._places[pushed.ahead_id] = Place(staged.round_id, before, drafts)
+            self._staged[on] = Begun(staged.round_id, pushed.cut(0, len(drafts)))

@@ -169,8 +169,9 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         verdicts already yielded remain valid, and the caller's next round does the rest.
         """
         self._move_on(self._targets)
-        begun_at = self._staged.get(round_.round_id)
-        self._staged.clear()
+        begun_at = self._staged.pop(round_.round_id, None)
+        if begun_at is None:
+            self._staged.clear()
         for attempt in count():
             answered = False
             began_ns = time.perf_counter_ns()

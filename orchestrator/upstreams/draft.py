@@ -82,7 +82,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
     `_owed` are the outstanding answers in order, of which only the last is still of interest.
     `_ahead` is a draft-ahead request whose answer has not been read; it continues `_proposed`, and
     is void once the sequence is truncated. `_pushed` are the proposals made ahead of the verdict on
-    `_proposed`, by what they build on. A message that is being read outlives whoever waits for it.
+    `_proposed`. A message that is being read outlives whoever waits for it.
     """
 
     _method = "Draft"
@@ -115,7 +115,7 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
                     return proposal
             if (pushed := self._take_pushed(token_ids)) is not None:
                 proposal = replace(pushed.cut(0, request.max_tokens), round_id=request.round_id)
-                await self._confirm(token_ids, proposal, request)
+                await self._confirm(token_ids, pushed, proposal, request)
                 return proposal
             return await self._propose(token_ids, request)
 
@@ -124,8 +124,8 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             chunk = await self._chunk(keeps=True)
             if not chunk.ahead:
                 self._answer(chunk)
-            elif (pushed := self._pushed) is not None and chunk.round_id == pushed.round_id:
-                if self._owed:
+            elif (pushed := self._pushed) is not None and pushed.expects(chunk):
+                if self._owed and chunk.round_id == self._owed[0].round_id:
                     self._owed[0].refuse(DraftFault.CHUNKS, "a proposal ahead before its last one")
                 if (proposal := pushed.add(chunk, time.perf_counter_ns())) is not None:
                     return proposal
@@ -134,8 +134,8 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         self, token_ids: Sequence[int], proposal: DraftChunk, request: DraftAdvance
     ) -> None:
         async with self._upstream.attempt(self._upstream.timeout_s):
-            if self._take_pushed(token_ids) is not None:
-                await self._confirm(token_ids, proposal, request)
+            if (pushed := self._take_pushed(token_ids)) is not None:
+                await self._confirm(token_ids, pushed, proposal, request)
 
     def _take_pushed(self, tokens: Sequence[int]) -> DraftChunk | None:
         """Return the proposal made ahead that builds on `tokens`, if it is there."""
@@ -144,16 +144,21 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         before, behind = len(tokens) - 1, tokens[self._synced : -1]
         if num_same(self._proposed, behind) < len(behind):
             return None
-        return self._pushed.complete.get((before, tokens[-1]))
+        return self._pushed.following(before, tokens[-1])
 
     async def _confirm(
-        self, tokens: Sequence[int], proposal: DraftChunk, request: DraftAdvance
+        self,
+        tokens: Sequence[int],
+        pushed: DraftChunk,
+        proposal: DraftChunk,
+        request: DraftAdvance,
     ) -> None:
-        """Go on behind a proposal made ahead, if more of them are wanted."""
-        self._pushed = None
+        """Go on behind the part of a pushed proposal that is verified, if more are wanted."""
         if request.ahead is None:
+            self._pushed = None
             return
         drafts = proposal.token_ids
+        whole = len(drafts) == len(pushed.token_ids)
         request = replace(
             request,
             keep_length=len(tokens) - 1,
@@ -162,7 +167,9 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
             min_confidence=0.0,
             score=False,
             top_tokens=(),
-            ahead=request.ahead._replace(num_unverified=len(drafts)),
+            ahead=request.ahead._replace(
+                num_unverified=len(drafts), unverified_ahead_id=pushed.ahead_id if whole else 0
+            ),
             traceparent=self._correlation.waits_for("draft", request.round_id),
         )
         self._synced, self._proposed = len(tokens), drafts
@@ -227,9 +234,13 @@ class GrpcDraftSession(GrpcSession[DraftOpen]):
         self._metrics.count_bytes(advance.ByteSize())
         self._last = Answer(request, self._open, next_token_id, now_ns)
         self._owed.append(self._last)
-        self._pushed = None
-        if request.ahead is not None:
+        if self._pushed is not None and request.ahead and request.ahead.unverified_ahead_id:
+            self._pushed.confirmed(request, now_ns)
+        else:
+            self._pushed = None
+        if request.ahead is not None and self._pushed is None:
             self._pushed = PushedProposals(request, self._open, now_ns)
+        if self._pushed is not None:
             self._max_pushed_bytes = max(self._max_pushed_bytes, self._pushed.max_bytes)
         try:
             await write(self._call, advance)

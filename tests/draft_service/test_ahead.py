@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pytest
 
+from draft_service import ahead
 from draft_service.loading import AHEAD_SLOTS
 from flyspec import wire
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk
@@ -25,6 +27,7 @@ class AheadClient(Client):
     def __init__(self, stub: object, held: int) -> None:
         super().__init__(stub)
         self.held, self.round_id = held, 0
+        self.reading: asyncio.Future[DraftChunk] | None = None
 
     async def ask(
         self, keep: int, append: Sequence[int], max_tokens: int, ahead: DraftAhead | None
@@ -39,16 +42,23 @@ class AheadClient(Client):
                 chunks.append(chunk)
         return tokens_of(chunks)
 
-    async def pushed(self, count: int) -> list[DraftChunk]:
-        """Return the next proposals made ahead, however long they take."""
-        found = []
-        while len(found) < count:
+    async def pushed(self, most: int) -> list[DraftChunk]:
+        """Return the next proposals made ahead, fewer if no more come for a moment."""
+        found: list[DraftChunk] = []
+        while len(found) < most:
+            self.reading = self.reading or asyncio.ensure_future(super().read())
+            if not (await asyncio.wait((self.reading,), timeout=0.2))[0]:
+                break
             chunk = await self.read()
             assert chunk.ahead
             assert chunk.last
-            assert chunk.round_id == self.round_id
+            assert chunk.round_id <= self.round_id
             found.append(chunk)
         return found
+
+    async def read(self) -> DraftChunk:
+        reading, self.reading = self.reading, None
+        return await (reading or super().read())
 
 
 async def fresh(service: Service, tokens: Sequence[int], sampling: SamplingParams) -> list[int]:
@@ -58,41 +68,99 @@ async def fresh(service: Service, tokens: Sequence[int], sampling: SamplingParam
     return found
 
 
+@dataclass
+class Place:
+    """A proposal made ahead, and all tokens before it."""
+
+    chunk: DraftChunk
+    before: list[int]
+
+    @property
+    def end(self) -> list[int]:
+        return [*self.before, *self.chunk.token_ids]
+
+
+def follows(place: Place, root: int, known: dict[int, Place]) -> bool:
+    while place.chunk.ahead_id and place.chunk.follows_ahead_id in known:
+        if place.chunk.follows_ahead_id == root:
+            return True
+        place = known[place.chunk.follows_ahead_id]
+    return False
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 @pytest.mark.parametrize("drafter", ["model", "multi_level"])
 async def test_random_verdicts(
-    service: Service, prompt: list[int], drafter: str, sampling: SamplingParams
+    service: Service,
+    prompt: list[int],
+    drafter: str,
+    sampling: SamplingParams,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whatever is confirmed, kept or dropped, each proposal is that of a fresh session."""
+    monkeypatch.setattr(ahead, "MIN_CHANCE", 0.0)
     rng = random.Random(drafter)
     tokens = prompt[:8]
     client = AheadClient(service.stub, len(tokens))
     await client.open(tokens, sampling, drafter=drafter)
-    keep, append, confirmed, num_pushed = len(tokens), [], None, 0
-    for _ in range(12):
-        count = rng.choice([1, 2, 4])
+    keep, append, confirmed, num_pushed, num_deep = len(tokens), [], None, 0, 0
+    known: dict[int, Place] = {}
+    for _ in range(24):
+        count = rng.choice([1, 2, 4, 8])
         if confirmed is None:
-            drafts = await client.ask(keep, append, K, DraftAhead(count, K))
+            drafts, known, root = await client.ask(keep, append, K, DraftAhead(count, K)), {}, 0
             assert drafts == await fresh(service, tokens, sampling)
         else:
-            drafts = confirmed
-            ahead = DraftAhead(count, K, len(drafts))
-            assert await client.ask(keep, [*append, *drafts], 0, ahead) == []
-        pushed = await client.pushed(rng.randrange(1, count + 1)) if rng.random() < 0.7 else []
-        num_pushed += len(pushed)
-        for each in pushed:
-            assert len(tokens) <= each.keep_length <= len(tokens) + len(drafts)
-            before = [*tokens, *drafts][: each.keep_length]
-            assert each.token_ids == await fresh(service, [*before, each.next_token_id], sampling)
-        verdict = rng.choice(pushed) if pushed and rng.random() < 0.7 else None
+            drafts, named = list(confirmed.token_ids), rng.random() < 0.8
+            root = confirmed.ahead_id if named else 0
+            wanted = DraftAhead(count, K, len(drafts), root)
+            assert await client.ask(keep, [*append, *drafts], 0, wanted) == []
+            known = {i: p for i, p in known.items() if named and follows(p, root, known)}
+        known[root] = Place(DraftChunk(token_ids=drafts), tokens)
+        new = count - len(known) + 1
+        for chunk in await client.pushed(rng.randrange(new + 1) if new > 0 else 0):
+            if (behind := known.get(chunk.follows_ahead_id)) is None:
+                continue  # what it follows was dropped in the meantime
+            if chunk.follows_ahead_id == 0 and chunk.round_id != client.round_id:
+                continue
+            assert len(behind.before) <= chunk.keep_length <= len(behind.end)
+            before = [*behind.end[: chunk.keep_length], chunk.next_token_id]
+            assert chunk.token_ids == await fresh(service, before, sampling)
+            assert chunk.ahead_id not in known
+            known[chunk.ahead_id] = Place(chunk, before)
+            num_pushed += 1
+            num_deep += chunk.follows_ahead_id != root
+        following = [p for p in known.values() if p.chunk.ahead_id and
+                     p.chunk.follows_ahead_id == root]  # fmt: skip
+        verdict = rng.choice(following) if following and rng.random() < 0.8 else None
         if verdict is not None:
-            keep, append = verdict.keep_length, [verdict.next_token_id]
+            keep, append = verdict.chunk.keep_length, [verdict.chunk.next_token_id]
         else:
             keep, append = len(tokens) + rng.randrange(len(drafts) + 1), [rng.randrange(1, 90)]
-        confirmed = None
-        if verdict is not None and rng.random() < 0.5:
-            confirmed = list(verdict.token_ids)
+        confirmed = verdict.chunk if verdict and rng.random() < 0.7 else None
         tokens = [*[*tokens, *drafts][:keep], *append]
-    assert num_pushed > 5
+    assert num_pushed > 10
+    assert num_deep
+    client.call.cancel()
+
+
+async def test_what_follows_a_confirmed_proposal_is_not_made_again(
+    service: Service, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "MIN_CHANCE", 0.0)
+    client = AheadClient(service.stub, 8)
+    await client.open(prompt[:8])
+    drafts = await client.ask(8, [], K, DraftAhead(3, K))
+    first, *others = await client.pushed(3)
+    behind = [each for each in others if each.follows_ahead_id == first.ahead_id]
+    end = [first.next_token_id, *first.token_ids]
+    wanted = DraftAhead(3, K, K, first.ahead_id)
+    await client.ask(first.keep_length, end, 0, wanted)
+    more = await client.pushed(3 - len(behind))
+    assert {each.ahead_id for each in more} == set(range(4, 7 - len(behind)))
+    kept = {first.ahead_id, *(each.ahead_id for each in [*behind, *more])}
+    assert all(each.follows_ahead_id in kept for each in more)
+    assert drafts
     client.call.cancel()
 
 
@@ -130,10 +198,11 @@ async def test_branches_leave_slots_to_sessions(
 @pytest.mark.parametrize(
     ("advance", "said"),
     [
-        (DraftAdvance(1, 8, [], 4, ahead=DraftAhead(9, 4)), "makes at most 8"),
+        (DraftAdvance(1, 8, [], 4, ahead=DraftAhead(17, 4)), "makes at most 16"),
         (DraftAdvance(1, 8, [], 4, ahead=DraftAhead(1, 4000)), "ahead.max_tokens is 4000"),
         (DraftAdvance(1, 8, [5], 0, ahead=DraftAhead(1, 4, 2)), "1 tokens are appended"),
         (DraftAdvance(1, 8, [5], 4, ahead=DraftAhead(1, 4, 1)), "set advance.max_tokens to 0"),
+        (DraftAdvance(1, 8, [5], 0, ahead=DraftAhead(1, 4, 0, 3)), "num_unverified is 0"),
     ],
 )
 async def test_what_cannot_be_asked_for(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -146,22 +147,46 @@ OPEN = DraftOpen([1, 2, 3], SamplingParams(), 1, drafter_vocab_size=50)
 REQUEST = DraftAdvance(4, 3, [9], 3, ahead=DraftAhead(2, 2))
 
 
-def chunk(keep_length=5, next_token_id=7, start=None, **changes):
+def chunk(keep_length=5, next_token_id=7, start=None, ahead_id=1, **changes):
     values = {
-        "round_id": 4, "token_ids": [5, 6], "origins": [Origin.EXACT_MODEL] * 2, "ahead": True,
+        "round_id": 4, "token_ids": [5, 6], "ahead": True, "ahead_id": ahead_id,
         "start_position": keep_length + 1 if start is None else start, **changes,
     }  # fmt: skip
+    values.setdefault("origins", [Origin.EXACT_MODEL] * len(values["token_ids"]))
     return DraftChunk(keep_length=keep_length, next_token_id=next_token_id, **values)
 
 
 def test_pushed_proposals_by_what_they_build_on():
     pushed = PushedProposals(REQUEST, OPEN, 0)
-    assert pushed.add(chunk(5, last=False, token_ids=[5], origins=[Origin.EXACT_MODEL]), 1) is None
-    other = pushed.add(chunk(7), 1)
-    whole = pushed.add(chunk(5, start=7, token_ids=[6], origins=[Origin.EXACT_MODEL]), 1)
+    assert pushed.add(chunk(5, last=False, token_ids=[5]), 1) is None
+    other = pushed.add(chunk(7, ahead_id=2), 1)
+    whole = pushed.add(chunk(5, start=7, token_ids=[6]), 1)
     assert whole is not None
     assert whole.token_ids == [5, 6]
-    assert pushed.complete == {(5, 7): whole, (7, 7): other}
+    assert pushed.complete == {1: whole, 2: other}
+    assert pushed.following(5, 7) is whole
+    assert pushed.following(5, 8) is None
+
+
+def test_what_follows_a_confirmed_proposal_stays():
+    pushed = PushedProposals(replace(REQUEST, ahead=DraftAhead(4, 2)), OPEN, 0)
+    first = pushed.add(chunk(5), 1)
+    pushed.add(chunk(6, ahead_id=2), 1)
+    behind = pushed.add(chunk(8, ahead_id=3, follows_ahead_id=1), 1)
+    pushed.add(chunk(8, ahead_id=4, follows_ahead_id=2), 1)
+    confirm = DraftAdvance(9, 5, [7, *first.token_ids], 0, ahead=DraftAhead(4, 2, 2, 1))
+    pushed.confirmed(confirm, 2)
+    assert pushed.complete == {3: behind}
+    assert pushed.following(8, 7) is behind
+    # One on its way when the request was sent, and what is made for it.
+    late, new = chunk(7, ahead_id=5, follows_ahead_id=1), chunk(6, ahead_id=7, follows_ahead_id=1)
+    deeper = chunk(10, ahead_id=6, follows_ahead_id=3, round_id=9)
+    for each in (late, replace(new, round_id=9), deeper):
+        assert pushed.expects(each)
+        assert pushed.add(each, 3) is not None
+    assert not pushed.expects(chunk(8, ahead_id=8, follows_ahead_id=2))
+    assert not pushed.expects(chunk(5, ahead_id=8))
+    assert not pushed.expects(chunk(8, ahead_id=8, follows_ahead_id=1, round_id=8))
 
 
 @pytest.mark.parametrize(
@@ -169,23 +194,27 @@ def test_pushed_proposals_by_what_they_build_on():
     [
         (chunk(3), "follows 3 tokens, not 4 to 7"),
         (chunk(8), "follows 8 tokens, not 4 to 7"),
-        (chunk(token_ids=[5, 6, 7], origins=[Origin.EXACT_MODEL] * 3), "3 tokens, 2 remaining"),
+        (chunk(9, follows_ahead_id=2), "follows 9 tokens, not 6 to 8"),
+        (chunk(token_ids=[5, 6, 7]), "3 tokens, 2 remaining"),
         (chunk(token_ids=[5, 50]), "token ID 50"),
         (chunk(start=9), "position 9 instead of 6"),
+        (chunk(ahead_id=2), "a second proposal ahead with number 2"),
+        (chunk(ahead_id=0), "a second proposal ahead with number 0"),
     ],
 )
 def test_lies_are_found(bad, said):
+    pushed = PushedProposals(REQUEST, OPEN, 0)
+    pushed.add(chunk(5, ahead_id=2), 1)
     with pytest.raises(DrafterFaultError, match=said):
-        PushedProposals(REQUEST, OPEN, 0).add(bad, 1)
+        pushed.add(bad, 1)
 
 
 def test_no_more_than_were_asked_for():
     pushed = PushedProposals(REQUEST, OPEN, 0)
     pushed.add(chunk(5), 1)
-    pushed.add(chunk(6), 1)
-    for bad in (chunk(7), chunk(5)):
-        with pytest.raises(DrafterFaultError, match="more than 2 proposals ahead"):
-            pushed.add(bad, 1)
+    pushed.add(chunk(6, ahead_id=2), 1)
+    with pytest.raises(DrafterFaultError, match="more than 2 proposals ahead"):
+        pushed.add(chunk(7, ahead_id=3), 1)
 
 
 def test_the_loop_guard_looks_ahead_without_moving():

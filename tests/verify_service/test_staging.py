@@ -90,6 +90,32 @@ async def test_a_chain_of_hits(service, greedy):
         call.close()
 
 
+async def test_rounds_staged_for_rounds_that_wait(service, engine, greedy):
+    """All are sent at once; those that follow another verdict than the one reached are dropped."""
+    text = greedy(SHORT_PROMPT, 12)
+    async with service() as stub:
+        call = Call(stub)
+        await call.send(open_message(), VerifyRound(1, HELD, [], text[:2]))
+        on = StagedOn(1, HELD + 2, text[2])
+        await call.send(staged(2, StagedOn(1, HELD + 1, 9), [7]))
+        await call.send(staged(3, StagedOn(2, HELD + 3, 9), [7]))
+        await call.send(staged(4, on, text[3:5]))
+        await call.send(staged(5, StagedOn(4, HELD + 5, text[5]), text[6:8]))
+        await call.send(staged(6, StagedOn(4, HELD + 4, text[5]), [7]))
+        await call.send(staged(7, StagedOn(5, HELD + 8, text[8]), text[9:10]))
+        length = HELD
+        for round_id, count in ((1, 2), (4, 2), (5, 2), (7, 1)):
+            verdict = await call.read(length)
+            assert (verdict.round_id, verdict.num_accepted) == (round_id, count)
+            length += count + 1
+        # A branch of what has been dropped comes too late.
+        await call.send(staged(8, StagedOn(3, HELD + 5, 9), [7]))
+        await call.send(VerifyRound(9, length, [], [7]))
+        assert (await call.read(length)).round_id == 9
+        call.close()
+    assert await drained(engine)
+
+
 async def test_a_miss_leaves_the_session_as_it_is(service, greedy):
     text = greedy(SHORT_PROMPT, 4)
     async with service() as stub:
@@ -114,7 +140,7 @@ RULES = [Rule("margin", margin_threshold=3.0), Rule("typical"), Rule("fly")]
         ([staged(2, ON, [5], budget=Budget(3))], "leave them unset"),
         ([staged(2, ON, [5], open_window=OpenWindow(HELD, 5, 2, 0.5))], "leave them unset"),
         ([staged(2, ON, [5], keep_length=HELD)], f"the sequence has {HELD + 2} tokens"),
-        ([staged(2 + i, StagedOn(1, HELD, i), [5]) for i in range(9)], "8 rounds are staged"),
+        ([staged(2 + i, StagedOn(1, HELD, i), [5]) for i in range(17)], "16 rounds are staged"),
     ],
 )
 def test_what_cannot_be_staged(bad, said):
