@@ -1,8 +1,9 @@
 """`python -m bench.staging`: what staging wins back of the time that a distance costs.
 
 The services of one stack behind proxies that delay every message, and two orchestrators over them,
-one that stages rounds and one that does not. Word problems, one request at a time; drafter and
-target run on the same engine, and K is such that a proposal takes about as long as a step.
+one that stages rounds and one that does not. Word problems, one request at a time. The draft model
+has further layers, which leave its texts as they are, so that a proposal takes about as long as a
+step of the target.
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ import statistics
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter_ns
 from typing import Annotated
 
 from flyspec.bench.machine import this_machine
 from flyspec.bench.options import Problems, ProblemSeed, numbers_flag
+from flyspec.bench.pair_checkpoints import pad_layers
 from flyspec.bench.prompts import fresh_requests
 from flyspec.bench.speed import rotated
+from flyspec.bundled import DRAFT
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.cli.results import BenchReport, Results, notes
@@ -50,9 +55,10 @@ class StagingOptions:
     problem_seed: ProblemSeed = 11
     repeats: Annotated[int, Flag("Runs of each way.", min=1)] = 5
     delay_ms: Annotated[float, Flag("Delay of every message between services, in ms.", min=0)] = 2.0
-    num_speculative_tokens: Annotated[tuple[int, ...], numbers_flag("K")] = (3, 5)
+    num_speculative_tokens: Annotated[tuple[int, ...], numbers_flag("K")] = (3, 5, 8)
     rules: Annotated[str, Flag("Rules, comma-separated.")] = "exact,fly"
-    dtype: Annotated[Dtype, Flag("Data type of the models.")] = "float32"
+    draft_layers: Annotated[int, Flag("Layers to add to the draft model.", min=0)] = 10
+    dtype: Annotated[Dtype, Flag("Data type of the models.")] = "auto"
     max_tokens: Annotated[int, Flag("Maximum output tokens.", min=1)] = 128
     # fmt: on
 
@@ -94,10 +100,15 @@ def staging(options: StagingOptions, results: Results) -> None:
 
 
 async def _run(o: StagingOptions) -> BenchReport:
-    stack_options = StackOptions(log_level="warning", dtype=o.dtype, draft_dtype=o.dtype, threads=1)
-    async with open_server(stack_options, None) as (_, stack):
-        assert stack is not None
-        return await stack.guard(_measure(o, stack))
+    with TemporaryDirectory() as folder:
+        draft = pad_layers(DRAFT, Path(folder), o.draft_layers)
+        stack_options = StackOptions(
+            log_level="warning", draft_model=str(draft), dtype=o.dtype, draft_dtype=o.dtype,
+            threads=1,
+        )  # fmt: skip
+        async with open_server(stack_options, None) as (_, stack):
+            assert stack is not None
+            return await stack.guard(_measure(o, stack))
 
 
 async def _measure(o: StagingOptions, stack: Stack) -> BenchReport:

@@ -39,11 +39,12 @@ Spawn: TypeAlias = Callable[[Hashable, Work[Drafted], Callable[[Exception], None
 
 MAX_CHOICES = 3
 """Maximum second choices that are followed behind a proposal."""
-MIN_CHANCE = 0.04
-"""Estimated probability of the verdicts that lead to a branch, below which nothing follows it."""
+MIN_CHANCE = 0.08
+"""Estimated probability of the verdicts that lead to a second choice, or to what a guess follows,
+below which it is not drafted."""
 
 
-class Asked(NamedTuple):
+class AheadRequest(NamedTuple):
     """The request that a branch is drafted for."""
 
     round_id: int
@@ -65,7 +66,7 @@ class Branch:
         keep_length: int,
         next_token_id: int,
         chance: float,
-        asked: Asked,
+        asked: AheadRequest,
     ) -> None:
         self.ahead_id, self.behind = ahead_id, behind
         self.keep_length, self.next_token_id = keep_length, next_token_id
@@ -197,7 +198,7 @@ class Branches:
         Goes on with what there is of it.
         """
         self._ahead, self._deliver = ahead, deliver
-        asked = Asked(round_id, ahead.max_tokens, arrival_ns)
+        asked = AheadRequest(round_id, ahead.max_tokens, arrival_ns)
         session = self._state.session()
         if not self._chains:
             start = len(session.token_ids) - num_proposed
@@ -210,11 +211,11 @@ class Branches:
             self._start(chain, asked)
         yield from self._extend(own, asked)
 
-    def _start(self, chain: Chain, asked: Asked) -> None:
+    def _start(self, chain: Chain, asked: AheadRequest) -> None:
         self._pending.add(chain)
         self._spawn(chain, self._extend(chain, asked), partial(self._failed, chain))
 
-    def _extend(self, chain: Chain, asked: Asked) -> Work[Drafted]:
+    def _extend(self, chain: Chain, asked: AheadRequest) -> Work[Drafted]:
         """Go on at the end of a chain, for as long as it is worth it."""
         while not self._state.interrupted:
             tip = chain.branches[-1]
@@ -250,28 +251,30 @@ class Branches:
             seen: Foresight = stop.value
         return seen
 
-    def _follow_guess(self, tip: Branch, chain: Chain, asked: Asked) -> bool:
+    def _follow_guess(self, tip: Branch, chain: Chain, asked: AheadRequest) -> bool:
         """Add the branch behind the drafter's own guess to its chain; return whether there is."""
         assert tip.seen is not None
         guess, chance = tip.seen.guess, tip.chance * tip.seen.chance
-        if guess is None:
+        if guess is None or not self._has_room():
             return False
         length = len(chain.session.token_ids)
         chain.session.move(length, [guess])
         chain.branches.append(Branch(next(self._ids), tip, length, guess, chance, asked))
         return True
 
-    def _branch_off(self, tip: Branch, session: DrafterSession, asked: Asked) -> None:
+    def _branch_off(self, tip: Branch, session: DrafterSession, asked: AheadRequest) -> None:
         """Start the chains behind the drafter's second choices, while there is room."""
         while tip.choices and self._has_room() and self._may_open():
             keep_length, token_id, chance = tip.choices[-1]
+            if (chance := tip.chance * chance) < MIN_CHANCE:
+                return
             tokens = [*session.token_ids[:keep_length], token_id]
             try:
                 opened = self._drafter.open(replace(self._open, token_ids=tokens))
             except ResourceExhaustedError:
                 return
             tip.choices.pop()
-            branch = Branch(next(self._ids), tip, keep_length, token_id, tip.chance * chance, asked)
+            branch = Branch(next(self._ids), tip, keep_length, token_id, chance, asked)
             chain = Chain(opened, branch)
             self._chains.append(chain)
             self._start(chain, asked)

@@ -18,7 +18,7 @@ from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
 
-NUM_PROPOSALS = 12
+NUM_PROPOSALS = 8
 """Proposals ahead that the drafter may have made of verdicts to come: for all of the round that is
 verified, with its second choices, and for what is staged behind it."""
 
@@ -30,7 +30,7 @@ class Begun(NamedTuple):
     proposal: DraftChunk
 
 
-class Place(NamedTuple):
+class StagedPlace(NamedTuple):
     """A round that is verified or staged: the tokens between the sequence and its drafts, those."""
 
     round_id: int
@@ -59,7 +59,9 @@ class Staging:
         self._trial, self._make_round = trial, make_round
         self._eos = frozenset(eos_token_ids)
         self._staged: dict[StagedOn, Begun] = {}
-        self._places: dict[int, Place] = {}  # of the round that is verified, and by `ahead_id`
+        self._places: dict[
+            int, StagedPlace
+        ] = {}  # of the round that is verified, and by `ahead_id`
         self._length = 0  # of the sequence when `_places` was filled
         self._task: asyncio.Task[None] | None = None
         self._wanted = False
@@ -84,7 +86,7 @@ class Staging:
             return False
         grown, self._length = length - self._length, length
         places = {i: p._replace(before=p.before[grown:]) for i, p in self._places.items()}
-        here = Place(round_.round_id, [], proposal.token_ids)
+        here = StagedPlace(round_.round_id, [], proposal.token_ids)
         self._places = places | {0: here, proposal.ahead_id: here}
         self._task = asyncio.create_task(self._stage())
         return True
@@ -140,5 +142,5 @@ class Staging:
             if staged is None or not await self._verifying.stage(staged):
                 continue
             drafts = staged.draft_token_ids
-            self._places[pushed.ahead_id] = Place(staged.round_id, before, drafts)
+            self._places[pushed.ahead_id] = StagedPlace(staged.round_id, before, drafts)
             self._staged[on] = Begun(staged.round_id, pushed.cut(0, len(drafts)))

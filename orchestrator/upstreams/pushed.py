@@ -12,7 +12,7 @@ from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftOpe
 from orchestrator.upstreams.proposal_checks import Answer, DraftFault
 
 
-class _Asked(NamedTuple):
+class _AheadRequest(NamedTuple):
     """A request that asks for proposals ahead, and when it was sent."""
 
     request: DraftAdvance
@@ -31,7 +31,7 @@ class PushedProposals:
         ahead = request.ahead
         assert ahead is not None
         self._open = open_
-        self._asked = {request.round_id: _Asked(request, ahead, sent_ns)}
+        self._asked = {request.round_id: _AheadRequest(request, ahead, sent_ns)}
         self._first = request.keep_length + len(request.append_token_ids) - ahead.num_unverified
         self._last = self._first + (ahead.num_unverified or request.max_tokens)
         self._root = 0  # `ahead_id` of the proposal that is being verified
@@ -54,7 +54,7 @@ class PushedProposals:
         self._root = ahead.unverified_ahead_id
         root = self.complete.pop(self._root)
         self._first, self._last = root.start_position, root.start_position + len(root.token_ids)
-        self._asked[request.round_id] = _Asked(request, ahead, sent_ns)
+        self._asked[request.round_id] = _AheadRequest(request, ahead, sent_ns)
         kept = {}
         for ahead_id, each in self.complete.items():  # what follows one arrived after it
             if self._root == each.follows_ahead_id or each.follows_ahead_id in kept:
