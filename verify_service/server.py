@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from flyspec import rpc, serving
@@ -32,6 +33,17 @@ def build(
 
     Raises `ConfigError`. The engine is not started yet.
     """
+    if settings.device != "cpu":
+        return _build(settings, ranks, observer)
+    # OpenMP keeps the threads that helped a thread for as long as that one lives, and threads that
+    # wait for each other sleep at once if there are more than processors: the engine's would.
+    with ThreadPoolExecutor(1, "loading") as own:
+        return own.submit(_build, settings, ranks, observer).result()
+
+
+def _build(
+    settings: VerifySettings, ranks: Ranks | None, observer: VerifyTelemetry | None
+) -> tuple[VerifyEngine, VerifyServicer]:
     observer = observer or VerifyTelemetry(Telemetry("verify"))
 
     def prepare() -> None:
