@@ -37,11 +37,13 @@ log = logging.getLogger(__name__)
 Spawn: TypeAlias = Callable[[Hashable, Work[Drafted], Callable[[Exception], None]], None]
 """Queues work for an owner, as `StepLoop.add` does."""
 
-MAX_CHOICES = 3
+MAX_CHOICES = 4
 """Maximum second choices that are followed behind a proposal."""
-MIN_CHANCE = 0.08
-"""Estimated probability of the verdicts that lead to a second choice, or to what a guess follows,
-below which it is not drafted."""
+MIN_CHANCE = 0.03
+"""Estimated probability of a verdict below which a second choice is not followed."""
+MIN_DEEP_CHANCE = 0.1
+"""The same further behind, where it is that of all verdicts together; behind a guess that is less
+likely nothing is drafted."""
 
 
 class AheadRequest(NamedTuple):
@@ -221,7 +223,7 @@ class Branches:
             tip = chain.branches[-1]
             if not tip.sent:
                 yield from self._complete(tip, chain.session)
-            likely = tip.behind is None or tip.chance >= MIN_CHANCE
+            likely = tip.behind is None or tip.chance >= MIN_DEEP_CHANCE
             if not (tip.sent and tip.made.token_ids and likely and self._has_room()):
                 break
             if tip.seen is None:
@@ -264,9 +266,10 @@ class Branches:
 
     def _branch_off(self, tip: Branch, session: DrafterSession, asked: AheadRequest) -> None:
         """Start the chains behind the drafter's second choices, while there is room."""
+        least = MIN_CHANCE if tip.behind is None else MIN_DEEP_CHANCE
         while tip.choices and self._has_room() and self._may_open():
             keep_length, token_id, chance = tip.choices[-1]
-            if (chance := tip.chance * chance) < MIN_CHANCE:
+            if (chance := tip.chance * chance) < least:
                 return
             tokens = [*session.token_ids[:keep_length], token_id]
             try:

@@ -98,7 +98,8 @@ async def test_random_verdicts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whatever is confirmed, kept or dropped, each proposal is that of a fresh session."""
-    monkeypatch.setattr(ahead, "MIN_CHANCE", 0.0)
+    for chance in ("MIN_CHANCE", "MIN_DEEP_CHANCE"):
+        monkeypatch.setattr(ahead, chance, 0.0)
     rng = random.Random(drafter)
     tokens = prompt[:8]
     client = AheadClient(service.stub, len(tokens))
@@ -147,7 +148,8 @@ async def test_random_verdicts(
 async def test_what_follows_a_confirmed_proposal_is_not_made_again(
     service: Service, prompt: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ahead, "MIN_CHANCE", 0.0)
+    for chance in ("MIN_CHANCE", "MIN_DEEP_CHANCE"):
+        monkeypatch.setattr(ahead, chance, 0.0)
     client = AheadClient(service.stub, 8)
     await client.open(prompt[:8])
     drafts = await client.ask(8, [], K, DraftAhead(3, K))
