@@ -6,14 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
 import grpc
 
 from flyspec.errors import FlyspecError
-from loadtest.fuzz.calls import NO_ANSWER, CallOutcome, Do, Script, play, shrunk
+from loadtest.fuzz.calls import NO_ANSWER, WRITE_RACE, CallOutcome, Do, Script, play, shrunk
 from loadtest.fuzz.port import attack_port
 from loadtest.fuzz.report import FuzzResult
 from loadtest.fuzz.servers import Server, WrongAnswerError
@@ -21,6 +21,9 @@ from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
 BATCH, CONCURRENT, MAX_LEFT, CONNECTIONS, CHANNELS = 500, 24, 8, 3, 3
+RACE_TRIES = 6
+"""Times that a call is repeated whose status was lost, since its end met a message on its way; with
+ever longer pauses between its messages."""
 PATIENCE_S, ANSWER_S, SETTLE_S, SHRINK_S, PROGRESS_S = 60.0, 10.0, 30.0, 60.0, 10.0
 """Time limits: a call, one that must be quick, sessions of calls that have ended, shrinking."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
@@ -188,7 +191,11 @@ class FuzzRun:
                 finding.script = await shrunk(outcome.script, shows, SHRINK_S) or outcome.script
 
     async def _shows(self, status: str, script: Script) -> bool:
-        again = await self.alone(script)
+        for pauses in range(RACE_TRIES):
+            steps = [each for step in script.steps for each in (*[Do.PAUSE] * pauses, step)]
+            again = await self.alone(replace(script, steps=tuple(steps)))
+            if again.status != WRITE_RACE:
+                break
         return bool(again.complaint) and again.status == status
 
     # --- what is seen from outside ------------------------------------------------------------

@@ -196,10 +196,8 @@ def draft(facts: Facts) -> Iterator[Session]:
             draft_pb2.DraftRequest, {"open": {"token_ids": PROMPT, "drafter": "model"}},
             {"advance": {"round_id": 1, "keep_length": LENGTH, "max_tokens": 4, "ahead": ahead}},
             {"advance": {"round_id": 2, "keep_length": LENGTH, "append_token_ids": [5, 6, 7],
-                         "ahead": {**ahead, "num_unverified": 2}}},
-            {"advance": {"round_id": 3, "keep_length": LENGTH + 3, "append_token_ids": [5, 6],
-                         "ahead": {**ahead, "num_unverified": 1, "unverified_ahead_id": 1}}},
-            {"advance": {"round_id": 4, "keep_length": LENGTH, "max_tokens": 4}},
+                         "ahead": {**ahead, "num_unverified": 2, "unverified_ahead_id": 1}}},
+            {"advance": {"round_id": 3, "keep_length": LENGTH, "max_tokens": 4}},
         )  # fmt: skip
     end = facts.context_length - 4
     yield messages(draft_pb2.DraftRequest, {"open": {"token_ids": [5] * end}},
