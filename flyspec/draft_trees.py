@@ -7,7 +7,7 @@ without parents are a chain, as are those whose parents are 0, 1, 2, ...
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from flyspec.errors import InvalidArgumentError
 
@@ -67,3 +67,15 @@ def main_path(parents: Parents) -> list[int]:
 def is_chain(parents: Parents) -> bool:
     """Whether each draft follows the one before it."""
     return all(parent == index for index, parent in enumerate(parents))
+
+
+def behind(root: int, links: Iterable[tuple[int, int]]) -> set[int]:
+    """Return `root` and all that follows it, directly or not.
+
+    `links` are numbers, each with the number that it follows, which does not come after it.
+    """
+    found = {root}
+    for number, followed in links:
+        if followed in found:
+            found.add(number)
+    return found

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from flyspec.draft_trees import behind
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.rounds import (
     MAX_STAGED_ROUNDS,
@@ -87,12 +88,9 @@ class StagedRounds:
             open_window=verdict.open_window,
             budget=self._budget.less(len(loose), sum(loose)),
         )
-        others, kept = self._waiting.items(), {round_.round_id}
-        following = {}
-        for on, other in others:  # those that follow another one were staged after it
-            if on.round_id in kept:
-                following[on] = other
-                kept.add(other.round_.round_id)
+        others = self._waiting.items()
+        kept = behind(round_.round_id, ((o.round_.round_id, on.round_id) for on, o in others))
+        following = {on: other for on, other in others if on.round_id in kept}
         self.received(round_)
         self._waiting.update(following)
         return waiting._replace(round_=round_)

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
+from flyspec.draft_trees import behind
 from flyspec.values.rounds import DraftChunk, StagedOn, Verdict, VerifyRound
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
@@ -108,12 +109,9 @@ class Staging:
 
     def _keep_behind(self, begun: Begun) -> None:
         """Forget what does not follow a round: the target drops it."""
-        kept, staged = {begun.round_id}, {}
-        for on, each in self._staged.items():  # what follows a round is staged after it
-            if on.round_id in kept:
-                staged[on] = each
-                kept.add(each.round_id)
-        self._staged = staged
+        staged = self._staged.items()
+        kept = behind(begun.round_id, ((each.round_id, on.round_id) for on, each in staged))
+        self._staged = {on: each for on, each in staged if on.round_id in kept}
         self._places = {i: p for i, p in self._places.items() if p.round_id in kept}
 
     def _forget(self) -> None:
@@ -131,12 +129,12 @@ class Staging:
 
     async def _stage(self) -> None:
         while (pushed := await self._drafting.next_ahead()) is not None:
-            if (behind := self._places.get(pushed.follows_ahead_id)) is None:
+            if (place := self._places.get(pushed.follows_ahead_id)) is None:
                 continue  # that one is not staged
-            on = StagedOn(behind.round_id, pushed.keep_length, pushed.next_token_id)
-            num_kept = on.keep_length - self._length - len(behind.before)
-            before = [*behind.before, *behind.drafts[:num_kept], on.next_token_id]
-            if not self._eos.isdisjoint(before) or num_kept > len(behind.drafts):
+            on = StagedOn(place.round_id, pushed.keep_length, pushed.next_token_id)
+            num_kept = on.keep_length - self._length - len(place.before)
+            before = [*place.before, *place.drafts[:num_kept], on.next_token_id]
+            if not self._eos.isdisjoint(before) or num_kept > len(place.drafts):
                 continue
             staged = self._make_round(on, pushed, before)
             if staged is None or not await self._verifying.stage(staged):

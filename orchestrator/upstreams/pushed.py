@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from flyspec.draft_trees import behind
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftOpen
 from orchestrator.upstreams.proposal_checks import Answer, DraftFault
 
 
-class _AheadRequest(NamedTuple):
+class _SentRequest(NamedTuple):
     """A request that asks for proposals ahead, and when it was sent."""
 
     request: DraftAdvance
@@ -31,7 +32,7 @@ class PushedProposals:
         ahead = request.ahead
         assert ahead is not None
         self._open = open_
-        self._asked = {request.round_id: _AheadRequest(request, ahead, sent_ns)}
+        self._asked = {request.round_id: _SentRequest(request, ahead, sent_ns)}
         self._first = request.keep_length + len(request.append_token_ids) - ahead.num_unverified
         self._last = self._first + (ahead.num_unverified or request.max_tokens)
         self._root = 0  # `ahead_id` of the proposal that is being verified
@@ -54,12 +55,10 @@ class PushedProposals:
         self._root = ahead.unverified_ahead_id
         root = self.complete.pop(self._root)
         self._first, self._last = root.start_position, root.start_position + len(root.token_ids)
-        self._asked[request.round_id] = _AheadRequest(request, ahead, sent_ns)
-        kept = {}
-        for ahead_id, each in self.complete.items():  # what follows one arrived after it
-            if self._root == each.follows_ahead_id or each.follows_ahead_id in kept:
-                kept[ahead_id] = each
-        self.complete = kept
+        self._asked[request.round_id] = _SentRequest(request, ahead, sent_ns)
+        found = self.complete.items()
+        kept = behind(self._root, ((i, each.follows_ahead_id) for i, each in found))
+        self.complete = {i: each for i, each in found if i in kept}
         self._making = {
             i: a for i, a in self._making.items() if self._is_known(a.proposal.follows_ahead_id)
         }
@@ -77,8 +76,9 @@ class PushedProposals:
         Raises `DrafterFaultError`.
         """
         ahead_id, first, last = chunk.ahead_id, self._first, self._last
-        if (behind := self.complete.get(chunk.follows_ahead_id)) is not None:
-            first, last = behind.start_position, behind.start_position + len(behind.token_ids)
+        if (followed := self.complete.get(chunk.follows_ahead_id)) is not None:
+            first = followed.start_position
+            last = first + len(followed.token_ids)
         answer = self._making.get(ahead_id)
         if answer is None:
             answer = self._answer(chunk.round_id, chunk.keep_length, chunk.next_token_id)
