@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -53,8 +54,17 @@ async def fuzz(
 
 async def _kills(start: Start, script: Script) -> bool:
     async with start(lambda _: None) as server:
-        await FuzzRun(server, 0, []).alone(script)
-        return bool(await server.ending(ANSWER_S))
+        run = FuzzRun(server, 0, [])
+        for pauses in (0, RACE_TRIES):  # it may end before the server has read what kills it
+            await run.alone(_with_pauses(script, pauses))
+            if await server.ending(ANSWER_S):
+                return True
+        return False
+
+
+def _with_pauses(script: Script, number: int) -> Script:
+    steps = [each for step in script.steps for each in (*[Do.PAUSE] * number, step)]
+    return replace(script, steps=tuple(steps))
 
 
 @dataclass
@@ -66,7 +76,7 @@ class FuzzRun:
     log: list[str]
     say: Callable[[str], None] = print
     suspects: list[tuple[int, Script]] = field(default_factory=list)
-    """What was sent when the server died."""
+    """What was sent when the server died, or just before."""
 
     def __post_init__(self) -> None:
         self._began = self._said = time.monotonic()
@@ -77,6 +87,8 @@ class FuzzRun:
         self._host, self._port = host, int(port)
         self._next = 0
         self._bad: list[tuple[int, CallOutcome]] = []
+        # Calls that ended before the server may have read all of them: one may have killed it.
+        self._unread: deque[tuple[int, Script]] = deque(maxlen=CONCURRENT)
         self._left: set[asyncio.Task[CallOutcome]] = set()
         self._canaries: list[asyncio.Task[None]] = []
         self._rng = Random(f"connections {self.seed}")
@@ -174,6 +186,8 @@ class FuzzRun:
         self.result.count(outcome)
         if outcome.complaint:
             self._bad.append((index, outcome))
+        elif outcome.status != "OK":
+            self._unread.append((index, script))
         return outcome
 
     async def _judge(self) -> None:
@@ -181,7 +195,7 @@ class FuzzRun:
         bad, self._bad = self._bad, []
         lost = [(index, o.script) for index, o in bad if o.status in ("UNAVAILABLE", NO_ANSWER)]
         if lost and (ending := await self.server.ending(ANSWER_S)):
-            self.suspects = lost[: 2 * CONCURRENT]
+            self.suspects = [*lost[: 2 * CONCURRENT], *reversed(self._unread)]
             self.result.found(f"{ending}\n(about script {lost[0][0]})")
             return
         for index, outcome in bad:
@@ -192,8 +206,7 @@ class FuzzRun:
 
     async def _shows(self, status: str, script: Script) -> bool:
         for pauses in range(RACE_TRIES):
-            steps = [each for step in script.steps for each in (*[Do.PAUSE] * pauses, step)]
-            again = await self.alone(replace(script, steps=tuple(steps)))
+            again = await self.alone(_with_pauses(script, pauses))
             if again.status != WRITE_RACE:
                 break
         return bool(again.complaint) and again.status == status
