@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import torch
+
 from flyspec import rpc, serving
 from flyspec.config import VerifySettings
 from flyspec.engine.autojudge import read_judge
@@ -33,7 +35,7 @@ def build(
 
     Raises `ConfigError`. The engine is not started yet.
     """
-    if settings.device != "cpu":
+    if settings.device != "cpu" and torch.cuda.is_available():
         return _build(settings, ranks, observer)
     # OpenMP keeps the threads that helped a thread for as long as that one lives, and threads that
     # wait for each other sleep at once if there are more than processors: the engine's would.
