@@ -35,9 +35,9 @@ class SlotTable(CacheTable):
     def acquire(self, token_ids: Sequence[int] = ()) -> Lease:
         """Take a slot for a sequence that begins with `token_ids`.
 
-        Prefers the free slot with the longest common prefix, if that is at least half of what the
-        slot holds, over the least recently used one. A longer prefix in another slot is copied.
-        Raises `ResourceExhaustedError` if no slot is free.
+        Prefers the free slot with the longest common prefix, if that is all of `token_ids` or at
+        least half of what the slot holds, over the least recently used one. A longer prefix in
+        another slot is copied. Raises `ResourceExhaustedError` if no slot is free.
         """
         if not self._free:
             raise ResourceExhaustedError(
@@ -46,8 +46,10 @@ class SlotTable(CacheTable):
         common = self._common(token_ids)
         self.queries += len(token_ids)
         slot = max(self._free, key=lambda free: int(common[free]))
-        # Keep a long sequence, which may be requested again, rather than reuse its short beginning.
-        if common[slot] < max(MIN_REUSE, int(self._lengths[slot]) // 2):
+        # Keep a long sequence, which may be requested again, rather than reuse its short beginning;
+        # but a prompt that is asked again replaces its last answer.
+        enough = min(len(token_ids) - 1, int(self._lengths[slot]) // 2)
+        if common[slot] < max(MIN_REUSE, enough):
             slot = self._free[0]
         donor, length = int(common.argmax()), int(common[slot])
         if common[donor] >= length + MIN_REUSE:

@@ -154,6 +154,7 @@ class ContextPlan(NamedTuple):
     `float32`: keys and values in float32, and attention computed plainly, else in float16.
     `micro_batch`: most tokens that llama.cpp computes at once; larger steps are several.
     `plain_attention`: products and a softmax instead of llama.cpp's flash attention.
+    `on_gpu`: layers, and so their keys and values, are on GPUs.
     """
 
     num_sequences: int
@@ -163,6 +164,7 @@ class ContextPlan(NamedTuple):
     float32: bool
     micro_batch: int = _MICRO_BATCH
     plain_attention: bool = False
+    on_gpu: bool = False
 
 
 def plain_attention_tokens(model: GgufModel, length: int) -> int:
@@ -231,8 +233,21 @@ class Context:
             raise RuntimeError("llama.cpp cannot shorten this model's sequences")
 
     def copy(self, source: int, target: int, length: int) -> None:
-        """Make `target` begin with the first `length` tokens of `source`, and hold nothing else."""
-        self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+        """Make `target` begin with the first `length` tokens of `source`, and hold nothing else.
+
+        On CPUs by way of a saved state, which has the tokens that `source` holds;
+        `llama_memory_seq_cp` copies all that it has room for, without leaving a GPU.
+        """
+        lib, handle = self._lib, self.handle
+        if not self.plan.on_gpu:
+            size = lib.llama_state_seq_get_size(handle, source)
+            state = (ctypes.c_uint8 * size)()
+            lib.llama_state_seq_get_data(handle, state, size, source)
+            self.keep(target, 0)
+            if lib.llama_state_seq_set_data(handle, state, size, target) != size:
+                raise RuntimeError("llama.cpp cannot copy a sequence")
+        else:
+            lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
         self.keep(target, length)
 
     def decode(

@@ -66,7 +66,9 @@ def load(
     if settings.device.startswith("cuda") and not offloads:
         raise no_cuda(settings.device, "the installed llama-cpp-python was built without GPUs")
     layers = gpu_layers if offloads else 0
-    plan = ContextPlan(slots, length, settings.max_num_batched_tokens, threads, float32)
+    plan = ContextPlan(
+        slots, length, settings.max_num_batched_tokens, threads, float32, on_gpu=bool(layers)
+    )
     if not layers and (at_once := binding.plain_attention_tokens(weights, length)):
         plan = plan._replace(micro_batch=at_once, plain_attention=True)
     context = _context(model, weights, plan)
