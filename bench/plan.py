@@ -10,10 +10,13 @@ slows both alike; how much it drifts is reported.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated
+
+import grpc
 
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.machine import this_machine
@@ -35,6 +38,7 @@ from flyspec.process import available_cores
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.tables import record_table
+from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import MeasuredStep
 from loadtest.proxy import Proxy
 
@@ -44,11 +48,17 @@ FAR = "far"
 WITHIN = 0.15
 """How far a prediction may be from what is measured."""
 _REQUESTS_PER_CLIENT = 6
+_CALLS = 50
+"""Calls whose median is a round trip."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is predicted. The proxy delays messages to the drafter and back by `delay_ms` each."""
+    """What is predicted.
+
+    The proxy delays messages to the drafter and back by `delay_ms` each, and a little more; the
+    prediction is for the round trip that calls then show.
+    """
 
     name: str
     num_speculative_tokens: int
@@ -124,6 +134,10 @@ async def _measure(o: ValidationOptions, client: AsyncClient, stack: Stack) -> B
     speeds: dict[str, list[float]] = {mode.name: [] for mode in basis}
     steps = (o.repeats + 1) * len(CONFIGURATIONS)
     async with _far_drafter(stack) as proxy:
+        rtt_ms = {
+            delay: await _rtt_ms(stack.options.draft_address, proxy, delay)
+            for delay in {c.delay_ms for c in CONFIGURATIONS}
+        }
         with progress("measuring", steps) as advance:
             for repeat in range(o.repeats + 1):  # the first one warms up
                 for c in rotated(CONFIGURATIONS, repeat):
@@ -135,7 +149,8 @@ async def _measure(o: ValidationOptions, client: AsyncClient, stack: Stack) -> B
                             speeds[mode.name].append(_rate(done, 1))
                     measured = await _run(client, c, items, proxy)
                     if repeat:
-                        rates[c.name].append((_predict(c, basis, samples, costs), measured))
+                        predicted = _predict(c, basis, samples, costs, rtt_ms[c.delay_ms])
+                        rates[c.name].append((predicted, measured))
                     advance()
     reports = [_report(name, of) for name, of in rates.items()]
     drift = {name: max(of) / min(of) for name, of in speeds.items()}
@@ -143,7 +158,7 @@ async def _measure(o: ValidationOptions, client: AsyncClient, stack: Stack) -> B
         {
             **vars(o), "kind": "plan validation", "machine": this_machine(),
             "within": WITHIN, "configurations": [asdict(c) for c in CONFIGURATIONS],
-            "reports": reports, "drift": drift, "speeds": speeds,
+            "reports": reports, "drift": drift, "speeds": speeds, "rtt_ms": max(rtt_ms.values()),
         },
         [
             record_table(
@@ -162,6 +177,7 @@ async def _measure(o: ValidationOptions, client: AsyncClient, stack: Stack) -> B
                 f"ratio: predicted to measured; holds: within {WITHIN:.0%}. What it is calculated "
                 "from, fastest to slowest: "
                 + ", ".join(f"{name} {ratio:.2f}" for name, ratio in drift.items())
+                + f". The round trip of 1 ms each way took {max(rtt_ms.values()):.1f} ms."
             ),
         ],
         {"rates": rates},
@@ -195,12 +211,11 @@ def _predict(
     basis: Sequence[FlyspecMode],
     samples: Sequence[Sample],
     costs: Sequence[MeasuredStep],
+    rtt_ms: float,
 ) -> float:
     modes = measured_modes(basis, samples, costs)
     measured = next(m for m in modes if m.mode == c.drafter)
-    deployment = Deployment(
-        clients=c.clients, cores=available_cores(), draft_rtt_ms=2.0 * c.delay_ms
-    )
+    deployment = Deployment(clients=c.clients, cores=available_cores(), draft_rtt_ms=rtt_ms)
     return rate(measured, deployment, c.num_speculative_tokens).tokens_per_s
 
 
@@ -217,6 +232,25 @@ async def _far_drafter(stack: Stack) -> AsyncIterator[Proxy]:
             yield proxy
     finally:
         await proxy.close()
+
+
+async def _rtt_ms(direct: str, proxy: Proxy, delay_ms: float) -> float:
+    """Return by how many ms the proxy lengthens a call; 0 without a delay."""
+    if not delay_ms:
+        return 0.0
+    proxy.delay_s = delay_ms / 1e3
+    return await _call_ms(proxy.address) - await _call_ms(direct)
+
+
+async def _call_ms(address: str) -> float:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = draft_pb2_grpc.DraftServiceStub(channel)
+        times = []
+        for _ in range(_CALLS):
+            began = time.perf_counter()
+            await stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+            times.append(time.perf_counter() - began)
+    return 1e3 * statistics.median(times)
 
 
 def _report(name: str, rates: Sequence[tuple[float, float]]) -> PlanCheck:
