@@ -16,8 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-import grpc
-
 from flyspec.bench.conditions import PLAIN
 from flyspec.bench.machine import this_machine
 from flyspec.bench.modes import FlyspecMode, Item, Sample
@@ -38,7 +36,6 @@ from flyspec.process import available_cores
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.tables import record_table
-from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import MeasuredStep
 from loadtest.proxy import Proxy
 
@@ -243,12 +240,11 @@ async def _rtt_ms(direct: str, proxy: Proxy, delay_ms: float) -> float:
 
 
 async def _call_ms(address: str) -> float:
-    async with grpc.aio.insecure_channel(address) as channel:
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
+    async with AsyncClient(address, max_retries=0) as client:
         times = []
         for _ in range(_CALLS):
             began = time.perf_counter()
-            await stub.Describe(draft_pb2.DraftServiceDescribeRequest())
+            await client.check_health()
             times.append(time.perf_counter() - began)
     return 1e3 * statistics.median(times)
 
