@@ -40,6 +40,11 @@ class RoundParts:
     draft_trip_ns: float = 0.0
     hits: float = 0.0
 
+    @property
+    def verify_trip_ns(self) -> float:
+        """The round trip to the target."""
+        return self.trip_ns - self.draft_trip_ns
+
 
 @dataclass(frozen=True)
 class Load:
@@ -77,7 +82,7 @@ def on_devices(parts: RoundParts, clients: int, targets: int, drafters: int) -> 
         draft_ns = parts.draft_ns(together)
         round_ns = at_target_ns + parts.rest_ns + parts.trip_ns + draft_ns
         # Drafted while the target had the round before: what is left of it, and of its trip.
-        verified_ns = at_target_ns + parts.trip_ns - parts.draft_trip_ns
+        verified_ns = at_target_ns + parts.verify_trip_ns
         asked_ns = draft_ns + parts.draft_trip_ns + parts.rest_ns / 2.0
         round_ns -= parts.hits * min(asked_ns, verified_ns)
         round_ns = max(round_ns, number / targets * verify_ns / batch)  # one step at a time
@@ -104,7 +109,7 @@ def on_one_machine(parts: RoundParts, clients: int, cores: int) -> Load:
         verify_ns = parts.verify_ns(batch) / batch
         draft_ns = parts.draft_ns(together) / together
         work_ns = verify_ns + draft_ns + parts.rest_ns / cores
-        verified_ns = verify_ns + parts.trip_ns - parts.draft_trip_ns
+        verified_ns = verify_ns + parts.verify_trip_ns
         idle_ns = waiting_ns + parts.trip_ns - parts.hits * min(asked_ns, verified_ns)
         round_ns = idle_ns + work_ns * (1.0 + queue)
         rate = number / round_ns

@@ -24,7 +24,7 @@ from loadtest.sampler import Sampler
 BATCH, CONCURRENT, MAX_LEFT, CONNECTIONS, CHANNELS = 500, 24, 8, 3, 3
 RACE_TRIES = 6
 """Times that a call is repeated whose status was lost, since its end met a message on its way; with
-ever longer pauses between its messages."""
+ever longer pauses between its messages, up to so many."""
 PATIENCE_S, ANSWER_S, SETTLE_S, SHRINK_S, PROGRESS_S = 60.0, 10.0, 30.0, 60.0, 10.0
 """Time limits: a call, one that must be quick, sessions of calls that have ended, shrinking."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")

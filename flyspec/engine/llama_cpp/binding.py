@@ -241,7 +241,8 @@ class Context:
         lib, handle = self._lib, self.handle
         if not self.plan.on_gpu:
             size = lib.llama_state_seq_get_size(handle, source)
-            state = (ctypes.c_uint8 * size)()
+            room = np.empty(size, np.uint8)
+            state = ctypes.cast(room.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
             lib.llama_state_seq_get_data(handle, state, size, source)
             self.keep(target, 0)
             if lib.llama_state_seq_set_data(handle, state, size, target) != size:
