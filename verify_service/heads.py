@@ -165,15 +165,17 @@ class Heads:
         hidden = tuple(each[: end - start] for each in hidden)
         turn = HeadStep(step.slot, start, hidden, following, first_token_id=tokens[start])
         if verdict is not None and context.is_last:
-            turn = self._drafting(turn, session, request)
+            drafts = context.round.draft_token_ids[: verdict.num_accepted]
+            if self._eos.isdisjoint((*drafts, verdict.next_token_id)):
+                turn = self._drafting(turn, session, request)
         return HeadTurn(request.name, session, turn)
 
     def _drafting(self, step: HeadStep, session: TargetSession, request: HeadRequest) -> HeadStep:
-        """Return the step that drafts as well, unless nothing can follow."""
+        """Return the step that drafts as well, unless there is no room."""
         length = step.start + len(step.token_ids) + 1
         most = min(request.max_tokens, self._heads[request.name].max_tokens)
         most = min(most, self._context_length - length)
-        if most <= 0 or step.token_ids[-1] in self._eos:
+        if most <= 0:
             return step
         history = None
         if session.sampling.needs_history:

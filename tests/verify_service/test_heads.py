@@ -145,6 +145,20 @@ async def test_plain_decoding_ends_with_a_proposal(engine, greedy, rows_of):
     engine.close(session)
 
 
+async def test_nothing_is_drafted_behind_an_accepted_end(engine, greedy, rows_of):
+    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
+    first, second, third = greedy(PROMPT, 3)
+    engine.heads = Heads({"head": head}, 400, engine.info.context_length, [second])
+    session = engine.open(opening(PROMPT))
+    (verdict,) = await answers(
+        engine, session, VerifyRound(1, len(PROMPT), (), (first, second), head=HEAD)
+    )
+    assert (verdict.num_accepted, verdict.next_token_id) == (2, third)
+    assert verdict.proposal is None
+    assert [step.max_tokens for step in head.steps] == [0]
+    engine.close(session)
+
+
 async def test_what_a_head_misses_is_read_again_as_far_as_it_is_near(engine, greedy, rows_of):
     head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
     prompt = [0, *(random.Random(2).randrange(3, 400) for _ in range(99))]
