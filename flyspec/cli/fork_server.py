@@ -220,12 +220,16 @@ class _Forker:
         gc.enable()
 
     def _reap(self) -> None:
-        """Tell of children that have ended."""
-        for pid in list(self._children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                self._tell({"child": self._children.pop(pid), "returncode": code})
+        """Tell of children that have ended. May interrupt itself."""
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            self._tell({"child": self._children.pop(pid), "returncode": code})
 
     def _tell(self, message: dict[str, object]) -> None:
         with contextlib.suppress(OSError):  # the client is gone; so are we soon
