@@ -9,21 +9,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
 from flyspec.engine.autojudge import AutoJudge
-from flyspec.engine.loop import OnStep, StepLoop, Work
+from flyspec.engine.loop import OnStep, Ran, StepLoop, Work
 from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.scheduler import StepBudget
 from flyspec.engine.stopwatch import Stopwatch
-from flyspec.errors import ResourceExhaustedError
+from flyspec.errors import ResourceExhaustedError, UnavailableError
 from flyspec.prefix import TokenSequence
+from flyspec.self_drafting import following_round
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle
-from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound, VerifyTimings
+from flyspec.values.rounds import (
+    HeadProposal,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+    VerifyTimings,
+)
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
@@ -44,12 +52,14 @@ message up to the second. A longer step takes precedence."""
 class Judged(NamedTuple):
     """A round's verdict, or what prevents it; when judging began (`perf_counter_ns`).
 
-    `head_ns` is the time that heads took for all rounds of the step.
+    `head_ns` is the time that heads took for all rounds of the step. If its head goes on by itself,
+    the verdict was `told` already.
     """
 
     verdict: Verdict | Exception
     judging_ns: int
     head_ns: int = 0
+    told: bool = False
 
 
 class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
@@ -80,7 +90,8 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         self._max_queue = max_queue
         self.costs = StepCosts()
         self._step_ns = STREAMED_NS  # of the last plainly decoded token
-        self._rounds: dict[int, RoundContext] = {}  # by slot, those that wait for their step
+        self._rounds_of: dict[int, RoundContext] = {}  # by slot, those that wait for their step
+        self._began_ns: dict[int, int] = {}  # by slot, when the first piece of its step began
         self._early = EarlySteps()
         self._slots = SlotQueue(
             model.cache.num_slots,
@@ -176,7 +187,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        work = self._round(session, round_, distributions, deliver, perf_counter_ns())
+        work = self._rounds(session, round_, distributions, deliver, perf_counter_ns())
         self.add(session, work, deliver)
         return answers
 
@@ -207,24 +218,37 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         """
         if all(_is_drawn(want) for want in wants):
             return self.model.draw(wants, self.arrival)
-        watch = Stopwatch(self.model.info.device or "cpu")
+        began_ns, watch = perf_counter_ns(), Stopwatch(self.model.info.device or "cpu")
         steps = self._admitted([want.step for want in wants])
+        for step in steps:
+            if step.slot in self._rounds_of:
+                self._began_ns.setdefault(step.slot, began_ns)
         found: list[Rows | Judged] = [*self._forward(steps)]
         watch.mark()
         rounds = {
-            index: (self._rounds[step.slot], rows)
+            index: (self._rounds_of[step.slot], rows)
             for index, (step, rows) in enumerate(zip(steps, found, strict=True))
-            if step.num_logits and step.slot in self._rounds and isinstance(rows, Rows)
+            if step.num_logits and step.slot in self._rounds_of and isinstance(rows, Rows)
         }
         # The only wait for the device, so that the forward's time is known after it.
         verdicts = self._judge.judge_all([*rounds.values()])
         judged = dict(zip(rounds, verdicts, strict=True))
-        proposals, head_ns = self.heads.follow(steps, found, self._rounds, judged)
+        told = {i for i, v in judged.items() if self._tell(rounds[i][0], v, watch)}
+        proposals, head_ns = self.heads.follow(steps, found, self._rounds_of, judged)
         for index, verdict in judged.items():
             if isinstance(verdict, Verdict) and index in proposals:
                 verdict = replace(verdict, proposal=proposals[index])
-            found[index] = Judged(verdict, watch.marked_ns, head_ns)
+            found[index] = Judged(verdict, watch.marked_ns, head_ns, index in told)
         return found
+
+    def _tell(self, context: RoundContext, verdict: Verdict | Exception, watch: Stopwatch) -> bool:
+        """Deliver a verdict at once if its head goes on by itself; return whether it does."""
+        if context.tell is None or not self.heads.goes_on(context, verdict):
+            return False
+        assert isinstance(verdict, Verdict)
+        assert context.session.slot is not None
+        context.tell(verdict, self._began_ns[context.session.slot], watch.marked_ns)
+        return True
 
     def _forward(self, steps: Sequence[Step]) -> list[Rows]:
         """Return the rows of all steps, and run those that did not run early."""
@@ -235,7 +259,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
 
     def _admitted(self, steps: list[Step]) -> list[Step]:
         """Return the steps without trailing drafts that are not worth checking."""
-        rounds = [self._rounds.get(step.slot) for step in steps]
+        rounds = [self._rounds_of.get(step.slot) for step in steps]
         survivals = [context.survivals if context else () for context in rounds]
         if len(steps) == 1 or not any(survivals):
             return steps
@@ -258,7 +282,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     def steps_of(self, want: Draw, result: Rows | Drafted | Judged) -> int:
         return max(1, len(result.token_ids)) if isinstance(result, Drafted) else 1
 
-    def _round(
+    def _rounds(
         self,
         session: TargetSession,
         round_: VerifyRound,
@@ -266,7 +290,32 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         deliver: Callable[[Answer], None],
         arrived_ns: int,
     ) -> Work[Rows | Drafted | Judged]:
-        """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step."""
+        """Run a round, and those that its head goes on with."""
+        drafts, drafting_ns = None, 0
+        while True:
+            own = partial(self._deliver, deliver, drafts, drafting_ns)
+            judged = yield from self._round(session, round_, distributions, own, arrived_ns)
+            if judged is None:
+                return
+            verdict, drafts, drafting_ns = judged
+            round_ = following_round(round_, verdict)
+            round_ = replace(round_, draft_token_ids=drafts.token_ids)
+            if not drafts.token_ids and round_.open_window:
+                raise UnavailableError("a head failed, and the open window needs drafts")
+            distributions, arrived_ns = drafts.distributions, perf_counter_ns()
+
+    def _round(
+        self,
+        session: TargetSession,
+        round_: VerifyRound,
+        distributions: Sequence[TokenDistribution],
+        deliver: Callable[[Verdict], None],
+        arrived_ns: int,
+    ) -> Generator[Draw, Ran[Rows | Drafted | Judged], tuple[Verdict, HeadProposal, int] | None]:
+        """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step.
+
+        If the head goes on by itself, returns the verdict, what it drafted and the time of that.
+        """
         check_tree(session, round_, self.model.tree_refusal)
         self.heads.check(round_.head)
         self.withdraw(session)  # an early step that has not run
@@ -280,10 +329,29 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         streamed_ns = FIRST_STREAMED_NS
+
+        def tell(
+            verdict: Verdict, began_ns: int, judging_ns: int, head_ns: int = 0, last: bool = True
+        ) -> None:
+            """Deliver a verdict, with its times."""
+            now_ns = perf_counter_ns()
+            timings = VerifyTimings(
+                queue_ns=began_ns - arrived_ns,
+                forward_ns=judging_ns - began_ns + self._early.time_ns(slot),
+                judge_ns=now_ns - judging_ns - head_ns,
+                service_ns=now_ns - arrived_ns,
+                head_ns=head_ns,
+            )
+            deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
+
+        def tell_and_go_on(verdict: Verdict, began_ns: int, judging_ns: int) -> None:
+            following = replace(verdict, started_staged_round_id=round_.round_id + 1)
+            tell(following, began_ns, judging_ns)
+
         while True:
             head = self.heads.wanted(session, round_.head)
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
-            context = RoundContext(session, round_, distributions, head, is_last)
+            context = RoundContext(session, round_, distributions, head, is_last, tell_and_go_on)
             want = Draw(self._step_of(context))
             if round_.draft_parents:
                 want = want._replace(step=want.step._replace(parents=tuple(round_.draft_parents)))
@@ -298,12 +366,13 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                     stop_token_ids=self._judge.eos,
                     confidences=round_.return_plain_confidence,
                 )
-            self._rounds[slot] = context
+            self._rounds_of[slot] = context
             try:
                 ran = yield want
             finally:
-                del self._rounds[slot]
-            result, head_ns = ran.result, 0
+                del self._rounds_of[slot]
+                self._began_ns.pop(slot, None)
+            result, head_ns, told = ran.result, 0, False
             if not session.place.has_run:
                 session.place.has_run = True
                 self._slots.look_again()
@@ -313,36 +382,42 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 self._step_ns = ran.model_ns // len(result.token_ids)
             else:
                 assert isinstance(result, Judged), "the slot has a round"
-                judged, judging_ns, head_ns = result
+                judged, judging_ns, head_ns, told = result
                 if isinstance(judged, Exception):
                     raise judged
                 verdict = judged
             if round_.draft_parents:
                 drafts = self._keep_path(slot, round_, verdict)
             session.apply(verdict, drafts)
+            if told:
+                return verdict, verdict.proposal or HeadProposal(), head_ns
             remaining -= 1 + len(verdict.plain_token_ids)
             # A round whose window failed does not continue as plain decoding.
             ended = verdict.failed or verdict.next_token_id in self._judge.eos
             last = ended or remaining <= 0 or session.interrupted
             first = False
-            now_ns = perf_counter_ns()
-            timings = VerifyTimings(
-                queue_ns=ran.began_ns - arrived_ns,
-                forward_ns=judging_ns - ran.began_ns + self._early.time_ns(slot),
-                judge_ns=now_ns - judging_ns - head_ns,
-                service_ns=now_ns - arrived_ns,
-                head_ns=head_ns,
-            )
-            deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
+            tell(verdict, ran.began_ns, judging_ns, head_ns, last)
             if last:
                 break
-            arrived_ns = now_ns
+            arrived_ns = perf_counter_ns()
         following = verdict.proposal.token_ids if verdict.proposal else ()
         if following and head is not None and self._slots.active == 1:
             context = context._replace(round=replace(round_, draft_token_ids=following))
             ran = yield Draw(early := self._step_of(context))
             assert isinstance(ran.result, Rows), "the slot has no round"
             self._early.keep(early, ran.result, ran.model_ns)
+        return None
+
+    @staticmethod
+    def _deliver(
+        deliver: Callable[[Answer], None],
+        drafts: HeadProposal | None,
+        drafting_ns: int,
+        verdict: Verdict,
+    ) -> None:
+        """Deliver a verdict with the drafts that a head went on with, and their time."""
+        timings = replace(verdict.timings, head_ns=verdict.timings.head_ns + drafting_ns)
+        deliver(replace(verdict, drafts=drafts, timings=timings))
 
     def _step_of(self, context: RoundContext) -> Step:
         """Return the step that a round needs next."""

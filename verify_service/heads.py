@@ -135,6 +135,22 @@ class Heads:
                 turns[index] = turn
         return self._run_all(turns)
 
+    def goes_on(self, context: RoundContext, verdict: Verdict | Exception) -> bool:
+        """Whether the round's head goes on with the next round by itself after a verdict."""
+        request = context.head
+        if request is None or not request.num_rounds or not request.max_tokens:
+            return False
+        if isinstance(verdict, Exception) or verdict.failed or not context.is_last:
+            return False
+        room = self._context_length - (verdict.keep_length + 1)
+        ends = context.session.interrupted or self._ended(context, verdict)
+        return room > 0 and not ends
+
+    def _ended(self, context: RoundContext, verdict: Verdict) -> bool:
+        """Whether a verdict has ended the sequence, so that nothing needs to be drafted."""
+        drafts = context.round.draft_token_ids[: verdict.num_accepted]
+        return not self._eos.isdisjoint((*drafts, verdict.next_token_id))
+
     def _turn(
         self, context: RoundContext, step: Step, rows: Rows, verdict: Verdict | None
     ) -> HeadTurn | None:
@@ -164,10 +180,8 @@ class Heads:
         hidden = tuple(rows.hidden[len(context.hidden_layers) :])
         hidden = tuple(each[: end - start] for each in hidden)
         turn = HeadStep(step.slot, start, hidden, following, first_token_id=tokens[start])
-        if verdict is not None and context.is_last:
-            drafts = context.round.draft_token_ids[: verdict.num_accepted]
-            if self._eos.isdisjoint((*drafts, verdict.next_token_id)):
-                turn = self._drafting(turn, session, request)
+        if verdict is not None and context.is_last and not self._ended(context, verdict):
+            turn = self._drafting(turn, session, request)
         return HeadTurn(request.name, session, turn)
 
     def _drafting(self, step: HeadStep, session: TargetSession, request: HeadRequest) -> HeadStep:

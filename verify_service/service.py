@@ -12,6 +12,7 @@ from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.self_drafting import following_round
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
@@ -100,7 +101,10 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
     async def _answer(
         self, session: TargetSession, waiting: WaitingRound, staged: StagedRounds, context: Any
     ) -> None:
-        """Answer a round, and those that were staged for its last verdict and then for theirs."""
+        """Answer a round, and those that were staged for its last verdict and then for theirs.
+
+        And those that its head goes on with, which the engine begins itself.
+        """
         next_: WaitingRound | None = waiting
         answers = self._engine.submit(session, *waiting)
         while next_ is not None:
@@ -112,9 +116,11 @@ class VerifyServicer(verify_pb2_grpc.VerifyServiceServicer):
                     if isinstance(answer, Exception):
                         raise answer
                     verdicts.append(answer)
-                    if last := answer.last:
-                        next_ = staged.after(answer)
-                    if next_ is not None:  # it begins before this verdict is sent
+                    last = answer.last
+                    if answer.started_staged_round_id:
+                        next_ = WaitingRound(following_round(round_, answer), ())
+                    elif last and (next_ := staged.after(answer)):
+                        # It begins before this verdict is sent.
                         answers = self._engine.submit(session, *next_)
                         begun = next_.round_.round_id
                         answer = replace(answer, started_staged_round_id=begun)

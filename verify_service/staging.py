@@ -15,7 +15,6 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.values.rounds import (
     MAX_STAGED_ROUNDS,
     Budget,
-    Outcome,
     StagedOn,
     Verdict,
     VerifyRound,
@@ -77,16 +76,11 @@ class StagedRounds:
         return None
 
     def _begin(self, waiting: WaitingRound, verdict: Verdict) -> WaitingRound:
-        loose = [
-            decision.gap_nats or 0.0
-            for decision in verdict.decisions[: verdict.num_accepted]
-            if decision.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
-        ]
         round_ = replace(
             waiting.round_,
             staged_on=None,
             open_window=verdict.open_window,
-            budget=self._budget.less(len(loose), sum(loose)),
+            budget=verdict.left_of(self._budget),
         )
         others = self._waiting.items()
         kept = behind(round_.round_id, ((o.round_.round_id, on.round_id) for on, o in others))

@@ -871,6 +871,7 @@ class HeadRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
+    NUM_ROUNDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The head: one of those in `Describe`."""
     max_tokens: _builtins.int
@@ -879,16 +880,25 @@ class HeadRequest(_message.Message):
     """The proposal ends after the token with which its probability, as the head
     estimates it, falls below this. 0: no limit.
     """
+    num_rounds: _builtins.int
+    """Rounds that the head may go on with after this one, without their being sent. Each
+    begins with the last verdict and has what the head then drafts as its drafts; its
+    `round_id` is one more, and this number one less. Otherwise it is as the round
+    before it, with the open window, and the limits on loose tokens less what is spent,
+    from the verdict. They end with a verdict that fails a window or accepts an end of
+    sequence, at the end of the context, and when the next round arrives.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         max_tokens: _builtins.int = ...,
         min_confidence: _builtins.float = ...,
+        num_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "name", b"name", "num_rounds", b"num_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1016,6 +1026,7 @@ class VerifyResponse(_message.Message):
     HEAD_NS_FIELD_NUMBER: _builtins.int
     STARTED_STAGED_ROUND_ID_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """The round_id of the round."""
     keep_length: _builtins.int
@@ -1041,10 +1052,11 @@ class VerifyResponse(_message.Message):
     `next_token_id`; 0 if unknown, as in a step shared with drafts.
     """
     head_ns: _builtins.int
-    """Time in the head, ns."""
+    """Time in the head since the last response, ns."""
     started_staged_round_id: _builtins.int
-    """The staged round that begins with this verdict. 0: none had arrived by then; one
-    that arrives later begins then.
+    """The staged round that begins with this verdict, or the one that the head goes on
+    with (`HeadRequest.num_rounds`). 0: none; a staged one that arrives later begins
+    then.
     """
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
@@ -1082,7 +1094,8 @@ class VerifyResponse(_message.Message):
     @_builtins.property
     def proposal(self) -> Global___HeadProposal:
         """The requested head's proposal, in the last response to a round. Unset: none was
-        requested, the sequence has ended, or the head failed; the verdict stands anyway.
+        requested, the sequence has ended, the head goes on with it itself, or it failed;
+        the verdict stands anyway.
         """
 
     @_builtins.property
@@ -1091,6 +1104,10 @@ class VerifyResponse(_message.Message):
         before it. They lead along the target's own tokens, where it has drafts of them,
         and else to the first draft there.
         """
+
+    @_builtins.property
+    def drafts(self) -> Global___HeadProposal:
+        """Of a round that the head went on with: its drafts. No tokens if the head failed."""
 
     def __init__(
         self,
@@ -1115,17 +1132,22 @@ class VerifyResponse(_message.Message):
         head_ns: _builtins.int = ...,
         started_staged_round_id: _builtins.int = ...,
         path: _abc.Iterable[_builtins.int] | None = ...,
+        drafts: Global___HeadProposal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "open_window", b"open_window", "proposal", b"proposal", "sessions", b"sessions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_drafts", b"_drafts", "_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "drafts", b"drafts", "open_window", b"open_window", "proposal", b"proposal", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "path", b"path", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "started_staged_round_id", b"started_staged_round_id", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafts", b"_drafts", "_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "drafts", b"drafts", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "path", b"path", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "started_staged_round_id", b"started_staged_round_id", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__drafts: _TypeAlias = _typing.Literal["drafts"]  # noqa: Y015
+    _WhichOneofArgType__drafts: _TypeAlias = _typing.Literal["_drafts", b"_drafts"]  # noqa: Y015
     _WhichOneofReturnType__open_window: _TypeAlias = _typing.Literal["open_window"]  # noqa: Y015
     _WhichOneofArgType__open_window: _TypeAlias = _typing.Literal["_open_window", b"_open_window"]  # noqa: Y015
     _WhichOneofReturnType__proposal: _TypeAlias = _typing.Literal["proposal"]  # noqa: Y015
     _WhichOneofArgType__proposal: _TypeAlias = _typing.Literal["_proposal", b"_proposal"]  # noqa: Y015
     _WhichOneofReturnType__sessions: _TypeAlias = _typing.Literal["sessions"]  # noqa: Y015
     _WhichOneofArgType__sessions: _TypeAlias = _typing.Literal["_sessions", b"_sessions"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__drafts) -> _WhichOneofReturnType__drafts | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__open_window) -> _WhichOneofReturnType__open_window | None: ...
     @_typing.overload

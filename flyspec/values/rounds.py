@@ -347,12 +347,14 @@ class DraftDistributions:
 class HeadRequest(NamedTuple):
     """Which head of the target drafts after a round, up to `max_tokens` (0: it only reads it).
 
-    The proposal ends as one of `DraftAdvance` with that `min_confidence`.
+    The proposal ends as one of `DraftAdvance` with that `min_confidence`. With it, the head may go
+    on with so many rounds that are not sent (`flyspec.self_drafting`).
     """
 
     name: str
     max_tokens: int
     min_confidence: float = 0.0
+    num_rounds: int = 0
 
 
 class HeadProposal(NamedTuple):
@@ -440,8 +442,8 @@ class Verdict:
     equally many for each row, in the rows' order. `proposal` is that of the round's head, if
     requested and possible. If the drafts were a tree, `path` has the indices of those that were
     judged, which the decisions are about. `started_staged_round_id` is the staged round that begins
-    with it, if it had arrived. The response that grants a session its slot has only `keep_length`
-    and `sessions`.
+    with it, if it had arrived, or the one that a head goes on with; `drafts` are those of such a
+    round. The response that grants a session its slot has only `keep_length` and `sessions`.
     """
 
     keep_length: int
@@ -460,6 +462,7 @@ class Verdict:
     proposal: HeadProposal | None = None
     started_staged_round_id: int = 0
     path: tuple[int, ...] = ()
+    drafts: HeadProposal | None = None
 
     @property
     def on(self) -> StagedOn:
@@ -480,6 +483,15 @@ class Verdict:
     def loose_cost_nats(self) -> float:
         loose = (d for d in self.decisions if d.outcome is Outcome.LOOSE)
         return sum(decision.gap_nats or 0.0 for decision in loose)
+
+    def left_of(self, budget: Budget) -> Budget:
+        """Return what is left of a budget after the drafts that were accepted."""
+        loose = [
+            decision.gap_nats or 0.0
+            for decision in self.decisions[: self.num_accepted]
+            if decision.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
+        ]
+        return budget.less(len(loose), sum(loose))
 
     @property
     def committed_length(self) -> int:

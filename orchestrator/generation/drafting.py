@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from flyspec.drafter_names import LOOKUP, NEED_MODEL
-from flyspec.errors import FlyspecError
+from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftChunk, HeadRequest, Verdict
@@ -89,6 +89,11 @@ class Drafting(ServiceDrafting):
         """Whether the current drafter's proposals come with verdicts, if they are requested."""
         return self._head_of(self._drafter) is not None
 
+    @property
+    def relays(self) -> bool:
+        """Whether another drafter goes on behind the head's proposals."""
+        return self._drafter.head is not None and self._drafter.pool is not None
+
     def head_request(self, max_tokens: int, min_confidence: float) -> HeadRequest | None:
         """Return the request for the proposal that is to come with the next verdict, if any."""
         head = self._head_of(self._drafter)
@@ -101,12 +106,31 @@ class Drafting(ServiceDrafting):
 
     def received(self, request: HeadRequest | None, verdict: Verdict) -> None:
         """Take a head's proposal from a verdict on a round with that request."""
-        drafter = self._drafter
-        try:
+        with self._head_faults():
             self._from_head.received(request, verdict)
-            reason = "" if self._from_head.misses < MAX_MISSES else "its proposals do not come"
-        except DrafterFaultError as error:
-            drafter.faults[error.fault] += 1
+            if self._from_head.misses >= MAX_MISSES:
+                raise UnavailableError("its proposals do not come")
+
+    def went_on(
+        self, token_ids: Sequence[int], request: HeadRequest, verdict: Verdict
+    ) -> DraftChunk | None:
+        """Return the drafts behind `token_ids` of a round that the head went on with.
+
+        None if there are none.
+        """
+        with self._head_faults():
+            self._from_head.went_on(token_ids, request, verdict)
+        return self.take_block(token_ids, request.max_tokens)
+
+    @contextmanager
+    def _head_faults(self) -> Iterator[None]:
+        """Give up the drafter's head if the block says that it is of no use."""
+        drafter, reason = self._drafter, ""
+        try:
+            yield
+        except UnavailableError as error:
+            if isinstance(error, DrafterFaultError):
+                drafter.faults[error.fault] += 1
             reason = str(error)
         if reason and drafter.head is not None:
             log.warning("drafter %s: %s", drafter.name, reason)

@@ -13,6 +13,7 @@ from flyspec.values.rounds import (
     DraftTimings,
     HeadProposal,
     HeadRequest,
+    StagedOn,
     Verdict,
 )
 from flyspec.values.tokens import Origin
@@ -44,25 +45,38 @@ class HeadDrafts:
         if verdict.proposal is None:
             self.misses += not verdict.failed
             return
-        self.name, self.misses = request.name, 0
-        self._proposal = self._checked(request, verdict, verdict.proposal)
+        # With the drafts of a round that the head went on with, the time is for both.
+        head_ns = 0 if verdict.drafts else verdict.timings.head_ns
+        place = StagedOn(verdict.round_id, verdict.keep_length, verdict.next_token_id)
+        self._take(request, place, verdict.proposal, head_ns)
 
-    def _checked(
-        self, request: HeadRequest, verdict: Verdict, proposal: HeadProposal
-    ) -> DraftChunk:
-        """Return a proposal that passes the checks of a draft service's."""
-        keep, following, now = verdict.keep_length, verdict.next_token_id, time.perf_counter_ns()
-        asked = DraftAdvance(verdict.round_id, keep, (following,), request.max_tokens)
+    def went_on(self, tokens: Sequence[int], request: HeadRequest, verdict: Verdict) -> None:
+        """Take the drafts of a round that the head went on with, which follow `tokens`.
+
+        Raises `DrafterFaultError` if they are invalid.
+        """
+        self._proposal = None
+        if verdict.drafts is not None:
+            place = StagedOn(verdict.round_id, len(tokens) - 1, tokens[-1])
+            self._take(request, place, verdict.drafts, verdict.timings.head_ns)
+
+    def _take(
+        self, request: HeadRequest, place: StagedOn, proposal: HeadProposal, head_ns: int
+    ) -> None:
+        """Take a proposal that passes the checks of a draft service's."""
+        round_id, keep, following = place
+        now = time.perf_counter_ns()
+        asked = DraftAdvance(round_id, keep, (following,), request.max_tokens)
         answer = Answer(asked, self._open, following, now)
         chunk = DraftChunk(
-            verdict.round_id, keep, following, keep + 1, list(proposal.token_ids),
+            round_id, keep, following, keep + 1, list(proposal.token_ids),
             [Origin.EXACT_MODEL] * len(proposal.token_ids),
             distributions=proposal.distributions, confidences=proposal.confidences,
         )  # fmt: skip
         answer.add(chunk, now)
-        head_ns = verdict.timings.head_ns
+        self.name, self.misses = request.name, 0
         timings = DraftTimings(model_ns=head_ns, service_ns=head_ns)
-        return replace(answer.proposal, timings=timings)
+        self._proposal = replace(answer.proposal, timings=timings)
 
     def take(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk | None:
         """Return the proposal that follows `tokens`, up to `max_tokens` of it; None without one."""

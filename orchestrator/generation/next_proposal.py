@@ -82,6 +82,15 @@ class NextProposal:
         self._last_id += 1
         return self._last_id
 
+    def reserve(self, round_id: int) -> None:
+        """Leave ids up to this one to rounds that the target begins by itself."""
+        self._last_id = max(self._last_id, round_id)
+
+    def goes_on(self) -> None:
+        """Ask for nothing: the target has begun the next round, with drafts of its own."""
+        self.turn = self._pace.turn()
+        self._asked, self._if_whole, self.head_query = None, 0, 0
+
     def begin(self, begun: Begun | None = None) -> bool:
         """Begin a round, requesting as many drafts as are useful; return whether there are any.
 

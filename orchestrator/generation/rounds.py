@@ -21,6 +21,7 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from orchestrator.generation.drafting import Drafting
+from orchestrator.generation.head_rounds import HeadRounds
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.next_proposal import NextProposal
@@ -30,7 +31,7 @@ from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.prediction import Prediction
 from orchestrator.generation.proposals import PredictedDrafts
 from orchestrator.generation.recoveries import Recoveries
-from orchestrator.generation.staging import Staging
+from orchestrator.generation.staging import Begun, Staging
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import (
@@ -100,6 +101,7 @@ class Rounds:
             self._staging = Staging(
                 drafting, verifying, ledger, staging, self._staged_request, self._eos
             )
+        self._head_rounds = HeadRounds(plan, not (phases or plan.prediction))
         self._next = NextProposal(
             pace, drafting, self._sequence, self._draft_limit, ledger, plan.adaptive,
             self._prediction, self._num_ahead, self._may_be_tree,
@@ -113,13 +115,7 @@ class Rounds:
                 if self._kept and not await self._next.arrives(KEPT_S):
                     for round_ in self._take_kept():
                         yield round_
-                proposal = await self._next.proposal(self._state.window is not None)
-                if proposal is None:
-                    rounds = self._decode()
-                elif self._state.window and not proposal.token_ids:
-                    rounds = self._fail_window(proposal)
-                else:
-                    rounds = self._check(proposal)
+                rounds = await self._turn()
                 async with aclosing(rounds):
                     async for told in rounds:
                         for round_ in self._take_kept() if told is None else (told,):
@@ -133,13 +129,24 @@ class Rounds:
             if self._staging is not None:
                 await self._staging.close()
 
+    async def _turn(self) -> AsyncGenerator[RoundOutcome | None]:
+        """Return what the next round is."""
+        if begun := self._head_rounds.begun:
+            return self._hear(begun)
+        proposal = await self._next.proposal(self._state.window is not None)
+        if proposal is None:
+            return self._decode()
+        if self._state.window and not proposal.token_ids:
+            return self._fail_window(proposal)
+        return self._check(proposal)
+
     async def _check(self, proposal: DraftChunk) -> AsyncGenerator[RoundOutcome | None]:
         """Run a round with drafts, or with none if the drafter proposed none.
 
         Yielding None, here and below, tells the caller to yield the rounds kept back.
         """
-        request, staging = self._request(proposal), self._staging
-        distributions, asked = proposal.distributions, False
+        request, staging = self._allowing(proposal), self._staging
+        distributions, answered = proposal.distributions, False
         async for verdict in self._verifying.check(self._sequence, request, distributions):
             if verdict is None:
                 if staging is None or not staging.begin(request, proposal, len(self._sequence)):
@@ -158,23 +165,57 @@ class Rounds:
                 num_drafted = num_drafted if verdict.path else len(path)
                 proposal, request = proposal.along(path), request.along(path)
             round_ = self._advance(checked_of(verdict, proposal), proposal, request, num_drafted)
-            self._next.heard(request.head, verdict)
-            asked = self._next.begin(begun)
-            if asked:
-                await asyncio.sleep(0)  # send the request before counting the round
-            self._count(round_)
-            if asked and self._can_wait(round_):
+            answered = True
+            if await self._begin_next(round_, request, verdict, begun):
                 self._kept.append(round_)
             else:
                 yield round_
-        if not asked:
+        if not answered:
             if staging is not None:
                 await staging.close()
             self._next.begin()  # the target was lost; continue from here
 
+    async def _hear(self, begun: VerifyRound) -> AsyncGenerator[RoundOutcome | None]:
+        """Hear of a round that the target's head went on with: its drafts and their verdict."""
+        verdict = await self._verifying.hear(begun.round_id)
+        proposal = request = None
+        if verdict is not None and begun.head is not None:
+            proposal = self._drafting.went_on(self._sequence.tokens, begun.head, verdict)
+        if proposal is not None:
+            request = self._head_rounds.as_begun(self._request(proposal))
+        if verdict is None or proposal is None or request is None:
+            # The target was lost, or another round has to be sent by now.
+            self._head_rounds.begun = None
+            self._verifying.keep(len(self._sequence))
+            self._next.begin()
+            return
+        round_ = self._advance(checked_of(verdict, proposal), proposal, request)
+        if await self._begin_next(round_, request, verdict):
+            self._kept.append(round_)
+        else:
+            yield round_
+
+    async def _begin_next(
+        self,
+        round_: RoundOutcome,
+        request: VerifyRound,
+        verdict: Verdict,
+        begun: Begun | None = None,
+    ) -> bool:
+        """Begin the next round after a verdict; return whether this one can be kept back."""
+        asked = False
+        if self._head_rounds.heard(request, verdict):
+            self._next.goes_on()
+        else:
+            self._next.heard(request.head, verdict)
+            if asked := self._next.begin(begun):
+                await asyncio.sleep(0)  # send the request before counting the round
+        self._count(round_)
+        return asked and self._can_wait(round_)
+
     async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
         """Decode without drafts until the drafter has a proposal worth verifying."""
-        request = self._request(NOTHING)
+        request = self._allowing(NOTHING)
         if len(self._sequence) == self._prompt_length <= SHORT_PROMPT:
             self._next.follow()  # it may read the prompt while the target does
         async for verdict in self._verifying.check(self._sequence, request):
@@ -183,6 +224,10 @@ class Rounds:
                 continue
             round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
             self._count(round_)
+            if self._head_rounds.heard(request, verdict):
+                self._next.goes_on()
+                yield round_
+                return
             self._next.heard(request.head, verdict)
             self._next.follow()
             ends = verdict.last or self._next.is_wanted
@@ -278,6 +323,16 @@ class Rounds:
             lambda index: self._ledger.phase_budget(index, window),
         )
 
+    def _allowing(self, proposal: DraftChunk) -> VerifyRound:
+        """Return `_request`, with the rounds that a head may go on with after it."""
+        request, length = self._request(proposal), len(self._sequence)
+        if request.head is not None and not self._drafting.relays:
+            room = min(self._remaining, self._plan.context_length - length)
+            request = self._head_rounds.allow(request, room)
+        if request.head is not None:
+            self._next.reserve(request.round_id + request.head.num_rounds)
+        return request
+
     def _request(self, proposal: DraftChunk) -> VerifyRound:
         """Return the request to verify a proposal, or to decode without one."""
         plan, window = self._plan, self._state.window
@@ -298,7 +353,7 @@ class Rounds:
             exact_until_position=exact,
             open_window=window,
             draft_survivals=() if proposal.parents else self._pace.survivals(proposal),
-            num_speculative_tokens=plan.judged_k if proposal is not NOTHING else 0,
+            num_speculative_tokens=plan.judged_k,
             return_plain_confidence=plan.adaptive and proposal is NOTHING,
             num_top_tokens=self._drafting.num_top_tokens(proposal),
             rule_segments=self._segments(proposal),
