@@ -11,7 +11,6 @@ import contextlib
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from functools import partial
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -20,18 +19,11 @@ from flyspec.engine.loop import OnStep, Ran, StepLoop, Work
 from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.scheduler import StepBudget
 from flyspec.engine.stopwatch import Stopwatch
-from flyspec.errors import ResourceExhaustedError, UnavailableError
+from flyspec.errors import ResourceExhaustedError
 from flyspec.prefix import TokenSequence
-from flyspec.self_drafting import following_round
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle
-from flyspec.values.rounds import (
-    HeadProposal,
-    Verdict,
-    VerifyOpen,
-    VerifyRound,
-    VerifyTimings,
-)
+from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
@@ -39,6 +31,7 @@ from verify_service.early_steps import EarlySteps
 from verify_service.heads import Heads
 from verify_service.sessions import TargetSession, check_open
 from verify_service.slot_queue import SessionPlace, SlotQueue
+from verify_service.telling import Telling, ToJudge
 from verify_service.trees import check_tree
 from verify_service.verdicts import RoundContext, RoundJudge
 
@@ -291,31 +284,24 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         arrived_ns: int,
     ) -> Work[Rows | Drafted | Judged]:
         """Run a round, and those that its head goes on with."""
-        drafts, drafting_ns = None, 0
-        while True:
-            own = partial(self._deliver, deliver, drafts, drafting_ns)
-            judged = yield from self._round(session, round_, distributions, own, arrived_ns)
-            if judged is None:
-                return
-            verdict, drafts, drafting_ns = judged
-            round_ = following_round(round_, verdict)
-            round_ = replace(round_, draft_token_ids=drafts.token_ids)
-            if not drafts.token_ids and round_.open_window:
-                raise UnavailableError("a head failed, and the open window needs drafts")
-            distributions, arrived_ns = drafts.distributions, perf_counter_ns()
+        following: ToJudge | None = ToJudge(round_, arrived_ns)
+        while following is not None:
+            following = yield from self._round(session, following, distributions, deliver)
+            if following is not None and following.drafts is not None:
+                distributions = following.drafts.distributions
 
     def _round(
         self,
         session: TargetSession,
-        round_: VerifyRound,
+        to_judge: ToJudge,
         distributions: Sequence[TokenDistribution],
-        deliver: Callable[[Verdict], None],
-        arrived_ns: int,
-    ) -> Generator[Draw, Ran[Rows | Drafted | Judged], tuple[Verdict, HeadProposal, int] | None]:
+        deliver: Callable[[Answer], None],
+    ) -> Generator[Draw, Ran[Rows | Drafted | Judged], ToJudge | None]:
         """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step.
 
-        If the head goes on by itself, returns the verdict, what it drafted and the time of that.
+        Returns the round that the head goes on with, if it does.
         """
+        round_ = to_judge.round_
         check_tree(session, round_, self.model.tree_refusal)
         self.heads.check(round_.head)
         self.withdraw(session)  # an early step that has not run
@@ -330,28 +316,12 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         streamed_ns = FIRST_STREAMED_NS
 
-        def tell(
-            verdict: Verdict, began_ns: int, judging_ns: int, head_ns: int = 0, last: bool = True
-        ) -> None:
-            """Deliver a verdict, with its times."""
-            now_ns = perf_counter_ns()
-            timings = VerifyTimings(
-                queue_ns=began_ns - arrived_ns,
-                forward_ns=judging_ns - began_ns + self._early.time_ns(slot),
-                judge_ns=now_ns - judging_ns - head_ns,
-                service_ns=now_ns - arrived_ns,
-                head_ns=head_ns,
-            )
-            deliver(replace(verdict, round_id=round_.round_id, last=last, timings=timings))
-
-        def tell_and_go_on(verdict: Verdict, began_ns: int, judging_ns: int) -> None:
-            following = replace(verdict, started_staged_round_id=round_.round_id + 1)
-            tell(following, began_ns, judging_ns)
-
+        telling = Telling(to_judge, deliver, lambda: self._early.time_ns(slot))
         while True:
             head = self.heads.wanted(session, round_.head)
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
-            context = RoundContext(session, round_, distributions, head, is_last, tell_and_go_on)
+            own = round_, distributions, head, is_last, telling.tell_and_go_on
+            context = RoundContext(session, *own)
             want = Draw(self._step_of(context))
             if round_.draft_parents:
                 want = want._replace(step=want.step._replace(parents=tuple(round_.draft_parents)))
@@ -390,16 +360,15 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 drafts = self._keep_path(slot, round_, verdict)
             session.apply(verdict, drafts)
             if told:
-                return verdict, verdict.proposal or HeadProposal(), head_ns
+                return to_judge.following(verdict, head_ns)
             remaining -= 1 + len(verdict.plain_token_ids)
             # A round whose window failed does not continue as plain decoding.
             ended = verdict.failed or verdict.next_token_id in self._judge.eos
             last = ended or remaining <= 0 or session.interrupted
             first = False
-            tell(verdict, ran.began_ns, judging_ns, head_ns, last)
+            telling.tell(verdict, ran.began_ns, judging_ns, head_ns, last)
             if last:
                 break
-            arrived_ns = perf_counter_ns()
         following = verdict.proposal.token_ids if verdict.proposal else ()
         if following and head is not None and self._slots.active == 1:
             context = context._replace(round=replace(round_, draft_token_ids=following))
@@ -407,17 +376,6 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             assert isinstance(ran.result, Rows), "the slot has no round"
             self._early.keep(early, ran.result, ran.model_ns)
         return None
-
-    @staticmethod
-    def _deliver(
-        deliver: Callable[[Answer], None],
-        drafts: HeadProposal | None,
-        drafting_ns: int,
-        verdict: Verdict,
-    ) -> None:
-        """Deliver a verdict with the drafts that a head went on with, and their time."""
-        timings = replace(verdict.timings, head_ns=verdict.timings.head_ns + drafting_ns)
-        deliver(replace(verdict, drafts=drafts, timings=timings))
 
     def _step_of(self, context: RoundContext) -> Step:
         """Return the step that a round needs next."""

@@ -12,8 +12,7 @@ from flyspec.self_drafting import following_round
 from flyspec.values.rounds import HeadRequest, Verdict, VerifyRound
 from orchestrator.generation.plan import GenerationPlan
 
-import os
-MAX_ROUNDS = int(os.environ.get("MR", "16"))
+MAX_ROUNDS = 16
 """Maximum rounds in a row: a change of drafters or replicas waits for them."""
 
 

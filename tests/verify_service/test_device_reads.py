@@ -52,7 +52,7 @@ def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
         session = engine.open(open_)
         drafts = [11, 12, 13, 14][: 2 + number % 3]
         round_ = VerifyRound(1, len(open_.token_ids), [], drafts)
-        work = engine._round(session, round_, (), lambda answer: None, 0)
+        work = engine._rounds(session, round_, (), lambda answer: None, 0)
         wants.append((next(work), work))
     return wants
 
@@ -77,7 +77,7 @@ def test_a_step_of_rounds_waits_once(engine: VerifyEngine, names: list[str]) -> 
 
 def test_plain_decoding_waits_once_for_several_tokens(engine: VerifyEngine) -> None:
     session = engine.open(SESSIONS["exact"])
-    work = engine._round(
+    work = engine._rounds(
         session, VerifyRound(1, 3, [], [], max_plain_tokens=8), (), lambda answer: None, 0
     )
     want = next(work)._replace(max_tokens=8)
