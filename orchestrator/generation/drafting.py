@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from flyspec.drafter_names import LOOKUP, NEED_MODEL
-from flyspec.errors import FlyspecError, UnavailableError
+from flyspec.errors import FlyspecError
 from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import DraftAdvance, DraftChunk, HeadRequest, Verdict
@@ -108,29 +108,36 @@ class Drafting(ServiceDrafting):
         """Take a head's proposal from a verdict on a round with that request."""
         with self._head_faults():
             self._from_head.received(request, verdict)
-            if self._from_head.misses >= MAX_MISSES:
-                raise UnavailableError("its proposals do not come")
+
+    def still_heads(self, request: HeadRequest) -> bool:
+        """Whether the head of a request is the one to draft with now, and it alone."""
+        self.look_around()
+        head = self._head_of(self._drafter)
+        return head is not None and head.name == request.name and not self.relays
 
     def went_on(
         self, token_ids: Sequence[int], request: HeadRequest, verdict: Verdict
     ) -> DraftChunk | None:
         """Return the drafts behind `token_ids` of a round that the head went on with.
 
-        None if there are none.
+        There are none if the head failed. None if they are invalid.
         """
+        drafter = self._drafter
         with self._head_faults():
             self._from_head.went_on(token_ids, request, verdict)
+        if verdict.drafts and not verdict.drafts.token_ids:
+            return DraftChunk(start_position=len(token_ids), drafter=drafter.name)
         return self.take_block(token_ids, request.max_tokens)
 
     @contextmanager
     def _head_faults(self) -> Iterator[None]:
         """Give up the drafter's head if the block says that it is of no use."""
-        drafter, reason = self._drafter, ""
+        drafter = self._drafter
         try:
             yield
-        except UnavailableError as error:
-            if isinstance(error, DrafterFaultError):
-                drafter.faults[error.fault] += 1
+            reason = "" if self._from_head.misses < MAX_MISSES else "its proposals do not come"
+        except DrafterFaultError as error:
+            drafter.faults[error.fault] += 1
             reason = str(error)
         if reason and drafter.head is not None:
             log.warning("drafter %s: %s", drafter.name, reason)

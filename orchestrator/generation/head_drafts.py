@@ -43,7 +43,7 @@ class HeadDrafts:
         if request is None or not request.max_tokens or not verdict.last:
             return
         if verdict.proposal is None:
-            self.misses += not verdict.failed
+            self.misses += not (verdict.failed or verdict.started_staged_round_id)
             return
         # With the drafts of a round that the head went on with, the time is for both.
         head_ns = 0 if verdict.drafts else verdict.timings.head_ns
@@ -56,7 +56,9 @@ class HeadDrafts:
         Raises `DrafterFaultError` if they are invalid.
         """
         self._proposal = None
-        if verdict.drafts is not None:
+        if verdict.drafts is None or not verdict.drafts.token_ids:
+            self.misses += 1
+        else:
             place = StagedOn(verdict.round_id, len(tokens) - 1, tokens[-1])
             self._take(request, place, verdict.drafts, verdict.timings.head_ns)
 

@@ -13,7 +13,7 @@ from flyspec.values.rounds import HeadRequest, Verdict, VerifyRound
 from orchestrator.generation.plan import GenerationPlan
 
 MAX_ROUNDS = 16
-"""Maximum rounds in a row: a change of drafters or replicas waits for them."""
+"""Maximum rounds in a row: leaving a replica that drains waits for them."""
 
 
 class HeadRounds:
@@ -40,13 +40,13 @@ class HeadRounds:
         count = min(MAX_ROUNDS, (room - 1) // (head.max_tokens + 1))
         return replace(request, head=head._replace(num_rounds=max(0, count)))
 
-    def heard(self, request: VerifyRound, verdict: Verdict) -> bool:
-        """Note whether the head goes on after a verdict; return that."""
+    def heard(self, request: VerifyRound, verdict: Verdict) -> VerifyRound | None:
+        """Note which round the head goes on with after a verdict; return that."""
         going_on = bool(request.head and request.head.num_rounds and verdict.last)
         self.begun = None
         if going_on and verdict.started_staged_round_id == request.round_id + 1:
             self.begun = following_round(request, verdict)
-        return self.begun is not None
+        return self.begun
 
     def as_begun(self, request: VerifyRound) -> VerifyRound | None:
         """Return the request of the round that has begun, given the one that would be sent.

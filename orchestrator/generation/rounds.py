@@ -181,7 +181,8 @@ class Rounds:
         proposal = request = None
         if verdict is not None and begun.head is not None:
             proposal = self._drafting.went_on(self._sequence.tokens, begun.head, verdict)
-        if proposal is not None:
+        limit = self._draft_limit(0, self._next.turn.num_drafts)
+        if proposal is not None and len(proposal.token_ids) <= limit:
             request = self._head_rounds.as_begun(self._request(proposal))
         if verdict is None or proposal is None or request is None:
             # The target was lost, or another round has to be sent by now.
@@ -204,14 +205,23 @@ class Rounds:
     ) -> bool:
         """Begin the next round after a verdict; return whether this one can be kept back."""
         asked = False
-        if self._head_rounds.heard(request, verdict):
-            self._next.goes_on()
-        else:
+        if not self._goes_on(request, verdict):
             self._next.heard(request.head, verdict)
             if asked := self._next.begin(begun):
                 await asyncio.sleep(0)  # send the request before counting the round
         self._count(round_)
         return asked and self._can_wait(round_)
+
+    def _goes_on(self, request: VerifyRound, verdict: Verdict) -> bool:
+        """Whether the target's head goes on with the next round, and is still to be the drafter."""
+        begun = self._head_rounds.heard(request, verdict)
+        if begun is None or begun.head is None:
+            return False
+        if not self._drafting.still_heads(begun.head):
+            self._head_rounds.begun = None
+            return False
+        self._next.goes_on()
+        return True
 
     async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
         """Decode without drafts until the drafter has a proposal worth verifying."""
@@ -224,8 +234,7 @@ class Rounds:
                 continue
             round_ = self._advance(checked_of(verdict, NOTHING), NOTHING, request)
             self._count(round_)
-            if self._head_rounds.heard(request, verdict):
-                self._next.goes_on()
+            if self._goes_on(request, verdict):
                 yield round_
                 return
             self._next.heard(request.head, verdict)
@@ -326,7 +335,8 @@ class Rounds:
     def _allowing(self, proposal: DraftChunk) -> VerifyRound:
         """Return `_request`, with the rounds that a head may go on with after it."""
         request, length = self._request(proposal), len(self._sequence)
-        if request.head is not None and not self._drafting.relays:
+        alike = not (self._drafting.relays or self._pace.repeats)
+        if request.head is not None and alike:
             room = min(self._remaining, self._plan.context_length - length)
             request = self._head_rounds.allow(request, room)
         if request.head is not None:

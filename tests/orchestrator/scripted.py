@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import UnavailableError
+from flyspec.self_drafting import following_round
 from flyspec.telemetry import Telemetry
 from flyspec.values.admin import (
     DrafterInfo,
@@ -30,6 +31,7 @@ from flyspec.values.rounds import (
     HeadRequest,
     Outcome,
     Verdict,
+    VerifyRound,
 )
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
@@ -99,10 +101,11 @@ class Session:
 class Target(Service):
     """A verify service; `limit` sessions. Its `heads` propose by these functions of the tokens.
 
-    `requests` are those for heads, in order; a head that is `faulty` breaks what it proposes.
+    `requests` are those for heads, in order; a head that is `faulty` breaks what it proposes. It
+    `goes_on` with rounds by itself; `sent` are those that were sent.
     """
 
-    limit = 4
+    limit, goes_on = 4, True
     head_max_tokens = 5
     faulty: Callable[[HeadProposal], HeadProposal | None] = staticmethod(lambda proposal: proposal)
 
@@ -110,6 +113,7 @@ class Target(Service):
         super().__init__(address, next_token, pause_s)
         self.heads: dict[str, Script] = {}
         self.requests: list[HeadRequest | None] = []
+        self.sent: list[VerifyRound] = []
 
     async def describe(self, timeout_s: float = 1.0) -> VerifyServiceInfo:
         await self.answer()
@@ -142,7 +146,8 @@ class TargetSession(Session):
 
     async def send(self, sequence, round_, distributions) -> None:
         self.begin()
-        self.tokens, self.round = list(sequence.tokens), round_
+        self.tokens, self.round, self.drafts = list(sequence.tokens), round_, None
+        self.service.sent.append(round_)
 
     async def read(self, round_id: int) -> Verdict:
         await self.service.answer()
@@ -157,12 +162,18 @@ class TargetSession(Session):
             self.tokens.append(own)
         missing = len(self.round.draft_token_ids) - len(decisions)
         decisions += [Decision(Outcome.NOT_REACHED)] * missing
-        keep_length = len(self.tokens)
+        keep_length, drafts, head = len(self.tokens), self.drafts, self.round.head
         self.tokens.append(self.service.next_token(self.tokens))
-        return Verdict(
+        verdict = Verdict(
             keep_length, self.tokens[-1], tuple(decisions), start_length=start, round_id=round_id,
-            proposal=self.service.proposal(self.tokens, self.round.head),
+            proposal=self.service.proposal(self.tokens, head), drafts=drafts,
         )  # fmt: skip
+        if not (head and head.num_rounds and self.service.goes_on):
+            return verdict
+        self.drafts = verdict.proposal or HeadProposal()
+        following = following_round(self.round, verdict)
+        self.round = replace(following, draft_token_ids=self.drafts.token_ids)
+        return replace(verdict, proposal=None, started_staged_round_id=round_id + 1)
 
 
 class Drafter(Service):

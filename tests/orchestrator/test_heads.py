@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flyspec.errors import InvalidArgumentError, NotFoundError
+from flyspec.rules import Rule
 from flyspec.values.generation import Chunk, Completion, RecoveryKind, RoundRecord
 from flyspec.values.requests import GenerateOptions, GenerationRequest
-from flyspec.values.tokens import Origin
+from flyspec.values.rounds import HeadRequest, VerifyRound
+from flyspec.values.tokens import Origin, SamplingParams
 from orchestrator.admission.clients import Caller
+from orchestrator.generation.head_rounds import HeadRounds
 from tests.orchestrator.scripted import guess, script, scripted
 
 PROMPT = [5, 6, 7]
@@ -223,6 +229,80 @@ async def test_a_head_is_a_rung_of_the_ladder():
         assert found.drafters[0] == "guess"
         assert "right" in found.drafters or "relay" in found.drafters
         assert not any(inside.left)
+
+
+# --- rounds that a head goes on with ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("options", [{}, {"eager": True}, {"logprobs": 0}, {"rule": Rule("fly")}])
+async def test_most_rounds_need_not_be_sent(head, options):
+    async with scripted(heads=HEADS) as inside:
+        target = inside.targets["target:1"]
+        asked = {"drafter": head, "max_tokens": 200, **options}
+        together = await run(inside, **asked)
+        assert together.tokens == expected(200)
+        sent = len(target.sent)
+        target.goes_on = False
+        apart = await run(inside, **asked)
+        assert apart.tokens == together.tokens
+        assert apart.rounds == together.rounds
+        assert apart.origins == together.origins
+        one, other = apart.completion, together.completion
+        assert one.num_draft_tokens_per_round == other.num_draft_tokens_per_round
+        assert len(target.sent) - sent == len(apart.rounds)
+        assert sent < 0.35 * len(together.rounds)
+        assert not any(inside.left)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_speculative_tokens": "auto"}, {"max_loose_tokens": 3}, {"prediction": "abc"},
+        {"rule": Rule("rejection"), "temperature": 1.0}, {"drafter": "relay"},
+        {"num_draft_tokens_per_round": [0, 3, 2]},
+    ],
+)  # fmt: skip
+async def test_rounds_that_would_not_be_as_sent_are_sent(options):
+    async with scripted(heads={"right": script}) as inside:
+        if sampling := options.pop("temperature", None):
+            options["sampling"] = SamplingParams(sampling)
+        found = await run(inside, **{"drafter": "right", "max_tokens": 20, **options})
+        asked = [r.head.num_rounds for r in inside.targets["target:1"].sent if r.head]
+        repeated = len(options.get("num_draft_tokens_per_round", ()))
+        assert not any(asked[: repeated or None])
+        assert found.tokens == expected(20)
+
+
+async def test_a_loop_makes_the_rounds_exact_from_there():
+    async with scripted(heads={"right": lambda _: 7}, next_token=lambda _: 7) as inside:
+        target = inside.targets["target:1"]
+        found = await run(inside, drafter="right", rule=Rule("fly"), max_tokens=150)
+        assert found.tokens == [7] * 150
+        start = found.completion.loop_guard_token_index
+        assert start is not None
+        assert {r.exact_until_position for r in target.sent} == {len(PROMPT), 256}
+        # The round that the head had gone on with was judged by the rule, and dropped.
+        exact = [r for r in found.rounds if r.exact_until_position == 256]
+        assert exact == found.rounds[-len(exact) :]
+        assert exact[0].start_length == len(PROMPT) + start
+        assert not any(inside.left)
+
+
+@given(
+    st.integers(0, 40), st.integers(1, 12), st.integers(0, 300),
+    st.lists(st.integers(0, 12), min_size=40, max_size=40),
+)  # fmt: skip
+def test_no_limit_cuts_short_what_is_allowed(num_drafts, k, room, accepted):
+    """With as many tokens as are wanted, each round's drafts and the request for more are whole."""
+    plan = SimpleNamespace(adaptive=False, has_budget=False, distribution=None)
+    sent = VerifyRound(1, 9, (), [5] * num_drafts, head=HeadRequest("head", k))
+    allowed = HeadRounds(plan, True).allow(sent, room)
+    room -= num_drafts + 1
+    for number in range(allowed.head.num_rounds):
+        assert room - 1 >= k, "the round would have fewer drafts"
+        room -= 1 + min(accepted[number], k)
+    assert HeadRounds(plan, False).allow(sent, room) is sent
 
 
 # --- relay ----------------------------------------------------------------------------------
