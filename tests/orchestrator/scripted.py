@@ -141,6 +141,8 @@ class Target(Service):
 
 
 class TargetSession(Session):
+    drafts: HeadProposal | None = None
+
     def keep(self, length: int) -> None:
         """Its sequence comes whole with every round."""
 
