@@ -197,7 +197,8 @@ def calibration_prompts() -> list[list[int]]:
 async def compare(o: LlamaCppOptions, rival: Rival) -> int:
     """Find llama.cpp's fastest setups, then measure all in one run; return its exit code.
 
-    Drafting is tried with the threads that are fastest without, and flyspec's target has as many.
+    Drafting is tried with the threads that are fastest without, and flyspec's target has as many,
+    and the kind of attention that is fastest with drafts.
     """
     prompts = calibration_prompts()
     cores = numbers(o.threads) if o.threads else sorted({1, available_cores()})
@@ -216,7 +217,8 @@ async def compare(o: LlamaCppOptions, rival: Rival) -> int:
         command = [
             sys.executable, "-m", "flyspec.cli", "bench", "--model", rival.target, "--draft-model",
             rival.draft, "--heads", f"{BESIDE}={rival.draft}", "--drafter", o.drafters,
-            "--threads", plain.threads, "--problems", o.problems, "--limit", o.limit,
+            "--threads", plain.threads, "--flash-attn", "on" if drafting.flash else "off",
+            "--problems", o.problems, "--limit", o.limit,
             "--repeats", o.repeats, "--rules", o.rules, "--num-speculative-tokens",
             o.num_speculative_tokens, *against,
             *(flag for path in o.prompt_file for flag in ("--prompt-file", path)),

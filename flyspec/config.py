@@ -13,7 +13,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from flyspec.drafter_names import KINDS_LISTED, DrafterKind
-from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, EngineName, LogLevel
+from flyspec.flags import (
+    AttentionBackendName,
+    ClientAuth,
+    Dtype,
+    EngineName,
+    FlashAttention,
+    LogLevel,
+)
 from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.security import ChannelSecurity, PortSecurity, TlsFiles
 from flyspec.speculation_length import (
@@ -156,6 +163,11 @@ class ModelServerSettings(ServerSettings):
         ge=-1,
         description="layers of a GGUF model that llama.cpp keeps on GPUs, if it was built for "
         "them (-1: all); unset: all, or none with --device cpu",
+    )
+    flash_attn: FlashAttention = Field(
+        "auto",
+        description="llama.cpp's flash attention for GGUF models: on, off, or auto: on with GPUs, "
+        "off on a CPU, where it is faster only while contexts are shorter than some 128 tokens",
     )
     device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: cuda if available")
     dtype: Dtype = Field(

@@ -17,6 +17,7 @@ from flyspec.ranges import Range
 AttentionBackendName = Literal["auto", "flashinfer", "flex", "sdpa"]
 ClientAuth = Literal["required", "none"]
 EngineName = Literal["auto", "llama-cpp"]
+FlashAttention = Literal["auto", "on", "off"]
 Dtype = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 UINT32 = Range(0, 2**32 - 1)

@@ -21,6 +21,7 @@ from flyspec.engine.draft_heads.base import DraftHead, HeadStep
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import History, Model, Rows, Step
 from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.flags import FlashAttention
 from flyspec.prefix import num_same
 from flyspec.values.admin import HeadInfo
 from flyspec.values.rounds import HeadProposal, HeadRequest, Verdict
@@ -279,14 +280,17 @@ class Heads:
         session.heads[turn.name] = start + len(following)
 
 
-def load_heads(setting: str, loaded: LoadedModel, model: Model) -> Heads:
+def load_heads(
+    setting: str, loaded: LoadedModel, model: Model, flash_attn: FlashAttention = "auto"
+) -> Heads:
     """Load the heads of `--heads` beside a warm target, and try each on its hidden rows.
 
     Raises `ConfigError`.
     """
     heads: dict[str, DraftHead] = {}
     for name, directory in head_directories(setting).items():
-        head = draft_heads.load_head(Path(directory).expanduser(), loaded, model.cache.num_slots)
+        place = Path(directory).expanduser()
+        head = draft_heads.load_head(place, loaded, model.cache.num_slots, flash_attn)
         _try(f"--heads {name}={directory}", head, model)
         log.info("head %s: %s, %.1f M parameters, up to %d tokens",
                  name, head.kind, head.num_parameters / 1e6, head.max_tokens)  # fmt: skip

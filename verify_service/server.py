@@ -64,7 +64,7 @@ def _build(
                 ranks.lead(model)
             if autojudge is not None:
                 autojudge = fitted(autojudge, model, file)
-            heads = load_heads(settings.heads, loaded, model)
+            heads = load_heads(settings.heads, loaded, model, settings.flash_attn)
             stage("timing steps")
             costs = StepCosts(measure_steps(model))
     except Exception as error:

@@ -168,7 +168,7 @@ class StackOptions(ModelFlags):
                 "draft_gpu_memory_utilization", "draft_kv_cache_memory_bytes",
             )  # fmt: skip
         limits = self._flags("max_sessions", "max_model_len", "block_size", "attention_backend",
-                         "enforce_eager")  # fmt: skip
+                             "flash_attn", "enforce_eager")  # fmt: skip
         return [*common, "--host", LOOPBACK, *limits, *self.service_flags, *own]
 
     def services_speak_tls(self) -> bool:

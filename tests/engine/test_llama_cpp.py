@@ -220,3 +220,11 @@ def test_a_damaged_file_is_refused(folder, tmp_path):
         path.write_bytes(whole[:cut])
         with pytest.raises(ConfigError, match=r"cut-\d+.gguf: (cannot be read|llama.cpp cannot)"):
             load(path)
+
+
+@pytest.mark.parametrize("flash_attn", ["auto", "on", "off"])
+def test_flash_attention_is_as_set(folder, own_logits, flash_attn):
+    loaded, model = load(gguf_file(folder, "bf16"), flash_attn=flash_attn)
+    assert ("flash attention" in loaded.info.numerics) == (flash_attn == "on")
+    (rows,) = model.forward([Step(0, 0, IDS, len(IDS))])
+    assert near(rows.logits, own_logits, 0.2)

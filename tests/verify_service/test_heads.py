@@ -344,7 +344,7 @@ async def test_describe_lists_the_heads(engine, loaded):
 def test_heads_are_loaded_and_tried_beside_their_target(engine, loaded, monkeypatch):
     given = []
 
-    def load_head(directory, target, num_slots):
+    def load_head(directory, target, num_slots, flash_attn):
         given.append((str(directory), target, num_slots))
         layers = (9,) if directory.name == "deep" else LAYERS
         return ScriptedHead(garbage, 3, layers)

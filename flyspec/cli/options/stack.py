@@ -17,7 +17,15 @@ from flyspec.config import (
     ServerSettings,
     VerifySettings,
 )
-from flyspec.flags import AttentionBackendName, ClientAuth, Dtype, EngineName, Flag, flags_of
+from flyspec.flags import (
+    AttentionBackendName,
+    ClientAuth,
+    Dtype,
+    EngineName,
+    Flag,
+    FlashAttention,
+    flags_of,
+)
 
 _GROUP = "Stack started by this command"
 _stack = partial(Flag, group=_GROUP)
@@ -98,6 +106,7 @@ class ModelFlags:
         "n_gpu_layers", default="all; none with --draft-device cpu",
         help="--n-gpu-layers for the draft model.",
     )] = None
+    flash_attn: Annotated[FlashAttention | None, _verify("flash_attn", default="auto")] = None
     device: Annotated[str, _stack("Device of the target: cpu, cuda, cuda:N or auto.")] = "auto"
     draft_device: Annotated[str | None, _stack(
         "Device of the draft model.", default="same as --device",

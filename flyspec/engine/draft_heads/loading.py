@@ -14,18 +14,25 @@ from flyspec.engine.draft_heads.mtp import is_mtp, read_mtp
 from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.loading import LoadedModel
 from flyspec.errors import ConfigError
+from flyspec.flags import FlashAttention
 from flyspec.model_files import is_gguf
 
 
-def load_head(directory: Path, target: LoadedModel | HeadTarget, num_slots: int) -> DraftHead:
+def load_head(
+    directory: Path,
+    target: LoadedModel | HeadTarget,
+    num_slots: int,
+    flash_attn: FlashAttention = "auto",
+) -> DraftHead:
     """Load the head in a directory for a target with this many slots.
 
-    The format is recognised from config.json; a GGUF file is a draft model. The head shares the
-    target's embedding and output layer where the format does. Raises `ConfigError` that names the
-    tensors that are missing or of another shape, or says why the head does not fit the target.
+    The format is recognised from config.json; a GGUF file is a draft model, with `flash_attn`. The
+    head shares the target's embedding and output layer where the format does. Raises `ConfigError`
+    that names the tensors that are missing or of another shape, or says why the head does not fit
+    the target.
     """
     if isinstance(target, LoadedModel) and is_gguf(str(directory)):
-        return _read_gguf(str(directory), target, num_slots)
+        return _read_gguf(str(directory), target, num_slots, flash_attn)
     files = HeadFiles(directory, FILES)
     if isinstance(target, LoadedModel):
         target = HeadTarget.of(target)
@@ -38,12 +45,19 @@ def load_head(directory: Path, target: LoadedModel | HeadTarget, num_slots: int)
     raise files.wrong("config.json declares no head that is known: EAGLE-3, Medusa or MTP")
 
 
-def _read_gguf(name: str, target: LoadedModel, num_slots: int) -> DraftHead:
+def _read_gguf(
+    name: str, target: LoadedModel, num_slots: int, flash_attn: FlashAttention
+) -> DraftHead:
     """Load a draft model in llama.cpp with as many slots as the target has, each as long."""
     from flyspec.engine.llama_cpp.loading import load  # needs an extra
 
     own = target.info
-    settings = DraftSettings(model=name, max_sessions=num_slots, max_model_len=own.context_length)
+    settings = DraftSettings(
+        model=name,
+        max_sessions=num_slots,
+        max_model_len=own.context_length,
+        flash_attn=flash_attn,
+    )
     loaded, model = load(settings, drafts=True)
     info = loaded.info
     if info.tokenizer_fingerprint != own.tokenizer_fingerprint:

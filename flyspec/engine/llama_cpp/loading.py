@@ -69,7 +69,8 @@ def load(
     plan = ContextPlan(
         slots, length, settings.max_num_batched_tokens, threads, float32, on_gpu=bool(layers)
     )
-    if not layers and (at_once := binding.plain_attention_tokens(weights, length)):
+    plainly = settings.flash_attn == "off" or (settings.flash_attn == "auto" and not layers)
+    if plainly and (at_once := binding.plain_attention_tokens(weights, length)):
         plan = plan._replace(micro_batch=at_once, plain_attention=True)
     context = _context(model, weights, plan)
     info = ModelInfo(
