@@ -11,10 +11,11 @@ import torch
 from flyspec.client import Chunk, Completion, GenerateOptions, Started
 from flyspec.engine import draft_heads
 from flyspec.engine.loading import load_model
-from flyspec.rules import Rule
+from flyspec.rules import Rule, WindowScope
 from flyspec.values.generation import RecoveryKind, RoundRecord
 from flyspec.values.rounds import Outcome
 from flyspec.values.tokens import Origin, SamplingParams
+from orchestrator.generation import head_rounds
 from tests.orchestrator.stacks import start_stack
 from tests.scripted_heads import ScriptedHead
 
@@ -134,6 +135,34 @@ async def test_every_rule_runs_with_heads(stack, rule, drafter, temperature):
     # Its Ks, given back, give the text again.
     found = await stack.client.complete(PROMPT, asked)
     assert found.token_ids == tokens
+    assert await stack.idle()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        EXACT, Rule("fly"), Rule("margin", margin_threshold=2.0), Rule("typical"),
+        Rule("margin", margin_threshold=2.0, window_scope=WindowScope.ACROSS_ROUNDS,
+             fly_window_size=3),
+    ],
+    ids=lambda rule: f"{rule.name}-{rule.fly_window_size}",
+)  # fmt: skip
+async def test_rounds_that_a_head_goes_on_with_are_those_that_would_be_sent(
+    stack, monkeypatch, rule, temperature
+):
+    sampling = SamplingParams(temperature)
+    asked = options(
+        rule=rule, drafter="head", max_tokens=90, return_rounds=True, logprobs=1, seed=3,
+        sampling=sampling,
+    )  # fmt: skip
+    together = await stack.client.complete(PROMPT, asked)
+    monkeypatch.setattr(head_rounds, "MAX_ROUNDS", 0)
+    apart = await stack.client.complete(PROMPT, asked)
+    assert together.token_ids == apart.token_ids
+    assert together.rounds == apart.rounds
+    assert together.origins == apart.origins
+    assert together.logprobs == apart.logprobs
     assert await stack.idle()
 
 
