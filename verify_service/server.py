@@ -19,7 +19,7 @@ from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
 from verify_service.autojudge import fitted
 from verify_service.engine import VerifyEngine
-from verify_service.heads import load_heads
+from verify_service.head_loading import load_heads
 from verify_service.ranks import Ranks, find_place, follow, load, set_threads
 from verify_service.service import VerifyServicer
 from verify_service.step_trial import measure_steps

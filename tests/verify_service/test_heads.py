@@ -24,7 +24,8 @@ from tests.scripted_heads import ScriptedHead
 from tests.verify_service.conftest import CACHES, JUDGE
 from tests.verify_service.sessions import PROMPT, answers, opening
 from verify_service.engine import VerifyEngine
-from verify_service.heads import Heads, load_heads
+from verify_service.head_loading import load_heads
+from verify_service.heads import Heads
 from verify_service.service import VerifyServicer
 from verify_service.sessions import READ_AGAIN
 
