@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import replace
 
 from flyspec.draft_trees import main_path
 from flyspec.drafter_names import PREDICTION
 from flyspec.errors import FlyspecError
-from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import (
-    Budget,
     DraftChunk,
-    RuleSegment,
-    StagedOn,
     Verdict,
     VerifyRound,
 )
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.head_rounds import HeadRounds
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
-from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.next_proposal import NextProposal
 from orchestrator.generation.pace import SHORT_PROMPT, CheckedRound, Pace
 from orchestrator.generation.phases import Phases
@@ -31,6 +24,7 @@ from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.prediction import Prediction
 from orchestrator.generation.proposals import PredictedDrafts
 from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.round_requests import RoundRequests
 from orchestrator.generation.staging import Begun, Staging
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
@@ -42,7 +36,6 @@ from orchestrator.generation.window import (
     Extend,
     NothingDrafted,
     RollBack,
-    WindowState,
     step,
 )
 
@@ -82,13 +75,9 @@ class Rounds:
         self._recoveries = recoveries
         self._drafting, self._verifying = drafting, verifying
         self._ledger = ledger
-        self._sequence = TokenSequence(plan.prompt_token_ids)
         self._prompt_length = len(plan.prompt_token_ids)
-        self._state = WindowState(
-            self._prompt_length, self._prompt_length + plan.max_tokens, plan.eager
-        )
-        self._loop_guard = LoopGuard() if plan.loop_guard else None
-        self._exact_from: int | None = None
+        self._requests = requests = RoundRequests(plan, pace, drafting, verifying, ledger, phases)
+        self._sequence, self._head_rounds = requests.sequence, requests.head_rounds
         self._prediction: PredictedDrafts | None = None
         if plan.prediction:
             self._prediction = PredictedDrafts(
@@ -99,13 +88,13 @@ class Rounds:
         self._staging: Staging | None = None
         if staging is not None and phases is None and plan.distribution is None:
             self._staging = Staging(
-                drafting, verifying, ledger, staging, self._staged_request, self._eos
+                drafting, verifying, ledger, staging, requests.staged_request, self._eos
             )
-        self._head_rounds = HeadRounds(plan, not (phases or plan.prediction))
         self._next = NextProposal(
-            pace, drafting, self._sequence, self._draft_limit, ledger, plan.adaptive,
-            self._prediction, self._num_ahead, self._may_be_tree,
+            pace, drafting, self._sequence, requests.draft_limit, ledger, plan.adaptive,
+            self._prediction, self._num_ahead, requests.may_be_tree,
         )  # fmt: skip
+        requests.next = self._next
 
     async def run(self) -> AsyncGenerator[RoundOutcome]:
         """Run rounds indefinitely; the caller stops when its output is complete."""
@@ -133,10 +122,10 @@ class Rounds:
         """Return what the next round is."""
         if begun := self._head_rounds.begun:
             return self._hear(begun)
-        proposal = await self._next.proposal(self._state.window is not None)
+        proposal = await self._next.proposal(self._requests.state.window is not None)
         if proposal is None:
             return self._decode()
-        if self._state.window and not proposal.token_ids:
+        if self._requests.state.window and not proposal.token_ids:
             return self._fail_window(proposal)
         return self._check(proposal)
 
@@ -145,7 +134,7 @@ class Rounds:
 
         Yielding None, here and below, tells the caller to yield the rounds kept back.
         """
-        request, staging = self._allowing(proposal), self._staging
+        request, staging = self._requests.allowing(proposal), self._staging
         distributions, answered = proposal.distributions, False
         async for verdict in self._verifying.check(self._sequence, request, distributions):
             if verdict is None:
@@ -181,9 +170,9 @@ class Rounds:
         proposal = request = None
         if verdict is not None and begun.head is not None:
             proposal = self._drafting.went_on(self._sequence.tokens, begun.head, verdict)
-        limit = self._draft_limit(0, self._next.turn.num_drafts)
+        limit = self._requests.draft_limit(0, self._next.turn.num_drafts)
         if proposal is not None and len(proposal.token_ids) <= limit:
-            request = self._head_rounds.as_begun(self._request(proposal))
+            request = self._head_rounds.as_begun(self._requests.request(proposal))
         if verdict is None or proposal is None or request is None:
             # The target was lost, or another round has to be sent by now.
             self._head_rounds.begun = None
@@ -225,7 +214,7 @@ class Rounds:
 
     async def _decode(self) -> AsyncGenerator[RoundOutcome | None]:
         """Decode without drafts until the drafter has a proposal worth verifying."""
-        request = self._allowing(NOTHING)
+        request = self._requests.allowing(NOTHING)
         if len(self._sequence) == self._prompt_length <= SHORT_PROMPT:
             self._next.follow()  # it may read the prompt while the target does
         async for verdict in self._verifying.check(self._sequence, request):
@@ -270,135 +259,14 @@ class Rounds:
     def _can_wait(self, round_: RoundOutcome) -> bool:
         """Whether a round can be kept back: output continues, with no stop strings or budget."""
         plan = self._plan
-        if self._remaining <= 0 or plan.stop or plan.has_budget:
+        if self._requests.remaining <= 0 or plan.stop or plan.has_budget:
             return False
         tokens = (t for c in round_.commands if isinstance(c, Commit) for t in c.tokens)
         return not any(token.token_id in self._eos for token in tokens)
 
-    def loop_guard_index(self, num_tokens: int) -> int | None:
-        """Return the output index from which the loop guard forced exact acceptance.
-
-        None if the first `num_tokens` output tokens did not trigger the guard.
-        """
-        guard = self._loop_guard
-        if self._exact_from is None or guard is None or guard.token_index is None:
-            return None
-        if guard.token_index > num_tokens:
-            return None
-        return min(self._exact_from, num_tokens)
-
-    @property
-    def _remaining(self) -> int:
-        return self._state.limit - len(self._sequence)
-
-    def _draft_limit(self, num_more: int, wanted: int) -> int:
-        """Return K for the next round, if the sequence has grown by `num_more` tokens by then.
-
-        `wanted` is how many drafts there could be.
-
-        K is limited to what fits the context, and is 0 after the end of the output.
-
-        With a token-exact rule, rounds near the end of the output draft no more than can still be
-        emitted. Other rules do not cut rounds short: a verdict may depend on the drafts that
-        follow, and the output should not depend on `max_tokens`. With windows across rounds it
-        still does: a window open at the end of the output fails.
-        """
-        plan, window = self._plan, self._state.window
-        remaining, length = self._remaining - num_more, len(self._sequence) + num_more
-        if window is not None and plan.adaptive and not self._pace.repeats:
-            wanted = max(wanted, window.remaining_matches)
-        if remaining <= 0:
-            return 0
-        limit = min(wanted, plan.context_length - length)
-        exact = plan.token_exact
-        if self._phases is not None and window is None:
-            exact = self._phases.exact_from_here
-        return min(limit, remaining - 1) if exact else limit
-
-    def _may_be_tree(self) -> bool:
-        """Whether the next proposal may be a tree: one rule, of chains' verdicts, judges it."""
-        plan = self._plan
-        trees = plan.draft_trees and plan.distribution is None and self._phases is None
-        return trees and self._verifying.takes_trees
-
-    def _segments(self, proposal: DraftChunk) -> Sequence[RuleSegment]:
-        """Return which rule judges which drafts of a proposal; none if there is only one."""
-        if self._phases is None or not proposal.token_ids:
-            return ()
-        window = self._state.window
-        return self._phases.segments(
-            self._sequence.tokens,
-            proposal.token_ids,
-            lambda index: self._ledger.phase_budget(index, window),
-        )
-
-    def _allowing(self, proposal: DraftChunk) -> VerifyRound:
-        """Return `_request`, with the rounds that a head may go on with after it."""
-        request, length = self._request(proposal), len(self._sequence)
-        alike = not (self._drafting.relays or self._pace.repeats)
-        if request.head is not None and alike:
-            room = min(self._remaining, self._plan.context_length - length)
-            request = self._head_rounds.allow(request, room)
-        if request.head is not None:
-            self._next.reserve(request.round_id + request.head.num_rounds)
-        return request
-
-    def _request(self, proposal: DraftChunk) -> VerifyRound:
-        """Return the request to verify a proposal, or to decode without one."""
-        plan, window = self._plan, self._state.window
-        plain = 1
-        if proposal is NOTHING:
-            most = self._next.turn.max_plain_tokens or plan.max_plain_tokens
-            if self._next.head_query:
-                most = 1
-            plain = max(1, min(most, plan.max_plain_tokens, self._remaining))
-        exact = plan.exact_until_position if self._exact_from is None else plan.context_length
-        return VerifyRound(
-            round_id=self._next.round_id,
-            keep_length=0,
-            append_token_ids=(),
-            draft_token_ids=proposal.token_ids,
-            max_plain_tokens=plain,
-            budget=self._ledger.budget(window),
-            exact_until_position=exact,
-            open_window=window,
-            draft_survivals=() if proposal.parents else self._pace.survivals(proposal),
-            num_speculative_tokens=plan.judged_k,
-            return_plain_confidence=plan.adaptive and proposal is NOTHING,
-            num_top_tokens=self._drafting.num_top_tokens(proposal),
-            rule_segments=self._segments(proposal),
-            head=self._next.head_request(plan.num_speculative_tokens),
-            draft_parents=proposal.parents,
-        )
-
     def _num_ahead(self) -> int:
         """Return how many proposals ahead the drafter is to make for staging."""
         return 0 if self._staging is None or self._pace.repeats else self._staging.num_proposals
-
-    def _staged_request(
-        self, on: StagedOn, pushed: DraftChunk, behind: list[int]
-    ) -> VerifyRound | None:
-        """Return the round that verifies a proposal made ahead, `behind` more tokens than now.
-
-        It is the one that would be sent then. None if there would be none, or maybe another one.
-        """
-        more = len(behind)
-        limit = self._draft_limit(more, len(pushed.token_ids))
-        if limit <= 0 or len(self._sequence) + more >= self._state.limit:
-            return None
-        if self._loop_guard is not None and self._exact_from is None:
-            held = self._sequence.tokens[self._state.committed_length :]
-            if self._loop_guard.would_trigger([*held, *behind]):
-                return None
-        return replace(
-            self._request(pushed.cut(0, limit)),
-            round_id=self._next.new_round_id(),
-            keep_length=on.keep_length + 1,
-            prefix_hash=self._sequence.hash_with(behind),
-            budget=Budget(),
-            open_window=None,
-            staged_on=on,
-        )
 
     def _advance(
         self,
@@ -413,11 +281,11 @@ class Rounds:
         """
         start = len(self._sequence)
         verdict = event.verdict if isinstance(event, Checked) else None
-        self._state, commands = step(self._state, event)
+        self._requests.state, commands = step(self._requests.state, event)
         for command in commands:
             self._carry_out(command)
         if self._phases is not None:
-            self._phases.commit(self._sequence.tokens, self._state.committed_length)
+            self._phases.commit(self._sequence.tokens, self._requests.state.committed_length)
         now = time.perf_counter_ns()
         began_ns, self._next.began_ns = self._next.began_ns, now
         round_ns = now - began_ns
@@ -433,7 +301,7 @@ class Rounds:
             commands=commands,
             verdict=verdict,
             start=start,
-            committed_length=self._state.committed_length,
+            committed_length=self._requests.state.committed_length,
             round_ns=round_ns,
             request=request,
             proposal=proposal,
@@ -444,7 +312,7 @@ class Rounds:
 
     def _count(self, round_: RoundOutcome) -> None:
         """Do the bookkeeping for a round, which may overlap with drafting."""
-        self._watch(round_.commands)
+        self._requests.watch(round_.commands)
         verdict, proposal = round_.verdict, round_.proposal
         if verdict is not None and verdict.decisions:
             emitted = len(self._sequence) - round_.start
@@ -462,20 +330,8 @@ class Rounds:
             if self._prediction is not None:
                 self._prediction.keep(command.length - self._prompt_length)
             self._sequence.extend([command.token_id])
-            if self._exact_from is not None:
-                self._exact_from = min(self._exact_from, command.length - self._prompt_length)
+            self._requests.cut(command.length)
 
-    def _watch(self, commands: Sequence[Command]) -> None:
-        """Require exact acceptance from here on once the final tokens loop.
-
-        An open window runs its course.
-        """
-        guard = self._loop_guard
-        if guard is None or self._exact_from is not None:
-            return
-        for command in commands:
-            if isinstance(command, Commit):
-                for token in command.tokens:
-                    guard.push(token.token_id)
-        if guard.token_index is not None:
-            self._exact_from = len(self._sequence) - self._prompt_length
+    def loop_guard_index(self, num_tokens: int) -> int | None:
+        """Return the output index from which the loop guard forced exact acceptance, if it did."""
+        return self._requests.loop_guard_index(num_tokens)

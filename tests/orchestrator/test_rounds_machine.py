@@ -155,8 +155,8 @@ class Generations(RuleBasedStateMachine):
         kept = [entry for r in rounds._kept for entry in history_of(self.fakes, r)]
         ahead = replay(self.world, self.plan, self.window_size, [*self.history, *kept])
         assert rounds._sequence.tokens == ahead.tokens
-        assert rounds._state.length == len(ahead.tokens)
-        assert rounds._state.committed_length == ahead.committed
+        assert rounds._requests.state.length == len(ahead.tokens)
+        assert rounds._requests.state.committed_length == ahead.committed
         committed = whole.tokens[prompt : whole.committed]
         end = next(
             (i + 1 for i, t in enumerate(committed) if t == EOS and not self.plan.ignore_eos),
