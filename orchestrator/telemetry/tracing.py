@@ -58,6 +58,10 @@ class GenerationTrace(Correlation):
         span.set_attribute("flyspec.request_id", request_id)
         span.set_attribute("gen_ai.response.id", request_id)
 
+    @property
+    def traceparent(self) -> str:
+        return self._parent
+
     def waits_for(self, part: Part, round_id: int) -> str:
         """Choose the ID of the part's span, which is recorded when it ends."""
         now = time.perf_counter_ns()

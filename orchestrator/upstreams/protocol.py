@@ -51,6 +51,11 @@ class Correlation:
         if request_id:
             self.metadata = ((REQUEST_ID_KEY, request_id),)
 
+    @property
+    def traceparent(self) -> str:
+        """The request's own span, for messages of which it is not known whether they count."""
+        return ""
+
     def waits_for(self, part: Part, round_id: int) -> str:
         """Return the traceparent for a message that requests `part` of a round.
 

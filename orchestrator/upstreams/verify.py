@@ -100,7 +100,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
             self._synced = len(tokens)
 
     async def stage(self, round_: VerifyRound) -> None:
-        message = wire.encode(round_)
+        message = wire.encode(replace(round_, traceparent=self._correlation.traceparent))
         self._metrics.count_bytes(message.ByteSize())
         await asyncio.shield(rpc.unhandled(asyncio.ensure_future(self._stage(message))))
 

@@ -191,27 +191,34 @@ async def test_plain_decoding_is_one_round_a_request_to_the_target(observed):
     assert told == round_["attributes"]["flyspec.num_verdicts"]
 
 
-async def test_many_rounds_of_windows_hang_together(observed):
-    """With windows across rounds, chat and temperature, no span is lost or orphaned."""
-    async with AsyncClient(observed.stack.address, max_retries=0) as client:
-        options = GenerateOptions(
-            rule=Rule("margin", margin_threshold=3.0),
-            num_speculative_tokens=15,
-            max_tokens=64,
-            sampling=SamplingParams(temperature=0.7),
-            seed=3,
-        )
-        done = await client.complete(Chat.of_user(PROMPT), options)
-    await written(observed)
-    (root,) = spans_with(observed, done.started.request_id)
-    assert root["name"].startswith("chat ")
-    assert root["parent_id"] is None
-    spans = spans_of(observed, root["context"]["trace_id"][2:])
-    known = {s["context"]["span_id"] for s in spans}
-    assert [s for s in spans if s["parent_id"] not in known] == [root]
-    rounds = [s for s in spans if s["name"] == "round"]
-    checks = [s for s in spans if s["name"] == "check"]
-    assert len(checks) == done.completion.speculation.num_rounds <= len(rounds)
+@pytest.mark.parametrize("drafter", ["", "eagle3"])
+async def test_many_rounds_of_windows_hang_together(observed, drafter):
+    """With windows across rounds, chat and temperature, no span is lost or orphaned.
+
+    Nor with rounds that the target begins by itself: after some 40, staging is tried.
+    """
+    for seed in range(3, 9):
+        async with AsyncClient(observed.stack.address, max_retries=0) as client:
+            options = GenerateOptions(
+                rule=Rule("margin", margin_threshold=3.0),
+                drafter=drafter,
+                num_speculative_tokens=15,
+                max_tokens=64,
+                sampling=SamplingParams(temperature=0.7),
+                seed=seed,
+            )
+            done = await client.complete(Chat.of_user(PROMPT), options)
+        await written(observed)
+        (root,) = spans_with(observed, done.started.request_id)
+        assert root["name"].startswith("chat ")
+        assert root["parent_id"] is None
+        spans = spans_of(observed, root["context"]["trace_id"][2:])
+        known = {s["context"]["span_id"] for s in spans}
+        assert [s for s in spans if s["parent_id"] not in known] == [root]
+        rounds = [s for s in spans if s["name"] == "round"]
+        checks = [s for s in spans if s["name"] == "check"]
+        # The target may have begun a round that the text no longer needs.
+        assert len(checks) >= done.completion.speculation.num_rounds <= len(rounds)
 
 
 def test_sampling_keeps_its_share(tmp_path):
