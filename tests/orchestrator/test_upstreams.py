@@ -16,13 +16,22 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
-from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen, VerifyRound
+from flyspec.values.rounds import (
+    DistributionSpec,
+    DraftAdvance,
+    DraftChunk,
+    DraftOpen,
+    StagedOn,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from orchestrator.generation.proposals import LocalLookup, fit, fit_proposal
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams import connection, verify
 from orchestrator.upstreams.proposal_checks import DrafterFaultError
+from orchestrator.upstreams.protocol import Correlation
 from orchestrator.upstreams.verify import GrpcVerifyUpstream
 from tests.orchestrator.fakes import FULL, FakeDraft, Fakes, Offer, plan_of
 from tests.orchestrator.stacks import start_stack
@@ -52,6 +61,24 @@ async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
         assert (again.keep_length, again.next_token_id) == (first.keep_length, first.next_token_id)
         session.close()
         assert await stack.idle()
+
+
+async def test_a_staged_round_belongs_to_its_request_in_traces():
+    class Traced(Correlation):
+        traceparent = "00-the-request's-own-span-01"
+
+    sent = []
+
+    class Call:
+        async def write(self, message):
+            sent.append(message)
+
+    session = GrpcVerifyUpstream("nowhere:1", 5.0).open(
+        VerifyOpen((), 1, EXACT, SamplingParams(), 0), SpeculationMetrics(), Traced()
+    )
+    session._call = Call()
+    await session.stage(VerifyRound(2, 4, (), (7,), staged_on=StagedOn(1, 3, 9)))
+    assert sent[0].round.traceparent == Traced.traceparent
 
 
 @pytest.mark.parametrize(("k", "sampling"), [(0, SamplingParams()), (15, SamplingParams(1.0))])
