@@ -75,6 +75,10 @@ async def test_a_server_that_is_gone_is_said_so(browser):
         await page.is_in("failed")
         assert "connection to the server was lost" in await page.text("#problem")
         await page.tab.click("#race-button")
+
+        async def says_so():
+            return "The server does not answer." in await page.text("#problem")
+
+        await until(says_so)  # until then it is still in the state that it was in
         await page.is_in("failed")
-        assert "The server does not answer." in await page.text("#problem")
         assert await page.text("#race-button") == "Race"
