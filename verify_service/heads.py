@@ -143,6 +143,8 @@ class Heads:
 
     def _ended(self, context: RoundContext, verdict: Verdict) -> bool:
         """Whether a verdict has ended the sequence, so that nothing needs to be drafted."""
+        if context.head is not None and context.head.ignore_eos:
+            return False
         drafts = context.round.draft_token_ids[: verdict.num_accepted]
         return not self._eos.isdisjoint((*drafts, verdict.next_token_id))
 

@@ -872,6 +872,7 @@ class HeadRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     NUM_ROUNDS_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The head: one of those in `Describe`."""
     max_tokens: _builtins.int
@@ -888,6 +889,8 @@ class HeadRequest(_message.Message):
     from the verdict. They end with a verdict that fails a window or accepts an end of
     sequence, at the end of the context, and when the next round arrives.
     """
+    ignore_eos: _builtins.bool
+    """The sequence goes on behind an end of sequence: draft there, too."""
     def __init__(
         self,
         *,
@@ -895,10 +898,11 @@ class HeadRequest(_message.Message):
         max_tokens: _builtins.int = ...,
         min_confidence: _builtins.float = ...,
         num_rounds: _builtins.int = ...,
+        ignore_eos: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "name", b"name", "num_rounds", b"num_rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ignore_eos", b"ignore_eos", "max_tokens", b"max_tokens", "min_confidence", b"min_confidence", "name", b"name", "num_rounds", b"num_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -348,13 +348,15 @@ class HeadRequest(NamedTuple):
     """Which head of the target drafts after a round, up to `max_tokens` (0: it only reads it).
 
     The proposal ends as one of `DraftAdvance` with that `min_confidence`. With it, the head may go
-    on with so many rounds that are not sent (`flyspec.self_drafting`).
+    on with so many rounds that are not sent (`flyspec.self_drafting`). With `ignore_eos` it drafts
+    behind an end of sequence, too.
     """
 
     name: str
     max_tokens: int
     min_confidence: float = 0.0
     num_rounds: int = 0
+    ignore_eos: bool = False
 
 
 class HeadProposal(NamedTuple):

@@ -143,7 +143,8 @@ def verify(facts: Facts) -> Iterator[Session]:
             {"round": judged}, {"round": staged}, *trees, {"round": plain}, *scored,
         )  # fmt: skip
     for name in facts.heads:
-        head = {"name": name, "max_tokens": 5, "min_confidence": 0.1, "num_rounds": 3}
+        head = {"name": name, "max_tokens": 5, "min_confidence": 0.1, "num_rounds": 3,
+                "ignore_eos": True}  # fmt: skip
         yield messages(
             verify_pb2.VerifyRequest,
             {"open": {"token_ids": PROMPT, "prompt_length": 1, "rule": {"name": "exact"}}},

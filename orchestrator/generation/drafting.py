@@ -51,6 +51,7 @@ class Drafting(ServiceDrafting):
         self._lookup = LocalLookup(plan.distribution is not None)
         self._from_head = HeadDrafts(replace(self._template, drafter_vocab_size=self._vocab_size))
         self._handover = Handover()
+        self._ignore_eos = plan.ignore_eos
 
     async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
         """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
@@ -102,7 +103,7 @@ class Drafting(ServiceDrafting):
         most = min(max_tokens, info.max_tokens)
         if (pool := self._drafter.pool) is not None and pool.usable:
             most = min(most, MAX_BLOCK)
-        return HeadRequest(head.name, most, min_confidence)
+        return HeadRequest(head.name, most, min_confidence, ignore_eos=self._ignore_eos)
 
     def received(self, request: HeadRequest | None, verdict: Verdict) -> None:
         """Take a head's proposal from a verdict on a round with that request."""

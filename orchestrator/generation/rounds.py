@@ -179,7 +179,8 @@ class Rounds:
             self._verifying.keep(len(self._sequence))
             self._next.begin()
             return
-        round_ = self._advance(checked_of(verdict, proposal), proposal, request)
+        num_drafted = len(proposal.token_ids)
+        round_ = self._advance(checked_of(verdict, proposal), proposal, request, num_drafted)
         if await self._begin_next(round_, request, verdict):
             self._kept.append(round_)
         else:

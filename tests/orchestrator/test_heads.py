@@ -243,6 +243,8 @@ async def test_most_rounds_need_not_be_sent(head, options):
         together = await run(inside, **asked)
         assert together.tokens == expected(200)
         sent = len(target.sent)
+        stats = inside.fleet.drafters.get(head).stats
+        drafted, accepted = stats.num_draft_tokens, stats.num_accepted_draft_tokens
         target.goes_on = False
         apart = await run(inside, **asked)
         assert apart.tokens == together.tokens
@@ -250,6 +252,10 @@ async def test_most_rounds_need_not_be_sent(head, options):
         assert apart.origins == together.origins
         one, other = apart.completion, together.completion
         assert one.num_draft_tokens_per_round == other.num_draft_tokens_per_round
+        assert other.drafters == one.drafters
+        after = inside.fleet.drafters.get(head).stats
+        assert after.num_draft_tokens == 2 * drafted > 0
+        assert after.num_accepted_draft_tokens == 2 * accepted <= after.num_draft_tokens
         assert len(target.sent) - sent == len(apart.rounds)
         assert sent < 0.35 * len(together.rounds)
         assert not any(inside.left)

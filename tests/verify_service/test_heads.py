@@ -146,17 +146,20 @@ async def test_plain_decoding_ends_with_a_proposal(engine, greedy, rows_of):
     engine.close(session)
 
 
-async def test_nothing_is_drafted_behind_an_accepted_end(engine, greedy, rows_of):
+@pytest.mark.parametrize("ignored", [False, True])
+async def test_nothing_is_drafted_behind_an_accepted_end(engine, greedy, rows_of, ignored):
     head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
     first, second, third = greedy(PROMPT, 3)
     engine.heads = Heads({"head": head}, 400, engine.info.context_length, [second])
     session = engine.open(opening(PROMPT))
     (verdict,) = await answers(
-        engine, session, VerifyRound(1, len(PROMPT), (), (first, second), head=HEAD)
+        engine,
+        session,
+        VerifyRound(1, len(PROMPT), (), (first, second), head=HEAD._replace(ignore_eos=ignored)),
     )
     assert (verdict.num_accepted, verdict.next_token_id) == (2, third)
-    assert verdict.proposal is None
-    assert [step.max_tokens for step in head.steps] == [0]
+    assert (verdict.proposal is not None) == ignored
+    assert [step.max_tokens for step in head.steps] == [5 if ignored else 0]
     engine.close(session)
 
 
