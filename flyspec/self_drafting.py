@@ -7,13 +7,16 @@ is, hears its drafts with its verdict.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flyspec.values.rounds import Verdict, VerifyRound
 
 
-def following_round(round_: VerifyRound, verdict: Verdict) -> VerifyRound:
-    """Return the round, without its drafts, that the head goes on with after a round's verdict."""
+def following_round(
+    round_: VerifyRound, verdict: Verdict, draft_token_ids: Sequence[int] = ()
+) -> VerifyRound:
+    """Return the round that the head goes on with after a round's verdict."""
     head = round_.head
     assert head is not None
     return replace(
@@ -21,7 +24,7 @@ def following_round(round_: VerifyRound, verdict: Verdict) -> VerifyRound:
         round_id=round_.round_id + 1,
         keep_length=verdict.keep_length + 1,
         append_token_ids=(),
-        draft_token_ids=(),
+        draft_token_ids=draft_token_ids,
         prefix_hash=0,
         max_plain_tokens=1,
         return_plain_confidence=False,

@@ -180,7 +180,8 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        work = self._rounds(session, round_, distributions, deliver, perf_counter_ns())
+        arrived = ToJudge(round_, perf_counter_ns(), distributions)
+        work = self._rounds(session, arrived, deliver)
         self.add(session, work, deliver)
         return answers
 
@@ -278,30 +279,24 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     def _rounds(
         self,
         session: TargetSession,
-        round_: VerifyRound,
-        distributions: Sequence[TokenDistribution],
+        to_judge: ToJudge | None,
         deliver: Callable[[Answer], None],
-        arrived_ns: int,
     ) -> Work[Rows | Drafted | Judged]:
         """Run a round, and those that its head goes on with."""
-        following: ToJudge | None = ToJudge(round_, arrived_ns)
-        while following is not None:
-            following = yield from self._round(session, following, distributions, deliver)
-            if following is not None and following.drafts is not None:
-                distributions = following.drafts.distributions
+        while to_judge is not None:
+            to_judge = yield from self._round(session, to_judge, deliver)
 
     def _round(
         self,
         session: TargetSession,
         to_judge: ToJudge,
-        distributions: Sequence[TokenDistribution],
         deliver: Callable[[Answer], None],
     ) -> Generator[Draw, Ran[Rows | Drafted | Judged], ToJudge | None]:
         """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step.
 
         Returns the round that the head goes on with, if it does.
         """
-        round_ = to_judge.round_
+        round_, distributions = to_judge.round_, to_judge.distributions
         check_tree(session, round_, self.model.tree_refusal)
         self.heads.check(round_.head)
         self.withdraw(session)  # an early step that has not run
@@ -315,13 +310,13 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         streamed_ns = FIRST_STREAMED_NS
-
         telling = Telling(to_judge, deliver, lambda: self._early.time_ns(slot))
         while True:
             head = self.heads.wanted(session, round_.head)
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
-            own = round_, distributions, head, is_last, telling.tell_and_go_on
-            context = RoundContext(session, *own)
+            context = RoundContext(
+                session, round_, distributions, head, is_last, telling.tell_and_go_on
+            )
             want = Draw(self._step_of(context))
             if round_.draft_parents:
                 want = want._replace(step=want.step._replace(parents=tuple(round_.draft_parents)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -10,16 +10,18 @@ from typing import NamedTuple
 from flyspec.errors import UnavailableError
 from flyspec.self_drafting import following_round
 from flyspec.values.rounds import HeadProposal, Verdict, VerifyRound, VerifyTimings
+from flyspec.values.tokens import TokenDistribution
 
 
 class ToJudge(NamedTuple):
     """A round, when it arrived or began (`perf_counter_ns`), and its drafts if a head went on.
 
-    `drafting_ns` is the time that these took.
+    `distributions` has one per draft or none; `drafting_ns` is the time that a head's drafts took.
     """
 
     round_: VerifyRound
     since_ns: int
+    distributions: Sequence[TokenDistribution] = ()
     drafts: HeadProposal | None = None
     drafting_ns: int = 0
 
@@ -29,11 +31,10 @@ class ToJudge(NamedTuple):
         Raises `UnavailableError` if the head failed and an open window needs drafts.
         """
         drafts = verdict.proposal or HeadProposal()
-        following = following_round(self.round_, verdict)
+        following = following_round(self.round_, verdict, drafts.token_ids)
         if not drafts.token_ids and following.open_window:
             raise UnavailableError("a head failed, and the open window needs drafts")
-        following = replace(following, draft_token_ids=drafts.token_ids)
-        return ToJudge(following, perf_counter_ns(), drafts, drafting_ns)
+        return ToJudge(following, perf_counter_ns(), drafts.distributions, drafts, drafting_ns)
 
 
 class Telling:

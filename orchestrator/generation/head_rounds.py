@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flyspec.self_drafting import following_round
-from flyspec.values.rounds import HeadRequest, Verdict, VerifyRound
+from flyspec.values.rounds import Verdict, VerifyRound
 from orchestrator.generation.plan import GenerationPlan
 
 MAX_ROUNDS = 16
@@ -56,6 +56,6 @@ class HeadRounds:
         begun, head = self.begun, request.head
         if begun is None or begun.head is None or head is None:
             return None
-        head = HeadRequest(*head)._replace(num_rounds=begun.head.num_rounds)
+        head = head._replace(num_rounds=begun.head.num_rounds)
         own = replace(request, round_id=begun.round_id, keep_length=begun.keep_length, head=head)
         return own if replace(own, draft_token_ids=()) == begun else None
