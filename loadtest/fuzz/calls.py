@@ -186,18 +186,27 @@ async def shrunk(
     return script
 
 
+def beginnings(script: Script) -> Iterator[Script]:
+    """The script without ever more of its last steps."""
+    for end in range(len(script.steps) - 1, 0, -1):
+        yield _part(script, script.steps[:end])
+
+
+def _part(script: Script, steps: tuple[Step, ...]) -> Script:
+    # Of a part it is not known whether it is right, and how many answers are due.
+    return replace(script, steps=steps, allowed=script.allowed | BLAMELESS, min_answers=0)
+
+
 def _parts(script: Script) -> Iterator[Script]:
     """The script without some of its steps, or with less in one of its messages."""
-    # Of a part it is not known whether it is right, and how many answers are due.
-    unsure = replace(script, allowed=script.allowed | BLAMELESS, min_answers=0)
     steps, size = script.steps, len(script.steps) // 2
     while size:
         for at in range(0, len(steps), size):
-            yield replace(unsure, steps=(*steps[:at], *steps[at + size :]))
+            yield _part(script, (*steps[:at], *steps[at + size :]))
         size //= 2
     for at, step in enumerate(steps):
         for less in _less(script.method.request, step) if isinstance(step, bytes) else ():
-            yield replace(unsure, steps=(*steps[:at], less, *steps[at + 1 :]))
+            yield _part(script, (*steps[:at], less, *steps[at + 1 :]))
 
 
 def _less(cls: type[Message], data: bytes) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +14,16 @@ from random import Random
 import grpc
 
 from flyspec.errors import FlyspecError
-from loadtest.fuzz.calls import NO_ANSWER, WRITE_RACE, CallOutcome, Do, Script, play, shrunk
+from loadtest.fuzz.calls import (
+    NO_ANSWER,
+    WRITE_RACE,
+    CallOutcome,
+    Do,
+    Script,
+    beginnings,
+    play,
+    shrunk,
+)
 from loadtest.fuzz.port import attack_port
 from loadtest.fuzz.report import FuzzResult
 from loadtest.fuzz.servers import Server, WrongAnswerError
@@ -24,7 +33,7 @@ from loadtest.sampler import Sampler
 BATCH, CONCURRENT, MAX_LEFT, CONNECTIONS, CHANNELS = 500, 24, 8, 3, 3
 RACE_TRIES = 6
 """Times that a call is repeated whose status was lost, since its end met a message on its way; with
-ever longer pauses between its messages, up to so many."""
+ever longer pauses between its messages, up to so many, and then with ever fewer messages."""
 PATIENCE_S, ANSWER_S, SETTLE_S, SHRINK_S, PROGRESS_S = 60.0, 10.0, 30.0, 60.0, 10.0
 """Time limits: a call, one that must be quick, sessions of calls that have ended, shrinking."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
@@ -65,6 +74,13 @@ async def _kills(start: Start, script: Script) -> bool:
 def _with_pauses(script: Script, number: int) -> Script:
     steps = [each for step in script.steps for each in (*[Do.PAUSE] * number, step)]
     return replace(script, steps=tuple(steps))
+
+
+def _unraced(script: Script) -> Iterator[Script]:
+    """The script in ways that let its end be heard before the next message is written."""
+    for pauses in range(RACE_TRIES):
+        yield _with_pauses(script, pauses)
+    yield from beginnings(script)  # gRPC tells the end only behind all answers, read at the end
 
 
 @dataclass
@@ -205,11 +221,11 @@ class FuzzRun:
                 finding.script = await shrunk(outcome.script, shows, SHRINK_S) or outcome.script
 
     async def _shows(self, status: str, script: Script) -> bool:
-        for pauses in range(RACE_TRIES):
-            again = await self.alone(_with_pauses(script, pauses))
+        for unraced in _unraced(script):
+            again = await self.alone(unraced)
             if again.status != WRITE_RACE:
-                break
-        return bool(again.complaint) and again.status == status
+                return bool(again.complaint) and again.status == status
+        return False
 
     # --- what is seen from outside ------------------------------------------------------------
 

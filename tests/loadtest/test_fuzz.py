@@ -11,6 +11,7 @@ import pytest
 
 from flyspec.cli.service import Child
 from loadtest.fuzz import report, run, servers
+from loadtest.fuzz.calls import Do, Script, shrunk
 from loadtest.fuzz.mutate import mistake, parts
 from loadtest.fuzz.seeds import Facts
 from loadtest.fuzz.servers import Server
@@ -80,6 +81,23 @@ async def test_a_mistake_of_each_kind_is_found(name, text, steps, monkeypatch, t
         advance = script.method.request.FromString(script.steps[-1]).advance
         assert advance.max_tokens > 64 or advance.min_confidence != advance.min_confidence
         assert len(advance.ListFields()) <= 2
+
+
+async def test_a_call_whose_end_waits_behind_answers_is_shortened():
+    """What follows the mistake meets the end of the call, however long it waits for it."""
+    method = next(m for m in ScriptSource("draft", FACTS).sessions if m.path.endswith("/Draft"))
+    requests = [
+        {"open": {"token_ids": [5, 6, 7, 8]}},
+        {"advance": {"round_id": 1, "keep_length": 4, "max_tokens": 4}},
+        {"advance": {"round_id": 2, "keep_length": 4, "max_tokens": 65}},
+        {"advance": {"round_id": 3, "keep_length": 4, "max_tokens": 4}},
+    ]
+    *steps, last = [method.request(**request).SerializeToString() for request in requests]
+    script = Script(method, "", (*steps, Do.PAUSE, last))
+    async with planted("no_message", print) as server:
+        shows = partial(run.FuzzRun(server, 0, [])._shows, "INVALID_ARGUMENT")
+        smallest = await shrunk(script, shows, 30.0)
+    assert smallest.steps == (method.request(advance={"max_tokens": 65}).SerializeToString(),)
 
 
 def fields_of(kind, seen):
