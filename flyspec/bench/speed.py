@@ -8,6 +8,7 @@ from another's prompt; except those of a running stack, which others may be usin
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ V = TypeVar("V")
 
 AGAIN = "plain again"
 """Plain decoding measured a second time: how much of a ratio is chance."""
+REST_S = 0.01
+"""Seconds before a request if other software is measured too: the threads of the server before may
+still wait in a busy loop, on cores that are now another server's."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ async def measure(
     If interrupted, returns what was measured in all modes until then.
     """
     samples: list[Sample] = []
+    rest_s = 0.0 if all(isinstance(mode, FlyspecMode) for mode in modes) else REST_S
     sizes = [len(group) for group in items]
     with progress("measuring", repeats * sum(sizes) * len(modes)) as advance, until_interrupted():
         for repeat in range(repeats):
@@ -134,6 +139,7 @@ async def measure(
                 for mode in rotated(modes, visit + repeat):
                     if noise is not None and isinstance(mode, FlyspecMode):
                         await noise.fill()
+                    await asyncio.sleep(rest_s)
                     samples.append(replace(await mode.run(items[g][i]), repeat=repeat))
                     advance()
     return whole(samples, len(modes))
