@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from flyspec.startup import end_on_sigterm
@@ -22,11 +21,9 @@ def main() -> None:
 
 
 async def _serve(settings: DraftSettings) -> None:
-    from flyspec.openmp import openmp_environment
     from flyspec.preflight import check_draft
 
     check_draft(settings)
-    os.environ.update(openmp_environment([settings.model]))
     from draft_service.server import serve
 
     await serve(settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from flyspec.startup import end_on_sigterm, large_imports
@@ -23,13 +22,9 @@ def main() -> None:
 
 
 async def _serve(settings: VerifySettings) -> None:
-    from flyspec.drafter_names import head_directories
-    from flyspec.openmp import openmp_environment
     from flyspec.preflight import check_verify
 
     check_verify(settings)
-    models = settings.model, *head_directories(settings.heads).values()
-    os.environ.update(openmp_environment(models))
     with large_imports():  # torch, after the settings have been checked
         from verify_service.server import serve
 

@@ -19,7 +19,6 @@ import flyspec
 from flyspec.cli.child import IMPORTS, ChildJob
 from flyspec.cli.fork_server import READY_FD, ForkedProcess, ForkServer
 from flyspec.errors import ConfigError, FlyspecError
-from flyspec.openmp import openmp_environment
 from flyspec.spelling import respell
 from flyspec.startup import STAGE
 
@@ -79,7 +78,6 @@ class Child:
         on_log: Callable[[str], None],
         imports: Sequence[str] = (),
         server: ForkServer | None = None,
-        models: Sequence[str] = (),
     ) -> Child:
         """Start a process, forked by `server` if there is one, that imports modules and waits."""
         stdin, output, announcement = os.pipe(), os.pipe(), os.pipe()
@@ -97,7 +95,7 @@ class Child:
                     stderr=asyncio.subprocess.STDOUT,
                     pass_fds=[ready_fd],
                     start_new_session=True,  # Ctrl-C reaches only this process
-                    env=child_environment(threads, models) | {IMPORTS: ",".join(imports)},
+                    env=child_environment(threads) | {IMPORTS: ",".join(imports)},
                 )  # fmt: skip
         except BaseException:
             for descriptor in (stdin[1], output[0], announcement[0]):
@@ -197,12 +195,12 @@ class Child:
             self.lines.append(rest)
 
 
-def child_environment(threads: int, models: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment of a child with these models and this many threads for torch."""
+def child_environment(threads: int) -> dict[str, str]:
+    """Return the environment of a child with this many threads for torch."""
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {
         **os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads),
-        **openmp_environment(models), "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1",
+        "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
 
 
