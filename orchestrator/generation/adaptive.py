@@ -107,6 +107,11 @@ class AdaptivePace(Pace):
         """Time saved so far, based on the time per plain token as of each round."""
         return self._saved_ns
 
+    @property
+    def lets_go_on(self) -> bool:
+        """Not with others, for whom drafts of little worth are left out of a step."""
+        return self._turn.num_drafts > 0 and self._experience.running <= 1
+
     def turn(self) -> NextRound:
         return self._turn
 
@@ -168,7 +173,9 @@ class AdaptivePace(Pace):
                 self._enter(self._first_k, self._first_promise)
             return
         self._hear(round_)
-        if self._turn.num_drafts:  # the drafter proposed nothing or was late
+        if self._turn.num_drafts and round_.asked_head:
+            self._entered = False  # drafts come with the next round, and so does their gain
+        elif self._turn.num_drafts:  # the drafter proposed nothing or was late
             self._measure(round_)
         elif self._question.is_open:
             usual_ns = round_.num_emitted * experience.plain_ns

@@ -25,6 +25,8 @@ MOST_SHARING, MOST_ROWS = 128, 256
 """Maximum generations in a step, and maximum rows of a step, that are distinguished."""
 PLAIN_MEMORY, OVERHEAD_MEMORY = 0.99, 0.9
 """`MEMORY` for the time per token of plain decoding, and for a round's time outside the models."""
+SCALE_PRIOR, PLAIN_PRIOR = 2.0, 16.0
+"""Weights of the step times that the target reports: in steps, and in plain tokens."""
 READING_MEMORY, READING_PRIOR = 0.9, 500.0
 """`MEMORY` for the cost per token read by a drafter, and weight of its prior in tokens."""
 OVERHEAD_PRIOR = 3.0
@@ -39,6 +41,8 @@ LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
 ALONE_NS = 200e6
 """Time a generation must have run alone to count as alone: others may follow shortly."""
 PRIOR_ACCEPTANCE = 0.8
+FAR = 2.0
+"""Factor by which a step's time counts at most as longer or shorter than usual."""
 KNOWN = 64
 """Tokens of evidence needed to judge a drafter by other texts."""
 AT_ONCE_MEMORY, PLAIN_EVERY, MOST_LOSSES = 0.9, 16, 6
@@ -235,8 +239,11 @@ class Experience:
     def __init__(self, step_costs: Sequence[MeasuredStep] = ()) -> None:
         costs = StepCosts(step_costs)
         self._costs = [costs(rows) for rows in range(MOST_ROWS)]
-        self._scale, self._cold_ns = Recent(1.0), Recent(0.0)
+        self._measured = bool(step_costs)
+        self._scale, self._cold_ns = Recent(1.0, prior=SCALE_PRIOR), Recent(0.0)
         self._plain_ns = Recent(0.0, PLAIN_MEMORY)
+        if self._measured:
+            self._plain_ns = Recent(costs(1), PLAIN_MEMORY, prior=PLAIN_PRIOR)
         self._drafters: dict[tuple[str, str], DrafterExperience] = {}
         self._staging: dict[str, StagingTrial] = {}
         self._load = LoadTrials()
@@ -281,16 +288,29 @@ class Experience:
     def decoded(self, num_tokens: int, duration_ns: int) -> None:
         """Record `num_tokens` consecutive tokens of plain decoding in `duration_ns`."""
         if num_tokens > 0:
-            self._plain_ns.observe(duration_ns, num_tokens, num_tokens)
+            took_ns = self._credible(duration_ns, num_tokens * self.plain_ns)
+            self._plain_ns.observe(took_ns, num_tokens, num_tokens)
 
     def stepped(self, num_rows: int, forward_ns: int) -> None:
         """Record the target's forward time for `num_rows` rows; ignored if steps may be shared."""
         if self.running == 1 and num_rows < MOST_ROWS:
             cost = self._costs[num_rows]
+            usual_ns = self._scale.value * cost
+            took_ns = self._credible(forward_ns, usual_ns)
             if num_rows == 1:
-                self._scale.observe(forward_ns, max(1, int(cost)))
+                self._scale.observe(took_ns, max(1, int(cost)))
             else:
-                self._cold_ns.observe(forward_ns - self._scale.value * cost)
+                self._cold_ns.observe(took_ns - usual_ns)
+
+    def _credible(self, duration_ns: float, usual_ns: float) -> float:
+        """Return a time within a factor of two of the usual one.
+
+        A step that was interrupted, or the first one of a process, says nothing about others, and
+        nothing may correct it for long: while drafting pays off, no token is decoded plainly.
+        """
+        if not self._measured:
+            return duration_ns
+        return max(usual_ns / FAR, min(duration_ns, FAR * usual_ns))
 
     @property
     def plain_ns(self) -> float:

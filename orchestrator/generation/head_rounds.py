@@ -14,6 +14,8 @@ from orchestrator.generation.plan import GenerationPlan
 
 MAX_ROUNDS = 16
 """Maximum rounds in a row: leaving a replica that drains waits for them."""
+MAX_ADAPTIVE_ROUNDS = 4
+"""The same where K adapts: it stays as it is meanwhile, unless drafting ends."""
 
 
 class HeadRounds:
@@ -23,7 +25,8 @@ class HeadRounds:
     """
 
     def __init__(self, plan: GenerationPlan, may: bool) -> None:
-        self._may = may and not (plan.adaptive or plan.has_budget or plan.distribution)
+        self._may = may and not (plan.has_budget or plan.distribution)
+        self._adapts = plan.adaptive
         self.begun: VerifyRound | None = None
 
     def allow(self, request: VerifyRound, room: int) -> VerifyRound:
@@ -34,10 +37,11 @@ class HeadRounds:
         head = request.head
         if not self._may or head is None or not head.max_tokens:
             return request
-        if request.draft_survivals or request.max_plain_tokens > 1:
+        if request.max_plain_tokens > 1:
             return request
         room -= len(request.draft_token_ids) + 1
-        count = min(MAX_ROUNDS, (room - 1) // (head.max_tokens + 1))
+        most = MAX_ADAPTIVE_ROUNDS if self._adapts else MAX_ROUNDS
+        count = min(most, (room - 1) // (head.max_tokens + 1))
         return replace(request, head=head._replace(num_rounds=max(0, count)))
 
     def heard(self, request: VerifyRound, verdict: Verdict) -> VerifyRound | None:
@@ -57,5 +61,11 @@ class HeadRounds:
         if begun is None or begun.head is None or head is None:
             return None
         head = head._replace(num_rounds=begun.head.num_rounds)
-        own = replace(request, round_id=begun.round_id, keep_length=begun.keep_length, head=head)
+        if self._adapts:
+            asked = begun.head
+            head = head._replace(max_tokens=asked.max_tokens, min_confidence=asked.min_confidence)
+        own = replace(
+            request, round_id=begun.round_id, keep_length=begun.keep_length, draft_survivals=(),
+            head=head,
+        )  # fmt: skip
         return own if replace(own, draft_token_ids=()) == begun else None

@@ -36,7 +36,8 @@ class NextRound(NamedTuple):
 class CheckedRound(NamedTuple):
     """A verdict, with or without a proposal; `round_ns` is the time since the previous one.
 
-    `num_drafted` are the drafts that the target has read: of a tree more than were judged.
+    `num_drafted` are the drafts that the target has read: of a tree more than were judged. If it
+    `asked_head`, a head of the target drafted for the next round.
     """
 
     proposal: DraftChunk
@@ -44,6 +45,7 @@ class CheckedRound(NamedTuple):
     num_emitted: int
     round_ns: int
     num_drafted: int = 0
+    asked_head: bool = False
 
 
 class Pace(ABC):
@@ -53,6 +55,11 @@ class Pace(ABC):
     def repeats(self) -> bool:
         """Whether the next round repeats one of an earlier run."""
         return False
+
+    @property
+    def lets_go_on(self) -> bool:
+        """Whether a head that is asked with this turn's round may go on with rounds like it."""
+        return True
 
     @property
     def saved_ns(self) -> int:
@@ -143,6 +150,10 @@ class RepeatedPace(Pace):
     @property
     def repeats(self) -> bool:
         return bool(self._left)
+
+    @property
+    def lets_go_on(self) -> bool:
+        return not self._left and self._rest.lets_go_on
 
     @property
     def saved_ns(self) -> int:

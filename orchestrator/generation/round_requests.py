@@ -122,7 +122,7 @@ class RoundRequests:
     def allowing(self, proposal: DraftChunk) -> VerifyRound:
         """Return `request`, with the rounds that a head may go on with after it."""
         request, length = self.request(proposal), len(self.sequence)
-        alike = not (self._drafting.relays or self._pace.repeats)
+        alike = self._pace.lets_go_on and not self._drafting.relays
         if request.head is not None and alike:
             room = min(self.remaining, self._plan.context_length - length)
             request = self.head_rounds.allow(request, room)

@@ -170,7 +170,8 @@ class Rounds:
         proposal = request = None
         if verdict is not None and begun.head is not None:
             proposal = self._drafting.went_on(self._sequence.tokens, begun.head, verdict)
-        limit = self._requests.draft_limit(0, self._next.turn.num_drafts)
+        wanted = max(self._next.turn.num_drafts, begun.head.max_tokens if begun.head else 0)
+        limit = self._requests.draft_limit(0, wanted)
         if proposal is not None and len(proposal.token_ids) <= limit:
             request = self._head_rounds.as_begun(self._requests.request(proposal))
         if verdict is None or proposal is None or request is None:
@@ -207,7 +208,7 @@ class Rounds:
         begun = self._head_rounds.heard(request, verdict)
         if begun is None or begun.head is None:
             return False
-        if not self._drafting.still_heads(begun.head):
+        if not (self._pace.turn().num_drafts and self._drafting.still_heads(begun.head)):
             self._head_rounds.begun = None
             return False
         self._next.goes_on()
@@ -295,7 +296,10 @@ class Rounds:
             emitted = len(self._sequence) - start
             if self._prediction is not None and proposal.drafter == PREDICTION:
                 self._prediction.checked(verdict)
-            self._pace.checked(CheckedRound(proposal, verdict, emitted, round_ns, num_drafted))
+            asked_head = request is not None and request.head is not None
+            self._pace.checked(
+                CheckedRound(proposal, verdict, emitted, round_ns, num_drafted, asked_head)
+            )
             if self._staging is not None and verdict.decisions:
                 self._staging.ran(round_ns)
         return RoundOutcome(

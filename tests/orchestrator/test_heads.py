@@ -90,6 +90,8 @@ async def test_adaptive_k_with_a_head(head):
         assert None in requests  # plain decoding does not wait for a head
         if head == "right":
             assert found.completion.speculation.num_spec_steps > 5
+            sent = inside.targets["target:1"].sent
+            assert any(r.head and r.head.num_rounds for r in sent if r.draft_token_ids)
             # Its Ks, given back, give the same rounds.
             ks = found.completion.num_draft_tokens_per_round
             again = await run(
@@ -264,7 +266,7 @@ async def test_most_rounds_need_not_be_sent(head, options):
 @pytest.mark.parametrize(
     "options",
     [
-        {"num_speculative_tokens": "auto"}, {"max_loose_tokens": 3}, {"prediction": "abc"},
+        {"max_loose_tokens": 3}, {"prediction": "abc"},
         {"rule": Rule("rejection"), "temperature": 1.0}, {"drafter": "relay"},
         {"num_draft_tokens_per_round": [0, 3, 2]},
     ],

@@ -172,7 +172,7 @@ def test_generations_share_what_they_learn():
     experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
     assert experience.plain_ns == 10 * MS
     assert experience.verify_ns(8) == pytest.approx(18 * MS)
-    for _ in range(400):
+    for _ in range(800):
         experience.decoded(2, 40 * MS)
     assert experience.plain_ns == pytest.approx(20 * MS)
     alone = experience.verify_ns(4)
@@ -181,6 +181,43 @@ def test_generations_share_what_they_learn():
         # Each of its rows holds up two others.
         assert experience.verify_ns(4) - experience.verify_ns(0) == pytest.approx(3 * 4 * MS)
     assert (experience.running, experience.verify_ns(4)) == (0, alone)
+
+
+def test_an_interrupted_step_says_little_of_others():
+    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
+    experience.decoded(1, 300 * MS)
+    experience.stepped(1, 300 * MS)
+    assert experience.plain_ns < 11 * MS
+    assert experience.verify_ns(0) < 14 * MS
+    experience.stepped(9, 400 * MS)
+    assert experience.verify_ns(8) < 3 * 18 * MS
+
+
+def test_a_round_that_asks_a_head_for_the_drafts_of_the_next_one_is_not_held_against_it():
+    for asked_head in (True, False):
+        experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(32, 20 * MS)])
+        pace = AdaptivePace(experience, "d", "exact", MOST)
+        for _ in range(4):
+            pace.checked(plain(1)._replace(round_ns=10 * MS))
+        assert pace.follows(64) > 0
+        proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[True] * 8)
+        pace.followed(Overtaken(proposal, 8, 0, 10 * MS))
+        assert pace.turn().num_drafts
+        assert pace.lets_go_on
+        pace.checked(plain(1)._replace(round_ns=400 * MS, asked_head=asked_head))
+        assert bool(pace.turn().num_drafts) == asked_head
+
+
+def test_heads_go_on_by_themselves_only_where_a_generation_is_alone():
+    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(32, 20 * MS)])
+    pace = AdaptivePace(experience, "d", "exact", MOST)
+    assert not pace.lets_go_on, "it decodes plainly"
+    pace.checked(plain(1)._replace(round_ns=10 * MS))
+    pace.checked(drafted(8, 8, 20 * MS))
+    with experience.shared():
+        assert pace.lets_go_on
+        with experience.shared():
+            assert not pace.lets_go_on
 
 
 # --- simulated texts ------------------------------------------------------------------------
