@@ -235,7 +235,9 @@ class Generations:
         first = FirstToken(drafting.relative_size, len(plan.prompt_token_ids))
         pace: Pace = FixedPace(k, at_once=bool(earlier) or not first.is_delayed(k))
         if plan.adaptive and k:
-            pace = AdaptivePace(experience, drafting.assigned_name, plan.main_rule, k, first)
+            pace = AdaptivePace(
+                experience, drafting.assigned_name, plan.main_rule, k, first, plan.room
+            )
         return RepeatedPace(earlier, pace) if earlier else pace
 
     def _staging(self, drafting: Drafting, experience: Experience) -> StagingTrial | None:

@@ -30,8 +30,11 @@ class SharedAcceptance:
         self.num_seen = 0
         """Number of tokens of evidence so far."""
 
-    def checked(self, num_drafts: int, num_accepted: int) -> None:
-        """Record that the first `num_accepted` of a round's drafts were accepted."""
+    def checked(self, num_drafts: int, num_accepted: int, credit: float = 0.0) -> None:
+        """Record that the first `num_accepted` of a round's drafts were accepted.
+
+        `credit` is the chance that the next one would have been in a longer round.
+        """
         reached, accepted = self._reached, self._accepted
         seen = min(num_drafts, num_accepted + 1, len(reached))
         fade = self._fade**seen
@@ -42,8 +45,12 @@ class SharedAcceptance:
             reached[position] += 1.0
         for position in range(min(seen, num_accepted)):
             accepted[position] += 1.0
+        if seen <= num_accepted:
+            credit = 0.0  # none was rejected
+        elif credit:
+            accepted[num_accepted] += credit
         self._all = self._all * fade + seen
-        self._good = self._good * fade + min(seen, num_accepted)
+        self._good = self._good * fade + min(seen, num_accepted) + credit
         self.num_seen += seen
 
     def followed(self, accepted: Sequence[bool]) -> None:

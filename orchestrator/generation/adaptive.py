@@ -21,6 +21,7 @@ from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Re
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.generation.question import Question
+from orchestrator.generation.room import ANYWHERE, Room
 from orchestrator.generation.speedup import best_k, drafting, round_ns
 
 ENTER, ENTER_AT_ONCE = 1.1, 1.2
@@ -63,7 +64,10 @@ HOPE = [0.985**k for k in range(1, 33)]
 
 
 class AdaptivePace(Pace):
-    """The pace of one generation, with up to `most` drafts per round; `rule` is the rule's name."""
+    """The pace of one generation, with up to `most` drafts per round.
+
+    `rule` is the rule's name, and `room` is where in a round its drafts may differ from the target.
+    """
 
     def __init__(
         self,
@@ -72,10 +76,11 @@ class AdaptivePace(Pace):
         rule: str,
         most: int,
         first: FirstToken = PLAIN_FIRST,
+        room: Room = ANYWHERE,
     ) -> None:
         self._experience, self._rule, self._most = experience, rule, most
         self._drafter = experience.with_drafter(drafter, rule)
-        self._exact = RULE_PRESETS[rule].token_exact
+        self._exact, self._room = RULE_PRESETS[rule].token_exact, room
         self._acceptance = Acceptance(self._drafter.acceptance, most)
         self._confidence = Recent(0.0, CONFIDENCE_MEMORY)  # of the target in this text's tokens
         self._kind: TextKind | None = None  # the kind of this text
@@ -135,13 +140,14 @@ class AdaptivePace(Pace):
         self._question.drafted()
         self._take(round_.proposal.drafter)
         usual_ns = self._usual_ns(round_)
-        self._drafter.checked(round_.proposal, verdict, usual_ns)
+        credit = self._drafter.checked(round_.proposal, verdict, usual_ns, self._room)
         if begun:
             num_rows = 1 + max(round_.num_drafted, len(verdict.decisions))
             experience.stepped(num_rows, verdict.timings.forward_ns)
-        self._acceptance.checked(len(verdict.decisions), verdict.num_accepted)
+        judged = len(verdict.decisions), verdict.num_accepted, credit
+        self._acceptance.checked(*judged)
         if self._kind:
-            self._kind.acceptance.checked(len(verdict.decisions), verdict.num_accepted)
+            self._kind.acceptance.checked(*judged)
         saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
         self._saved_ns += saved_ns
         self._drafter.earn(saved_ns, experience.plain_ns)
@@ -337,7 +343,7 @@ class AdaptivePace(Pace):
     def _best(self, survivals: Sequence[float] = ()) -> tuple[int, float]:
         """Return the best K and its tokens per ns, by `survivals` or else past acceptance."""
         survivals = survivals or self._acceptance.survivals(self._most)
-        return best_k(self._experience, self._drafter, survivals)
+        return best_k(self._experience, self._drafter, survivals, self._room)
 
     def _drafting(self, k: int, rate: float) -> NextRound:
         return drafting(self._experience, self._drafter, k, rate, self._exact)

@@ -17,6 +17,7 @@ from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk, Outcome, Verdict
 from orchestrator.generation.acceptance import SharedAcceptance
 from orchestrator.generation.load_trials import LoadTrials
+from orchestrator.generation.room import ANYWHERE, Room
 from orchestrator.generation.staging_trial import StagingTrial
 
 MEMORY = 0.8
@@ -173,24 +174,33 @@ class DrafterExperience:
         """Return the kind of text by the target's confidence; drafters foresee what it foresees."""
         return self._kinds[bisect(CONFIDENCES, confidence)]
 
-    def checked(self, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
-        """Learn from the verdict on a proposal."""
+    def checked(
+        self, proposal: DraftChunk, verdict: Verdict, round_ns: int, room: Room = ANYWHERE
+    ) -> float:
+        """Learn from the verdict on a proposal; return the credit of a refused draft.
+
+        Where the rule's window has no `room`, no draft may differ from the target's token. That
+        says nothing about other rounds: the credit is the chance that it is accepted there.
+        """
         timings, drafted = proposal.timings, len(proposal.token_ids)
         if timings.service_ns:  # else it is the rest of a follower's proposal
             self.draft_ns.observe(timings.model_ns, drafted + proposal.ahead)
             rest = round_ns - timings.model_ns - verdict.timings.forward_ns
             self.overhead_ns.observe(max(0, rest))
         outcomes = [decision.outcome for decision in verdict.decisions]
-        for outcome in outcomes:
-            if outcome in (Outcome.LOOSE, Outcome.PROVISIONAL, Outcome.REJECTED):
+        for index, outcome in enumerate(outcomes):
+            differs = outcome in (Outcome.LOOSE, Outcome.PROVISIONAL, Outcome.REJECTED)
+            if differs and room.at(index, len(outcomes)):
                 self.loosening.observe(outcome is not Outcome.REJECTED)
         accepted = verdict.num_accepted
-        self.acceptance.checked(len(outcomes), accepted)
+        credit = 0.0 if room.at(accepted, len(outcomes)) else self.loosening.value
+        self.acceptance.checked(len(outcomes), accepted, credit)
         chances = self.survivals(proposal.confidences[: len(outcomes)])
-        if chances and not verdict.failed:
+        if chances and not verdict.failed and not (credit and accepted < len(outcomes)):
             surplus = (sum(chances) - accepted) / len(chances)
             sharpness = self.sharpness * (1.0 + SHARPNESS_STEP * surplus)
             self.sharpness = min(MOST_SHARPNESS, max(LEAST_SHARPNESS, sharpness))
+        return credit
 
     def followed(self, proposal: DraftChunk, asked_ns: int) -> None:
         """Learn from a proposal made during plain decoding, `asked_ns` after it was requested.

@@ -43,6 +43,7 @@ from orchestrator.generation.phase_plan import (
 )
 from orchestrator.generation.phases import Phases
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
+from orchestrator.generation.room import Room
 from orchestrator.generation.rule_files import RuleBook
 
 SEED_BITS = 53
@@ -121,6 +122,13 @@ class GenerationPlan:
         """The first phase's rule that is not token-exact, or `exact`: where one name must do."""
         names = [rule.name for rule in self.phase_rules]
         return next((name for name in names if not RULE_PRESETS[name].token_exact), names[0])
+
+    @property
+    def room(self) -> Room:
+        """Where the drafts of the main rule may differ from the target's tokens."""
+        rule = next(rule for rule in self.phase_rules if rule.name == self.main_rule)
+        within = rule.window_scope is WindowScope.WITHIN_ROUND
+        return Room(rule.fly_window_size or 0 if within else 0, self.judged_k)
 
     @property
     def lossless(self) -> bool:

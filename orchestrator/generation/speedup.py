@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from orchestrator.generation.experience import DrafterExperience, Experience
 from orchestrator.generation.pace import NextRound
+from orchestrator.generation.room import ANYWHERE, Room
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
+LEAST_DIFFERING = 0.05
+"""Least share of drafts that differ and are refused from which that of equal ones is told."""
 PATIENCE = 3.0
 """Multiple of the usual round time that a proposal may take."""
 PATIENCE_START_NS = 5_000_000
@@ -19,22 +24,47 @@ def round_ns(experience: Experience, drafter: DrafterExperience, k: int) -> floa
 
 
 def best_k(
-    experience: Experience, drafter: DrafterExperience, survivals: Sequence[float]
+    experience: Experience,
+    drafter: DrafterExperience,
+    survivals: Sequence[float],
+    room: Room = ANYWHERE,
 ) -> tuple[int, float]:
     """Return the K with the most expected tokens per ns, and that rate.
 
     K is 0 if plain decoding is faster. `survivals` are the probabilities that each draft is
-    reached and accepted.
+    reached and accepted where there is `room` for it to differ from the target's token.
     """
     best, best_rate = 0, 1.0 / experience.plain_ns
-    tokens, time_ns = 1.0, drafter.overhead_ns.value
-    for k, chance in enumerate(survivals, 1):
-        tokens += chance
+    time_ns = drafter.overhead_ns.value
+    for k, num_accepted in enumerate(_accepted(survivals, drafter.loosening.value, room), 1):
+        tokens = 1.0 + num_accepted
         time_ns += drafter.draft_ns.value
         rate = tokens / (time_ns + experience.verify_ns(k))
         if rate > best_rate:
             best, best_rate = k, rate
     return best, best_rate
+
+
+def _accepted(survivals: Sequence[float], loosening: float, room: Room) -> Iterator[float]:
+    """Yield how many drafts of a round of 1, 2 and more are accepted."""
+    if not room.reach:
+        yield from accumulate(survivals)
+        return
+    rates = [now / (before or 1.0) for before, now in pairwise((1.0, *survivals))]
+    differ = max(LEAST_DIFFERING, 1.0 - loosening)
+    own = [min(1.0, max(0.0, rate - loosening) / differ) for rate in rates]
+    for places in _places(room, len(survivals)):
+        chance, total = 1.0, 0.0
+        for has_room, rate, own_rate in zip(places, rates, own, strict=False):
+            chance *= rate if has_room else own_rate
+            total += chance
+        yield total
+
+
+@lru_cache(maxsize=64)
+def _places(room: Room, most: int) -> Sequence[Sequence[bool]]:
+    """Return for rounds of 1 to `most` drafts which of them have room to differ."""
+    return [[room.at(index, k) for index in range(k)] for k in range(1, most + 1)]
 
 
 def drafting(

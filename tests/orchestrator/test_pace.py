@@ -43,8 +43,10 @@ from orchestrator.generation.pace import (
     RepeatedPace,
 )
 from orchestrator.generation.question import FOLLOWING_COST_NS
+from orchestrator.generation.room import Room
 from tests.examples import examples
 from tests.orchestrator.simulation import MS, Costs, Simulation
+from verify_service.rules.window import Window, WindowWalk
 
 MOST = 16
 EXACT, REJECTED = Decision(Outcome.EXACT), Decision(Outcome.REJECTED, 1, None, 1.0)
@@ -181,6 +183,34 @@ def test_generations_share_what_they_learn():
         # Each of its rows holds up two others.
         assert experience.verify_ns(4) - experience.verify_ns(0) == pytest.approx(3 * 4 * MS)
     assert (experience.running, experience.verify_ns(4)) == (0, alone)
+
+
+@given(st.integers(0, 8), st.integers(0, 15), st.integers(1, 32), st.data())
+def test_room_is_where_the_targets_window_closes(reach, length, k, data):
+    index = data.draw(st.integers(0, k - 1))
+    walk = WindowWalk([Window(reach, reach)] * k, 0, [True] * k, length)
+    if reach and not walk.is_bonus(index):
+        assert Room(reach, length).at(index, k) == walk.allows(index)
+
+
+def test_what_a_window_had_no_room_for_says_nothing_of_longer_rounds():
+    """Every other draft matches, and the others may stand where 6 places follow."""
+    ks = {}
+    for room in (Room(6), Room()):
+        experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(33, 14 * MS)])
+        pace = AdaptivePace(experience, "d", "fly", 32, room=room)
+        pace.checked(plain(1)._replace(round_ns=10 * MS))
+        loose = Decision(Outcome.LOOSE, 2, gap_nats=0.1)
+        for _ in range(200):
+            k = pace.turn().num_drafts or 8
+            accepted = max(0, k - 6)
+            outcomes = ([EXACT, loose] * k)[:accepted] + [REJECTED] * (accepted < k)
+            outcomes += [Decision(Outcome.NOT_REACHED)] * (k - len(outcomes))
+            chunk = DraftChunk(token_ids=[1] * k, origins=[Origin.EXACT_MODEL] * k, drafter="d")
+            verdict = Verdict(accepted, 1, tuple(outcomes))
+            pace.checked(CheckedRound(chunk, verdict, accepted + 1, 14 * MS))
+        ks[room] = pace.turn().num_drafts
+    assert ks[Room(6)] > 24 > ks[Room()]
 
 
 def test_an_interrupted_step_says_little_of_others():
