@@ -120,13 +120,17 @@ class GenerationPlan:
     @property
     def main_rule(self) -> str:
         """The first phase's rule that is not token-exact, or `exact`: where one name must do."""
-        names = [rule.name for rule in self.phase_rules]
-        return next((name for name in names if not RULE_PRESETS[name].token_exact), names[0])
+        return self._main_rule.name
+
+    @property
+    def _main_rule(self) -> Rule:
+        rules = self.phase_rules
+        return next((rule for rule in rules if not RULE_PRESETS[rule.name].token_exact), rules[0])
 
     @property
     def room(self) -> Room:
         """Where the drafts of the main rule may differ from the target's tokens."""
-        rule = next(rule for rule in self.phase_rules if rule.name == self.main_rule)
+        rule = self._main_rule
         within = rule.window_scope is WindowScope.WITHIN_ROUND
         return Room(rule.fly_window_size or 0 if within else 0, self.judged_k)
 
