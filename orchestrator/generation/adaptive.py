@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 from flyspec.drafter_names import PREDICTION
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.room import ANYWHERE, Room
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
 from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Recent, TextKind
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.generation.question import Question
-from orchestrator.generation.room import ANYWHERE, Room
 from orchestrator.generation.speedup import best_k, drafting, round_ns
 
 ENTER, ENTER_AT_ONCE = 1.1, 1.2

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.room import ANYWHERE, Room
 from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk, Outcome, Verdict
 from orchestrator.generation.acceptance import SharedAcceptance
 from orchestrator.generation.load_trials import LoadTrials
-from orchestrator.generation.room import ANYWHERE, Room
 from orchestrator.generation.staging_trial import StagingTrial
 
 MEMORY = 0.8

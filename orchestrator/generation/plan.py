@@ -10,6 +10,7 @@ from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.room import Room
 from flyspec.speculation_length import (
     AUTO,
     MOST_BY_AUTO,
@@ -43,7 +44,6 @@ from orchestrator.generation.phase_plan import (
 )
 from orchestrator.generation.phases import Phases
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
-from orchestrator.generation.room import Room
 from orchestrator.generation.rule_files import RuleBook
 
 SEED_BITS = 53

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
+from flyspec.rules.room import ANYWHERE, Room
 from orchestrator.generation.experience import DrafterExperience, Experience
 from orchestrator.generation.pace import NextRound
-from orchestrator.generation.room import ANYWHERE, Room
 
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.01, 0.8
 LEAST_DIFFERING = 0.05

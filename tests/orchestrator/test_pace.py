@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flyspec.rules.room import Room
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import (
     Decision,
@@ -43,7 +44,6 @@ from orchestrator.generation.pace import (
     RepeatedPace,
 )
 from orchestrator.generation.question import FOLLOWING_COST_NS
-from orchestrator.generation.room import Room
 from tests.examples import examples
 from tests.orchestrator.simulation import MS, Costs, Simulation
 from verify_service.rules.window import Window, WindowWalk

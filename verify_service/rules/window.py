@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flyspec.rules import WindowScope
+from flyspec.rules.room import round_end
 from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict
 
 
@@ -85,9 +86,7 @@ class WindowWalk:
 
     def _closes(self, window: Window, index: int) -> bool:
         """Return whether a window within the round, opened at this index, closes in it."""
-        end = len(self._matches)
-        if self._length:
-            end = min(end, index - index % (self._length + 1) + self._length)
+        end = round_end(index, len(self._matches), self._length)
         if index + 1 + window.reach > end:
             return False
         return all(self._matches[index + 1 : min(end, index + 1 + window.following)])

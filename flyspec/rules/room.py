@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+def round_end(index: int, num_drafts: int, length: int) -> int:
+    """Return where the round of a draft ends, if `length` (0: all) are one, then a bonus token."""
+    if not length:
+        return num_drafts
+    return min(num_drafts, index - index % (length + 1) + length)
+
+
 class Room(NamedTuple):
     """The window within a round of one rule.
 
     `reach` places must follow in the round (0: no window); more than `length` drafts are judged as
-    several rounds of that many, with a bonus token between two of them (0: always as one). As in
-    `verify_service.rules.window`.
+    several rounds of that many (0: always as one).
     """
 
     reach: int = 0
@@ -18,12 +24,8 @@ class Room(NamedTuple):
 
     def at(self, index: int, num_drafts: int) -> bool:
         """Whether a draft may differ at an index, from 0, of a round of so many."""
-        if not self.reach:
-            return True
-        end = num_drafts
-        if self.length:
-            end = min(end, index - index % (self.length + 1) + self.length)
-        return index + 1 + self.reach <= end
+        end = round_end(index, num_drafts, self.length)
+        return not self.reach or index + 1 + self.reach <= end
 
 
 ANYWHERE = Room()
