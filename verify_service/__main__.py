@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from flyspec.startup import end_on_sigterm, large_imports
@@ -22,9 +23,11 @@ def main() -> None:
 
 
 async def _serve(settings: VerifySettings) -> None:
+    from flyspec.openmp import openmp_environment
     from flyspec.preflight import check_verify
 
     check_verify(settings)
+    os.environ.update(openmp_environment(settings.model, settings.heads))
     with large_imports():  # torch, after the settings have been checked
         from verify_service.server import serve
 

@@ -78,6 +78,7 @@ class Child:
         on_log: Callable[[str], None],
         imports: Sequence[str] = (),
         server: ForkServer | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> Child:
         """Start a process, forked by `server` if there is one, that imports modules and waits."""
         stdin, output, announcement = os.pipe(), os.pipe(), os.pipe()
@@ -95,7 +96,7 @@ class Child:
                     stderr=asyncio.subprocess.STDOUT,
                     pass_fds=[ready_fd],
                     start_new_session=True,  # Ctrl-C reaches only this process
-                    env=child_environment(threads) | {IMPORTS: ",".join(imports)},
+                    env=child_environment(threads, environment) | {IMPORTS: ",".join(imports)},
                 )  # fmt: skip
         except BaseException:
             for descriptor in (stdin[1], output[0], announcement[0]):
@@ -195,12 +196,12 @@ class Child:
             self.lines.append(rest)
 
 
-def child_environment(threads: int) -> dict[str, str]:
-    """Return the environment of a child with this many threads for torch."""
+def child_environment(threads: int, more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment of a child with this many threads for torch, and `more` variables."""
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     return {
         **os.environ, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads),
-        "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1",
+        "TQDM_DISABLE": "1", "PYTHONUNBUFFERED": "1", **(more or {}),
     }  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from flyspec.cli.stack_options import LOOPBACK, PORTS, StackOptions
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import NO_PORT
 from flyspec.model_files import size_problem, weight_bytes
+from flyspec.openmp import openmp_environment
 from flyspec.preflight import check_port
 from flyspec.process import available_cores
 from flyspec.startup import READY
@@ -192,7 +193,7 @@ class Stack:
         o = self.options
         if can_fork([o.device, o.draft_device or o.device]):
             self._fork_server = ForkServer()
-            await self._fork_server.start(child_environment(torch_threads()))
+            await self._fork_server.start(child_environment(torch_threads(), self._openmp))
         # The orchestrator's imports need no torch, and are of use to the others.
         orchestrator = await self._launch("orchestrator")
         first = [await self._launch("verify"), await self._launch("draft")]
@@ -216,7 +217,9 @@ class Stack:
             self.on_stage(name, "importing torch and transformers")
         else:
             imports = ["draft_service.server"]
-        service = await Child.launch(name, self._threads(name), self._on_log, imports, server)
+        service = await Child.launch(
+            name, self._threads(name), self._on_log, imports, server, self._openmp
+        )
         if was is not None:
             service.facts = was.facts  # until it announces its own
         self.services[name] = service
@@ -229,6 +232,10 @@ class Stack:
         if port := service.facts.get("metrics_port"):
             environment[f"FLYSPEC_{name.upper()}_METRICS_PORT"] = str(port)
         service.run(self.options.modules.get(name, _MODULES[name]), self.flags(name), environment)
+
+    @property
+    def _openmp(self) -> dict[str, str]:
+        return openmp_environment(str(self.options.model), self.options.heads or "")
 
     def _threads(self, name: str) -> int:
         o = self.options
