@@ -64,7 +64,10 @@ class Sample:
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt of a group, as sent and as tokens, with plain decoding's number of output tokens."""
+    """A prompt of a group, with plain decoding's number of output tokens.
+
+    All modes get its tokens where they are known: other software does not know the chat template.
+    """
 
     group: str
     index: int
@@ -88,7 +91,7 @@ class FlyspecMode:
         origins: list[Origin] = []
         prompt_tokens, drafter = 0, ""
         begin = time.perf_counter()
-        events = self._client.generate(item.prompt, self.options)
+        events = self._client.generate([*item.prompt_token_ids] or item.prompt, self.options)
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 match event:
