@@ -45,10 +45,10 @@ class SharedAcceptance:
             reached[position] += 1.0
         for position in range(min(seen, num_accepted)):
             accepted[position] += 1.0
-        if seen <= num_accepted:
-            credit = 0.0  # none was rejected
-        elif credit:
+        if num_accepted < seen:
             accepted[num_accepted] += credit
+        else:
+            credit = 0.0  # whatever was rejected is beyond the positions
         self._all = self._all * fade + seen
         self._good = self._good * fade + min(seen, num_accepted) + credit
         self.num_seen += seen

@@ -193,10 +193,11 @@ class DrafterExperience:
             if differs and room.at(index, len(outcomes)):
                 self.loosening.observe(outcome is not Outcome.REJECTED)
         accepted = verdict.num_accepted
-        credit = 0.0 if room.at(accepted, len(outcomes)) else self.loosening.value
+        no_room = accepted < len(outcomes) and not room.at(accepted, len(outcomes))
+        credit = self.loosening.value if no_room else 0.0
         self.acceptance.checked(len(outcomes), accepted, credit)
         chances = self.survivals(proposal.confidences[: len(outcomes)])
-        if chances and not verdict.failed and not (credit and accepted < len(outcomes)):
+        if chances and not verdict.failed and not credit:
             surplus = (sum(chances) - accepted) / len(chances)
             sharpness = self.sharpness * (1.0 + SHARPNESS_STEP * surplus)
             self.sharpness = min(MOST_SHARPNESS, max(LEAST_SHARPNESS, sharpness))
