@@ -1,12 +1,13 @@
 """Adaptive K: each round drafts as many tokens as pay off under its rule, possibly none. Pure.
 
 The first token waits for no drafter, unless that is quick beside the target. Where drafts paid off
-well in other texts, all later tokens are drafted from the start. Elsewhere decoding is plain; after
-a while the drafter follows the text and is queried for what it would have proposed and what it
-proposes next. Once drafts promise more tokens/s than plain decoding, rounds draft; when measured
-rounds show otherwise, decoding is plain again, for longer each time. Queries are paid from an
-allowance: a share of the time of plain decoding plus what drafts have saved. Concurrent generations
-draft only if that makes all of them together faster (`load_trials`).
+well in other texts, all later tokens are drafted from the start, as they are to try a new drafter.
+Elsewhere decoding is plain; after a while the drafter follows the text and is queried for what it
+would have proposed and what it proposes next. Once drafts promise more tokens/s than plain
+decoding, rounds draft; when measured rounds show otherwise, decoding is plain again, for longer
+each time. Queries are paid from an allowance: a share of the time of plain decoding plus what
+drafts have saved. Concurrent generations draft only if that makes all of them together faster
+(`load_trials`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.room import ANYWHERE, Room
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
-from orchestrator.generation.experience import MOST_ALLOWANCE_NS, Experience, Recent, TextKind
+from orchestrator.generation.experience import FAR, MOST_ALLOWANCE_NS, Experience, TextKind
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.generation.question import Question
+from orchestrator.generation.recent import Recent
 from orchestrator.generation.speedup import best_k, drafting, round_ns
 
 ENTER, ENTER_AT_ONCE = 1.1, 1.2
@@ -93,15 +95,18 @@ class AdaptivePace(Pace):
         self._saved_ns = self._saved_before_ns = 0
         self._first_k, self._first_promise = 0, 0.0
         self._undisturbed = 0  # first tokens without queries, to time plain decoding
-        # With little evidence, be optimistic.
-        if self._drafter.is_known and experience.may_draft:
-            hopeful = self._drafter.acceptance.survivals(most, hopeful=True)
-            k, self._first_promise = self._best(hopeful)
-            if self._first_promise * experience.plain_ns >= ENTER_AT_ONCE:
+        if experience.may_draft:
+            k, self._first_promise = self._hoped()
+            if self._drafter.is_on_trial:
+                self._first_k = min(k, FOLLOWING_DRAFTS)
+            elif (
+                self._drafter.is_known
+                and self._first_promise * experience.plain_ns >= ENTER_AT_ONCE
+            ):
                 at_once = self._drafter.at_once
                 self._first_k = k if at_once.next() else 0
                 self._undisturbed = LIKELY_TOKENS if at_once.samples_plain else 0
-        self._at_once = self._first_k > 0
+        self._at_once = self._first_k > 0 and not self._drafter.is_on_trial
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
         if self._first_k and not first.is_delayed(self._first_k):
             self._enter(self._first_k, self._first_promise)
@@ -139,7 +144,7 @@ class AdaptivePace(Pace):
             round_ = round_._replace(round_ns=min(without_prompt_ns, round_.round_ns))
         self._question.drafted()
         self._take(round_.proposal.drafter)
-        usual_ns = self._usual_ns(round_)
+        usual_ns, on_trial = self._usual_ns(round_), self._drafter.is_on_trial
         credit = self._drafter.checked(round_.proposal, verdict, usual_ns, self._room)
         if begun:
             num_rows = 1 + max(round_.num_drafted, len(verdict.decisions))
@@ -150,24 +155,29 @@ class AdaptivePace(Pace):
             self._kind.acceptance.checked(*judged)
         saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
         self._saved_ns += saved_ns
-        self._drafter.earn(saved_ns, experience.plain_ns)
+        if not on_trial:
+            self._drafter.earn(saved_ns, experience.plain_ns)
+        round_ = round_._replace(round_ns=usual_ns)
         if self._at_once:
-            self._drafter.at_once.saved(saved_ns)
-        self._measure(round_._replace(round_ns=usual_ns))
+            self._drafter.at_once.saved(round_.num_emitted * experience.plain_ns - usual_ns)
+        self._measure(round_)
         if not experience.may_draft:
             self._turn = NextRound(0)
 
     def _usual_ns(self, round_: CheckedRound) -> int:
         """Return the time the round would have taken after another round with drafts.
 
-        The first one also ends plain decoding, which says nothing about later rounds.
+        The first one also ends plain decoding, which says nothing about later rounds, nor does one
+        that was interrupted.
         """
         entered, self._entered = self._entered, False
-        if not entered:
-            return round_.round_ns
         usual_ns = int(self._round_ns(len(round_.proposal.token_ids)))
-        ending_ns = ENDING_NS + int(self._experience.plain_ns)
-        return min(round_.round_ns, max(usual_ns, round_.round_ns - ending_ns))
+        if entered:
+            ending_ns = ENDING_NS + int(self._experience.plain_ns)
+            return min(round_.round_ns, max(usual_ns, round_.round_ns - ending_ns))
+        if self._drafter.is_known:
+            return min(round_.round_ns, int(FAR * usual_ns))
+        return round_.round_ns
 
     def _decoded(self, round_: CheckedRound) -> None:
         experience, begun = self._experience, self._begun
@@ -211,7 +221,12 @@ class AdaptivePace(Pace):
         self._tokens = self._tokens * SLOWER + round_.num_emitted
         self._time_ns = self._time_ns * SLOWER + round_.round_ns
         k, promised = self._best()
-        if self._tokens * self._experience.plain_ns < self._time_ns:
+        plain_ns, drafter = self._experience.plain_ns, self._drafter
+        if drafter.is_on_trial:
+            drafter.tried(round_.num_emitted * plain_ns - round_.round_ns, plain_ns)
+            k = k or self._hoped()[0]
+        slower = self._tokens * plain_ns < self._time_ns
+        if slower and not (k and drafter.is_on_trial):
             self._stop()
         else:
             measured = self._tokens / self._time_ns
@@ -344,6 +359,13 @@ class AdaptivePace(Pace):
         """Return the best K and its tokens per ns, by `survivals` or else past acceptance."""
         survivals = survivals or self._acceptance.survivals(self._most)
         return best_k(self._experience, self._drafter, survivals, self._room)
+
+    def _hoped(self) -> tuple[int, float]:
+        """Return the best K by other texts, and its tokens per ns; optimistic on little evidence.
+
+        A drafter of which nothing is known is taken for very good.
+        """
+        return self._best(self._drafter.acceptance.survivals(self._most, hopeful=True))
 
     def _drafting(self, k: int, rate: float) -> NextRound:
         return drafting(self._experience, self._drafter, k, rate, self._exact)

@@ -18,18 +18,17 @@ from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk, Outcome, Verdict
 from orchestrator.generation.acceptance import SharedAcceptance
 from orchestrator.generation.load_trials import LoadTrials
+from orchestrator.generation.recent import Recent, RecentSlope
 from orchestrator.generation.staging_trial import StagingTrial
 
-MEMORY = 0.8
-"""Factor by which an observation fades with each further one."""
 MOST_SHARING, MOST_ROWS = 128, 256
 """Maximum generations in a step, and maximum rows of a step, that are distinguished."""
 PLAIN_MEMORY, OVERHEAD_MEMORY = 0.99, 0.9
-"""`MEMORY` for the time per token of plain decoding, and for a round's time outside the models."""
+"""Memory (`recent.MEMORY`) of the time per plain token, and of the rest of a round's time."""
 SCALE_PRIOR, PLAIN_PRIOR = 2.0, 16.0
 """Weights of the step times that the target reports: in steps, and in plain tokens."""
 READING_MEMORY, READING_PRIOR = 0.9, 500.0
-"""`MEMORY` for the cost per token read by a drafter, and weight of its prior in tokens."""
+"""Memory of the cost per token read by a drafter, and weight of its prior in tokens."""
 OVERHEAD_PRIOR = 3.0
 """Weight of the prior overhead, in rounds."""
 START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
@@ -37,48 +36,26 @@ START_ALLOWANCE_NS, MOST_ALLOWANCE_NS, MOST_DEBT_NS = 10e6, 20e6, 100e6
 MOST_ALLOWANCE_TOKENS = 4
 """Maximum allowance in plain tokens, if that is longer: one bad round of a slow target costs that
 much, and should not end drafting that has just saved many times as much."""
+TRIAL_NS, TRIAL_TOKENS, TRIAL_ROUNDS = 50e6, 8, 4
+"""What the first rounds with a drafter may lose, in ns, or in plain tokens if that is longer, and
+how many have it to lose: the first one of a process may take very long."""
 LOOSENING_MEMORY, LOOSENING_PRIOR = 0.98, 8.0
-"""`MEMORY` per draft that differs from the target, and weight of the prior in such drafts."""
+"""Memory per draft that differs from the target, and weight of the prior in such drafts."""
 ALONE_NS = 200e6
 """Time a generation must have run alone to count as alone: others may follow shortly."""
 PRIOR_ACCEPTANCE = 0.8
 FAR = 2.0
-"""Factor by which a step's time counts at most as longer or shorter than usual."""
+"""Factor by which the time of a step or round counts at most as longer than usual, or shorter."""
 KNOWN = 64
 """Tokens of evidence needed to judge a drafter by other texts."""
 AT_ONCE_MEMORY, PLAIN_EVERY, MOST_LOSSES = 0.9, 16, 6
-"""For texts drafted from their start: `MEMORY` per round, every how many texts one is decoded
+"""For texts drafted from their start: memory per round, every how many texts one is decoded
 plainly, and the maximum number of consecutive losses that double the texts left out."""
 CONFIDENCES = 0.5, 0.75, 0.88, 0.94, 0.97
 """The target's mean confidence in its own tokens that separates kinds of text; each step about
 halves its uncertainty."""
 SHARPNESS_STEP = 0.05
 LEAST_SHARPNESS, MOST_SHARPNESS = 0.05, 4.0
-
-
-class Recent:
-    """A mean in which recent observations count most.
-
-    `value` starts as `otherwise`, with the weight of `prior` observations.
-    """
-
-    __slots__ = ("_amount", "_count", "_memory", "value")
-
-    def __init__(self, otherwise: float, memory: float = MEMORY, prior: float = 0.0) -> None:
-        self.value, self._memory = otherwise, memory
-        self._amount, self._count = otherwise * prior, prior
-
-    @property
-    def known(self) -> bool:
-        """Whether there has been an observation, or there is a prior."""
-        return self._count > 0
-
-    def observe(self, amount: float, count: float = 1, weight: int = 1) -> None:
-        """Add an observation: a total `amount` over `count`, fading older ones `weight` times."""
-        fade = self._memory**weight
-        self._amount = self._amount * fade + amount
-        self._count = self._count * fade + count
-        self.value = self._amount / self._count
 
 
 class TextKind:
@@ -138,10 +115,11 @@ class DrafterExperience:
 
     `acceptance` covers its drafts in all texts; `loosening` is the share accepted of drafts that
     differ from the target's tokens. A draft to which the drafter gives probability c is accepted
-    with probability about c ** `sharpness`. `overhead_ns` is a round's time outside both models,
-    `draft_ns` the drafter's time per token, `reading_ns` the delay of plain decoding per token that
-    the drafter reads alongside it. `allowance_ns` is what may be spent on queries (nothing if below
-    0), `num_in_vain` the number of consecutive queries after which drafting did not pay off.
+    with probability about c ** `sharpness`. `draft_ns` is the drafter's time per further token,
+    `overhead_ns` a round's time besides those and the target's step, `reading_ns` the delay of
+    plain decoding per token that the drafter reads alongside it. `allowance_ns` is what may be
+    spent on queries (nothing if below 0), `num_in_vain` the number of consecutive queries after
+    which drafting did not pay off.
     """
 
     def __init__(self, lossy: bool = False) -> None:
@@ -150,16 +128,33 @@ class DrafterExperience:
         self.at_once = AtOnce()
         self.loosening = Recent(0.5 * lossy, LOOSENING_MEMORY, LOOSENING_PRIOR)
         self.overhead_ns = Recent(2e6, OVERHEAD_MEMORY, OVERHEAD_PRIOR)
-        self.draft_ns = Recent(0.0)
+        self.draft_ns = RecentSlope()
         self.reading_ns = Recent(50_000.0, READING_MEMORY, READING_PRIOR)
         self.allowance_ns = START_ALLOWANCE_NS
         self.num_in_vain = 0
         self.sharpness = 1.0
+        self._lost = 0.0  # share of what the rounds on trial may lose
 
     @property
     def is_known(self) -> bool:
         """Whether there is enough evidence from other texts."""
         return self.draft_ns.known and self.acceptance.num_seen >= KNOWN
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether rounds are to find out about the drafter, even if they are slower.
+
+        That is until it is known, or they have lost too much.
+        """
+        return not self.is_known and self._lost < 1.0
+
+    def tried(self, saved_ns: float, plain_ns: float) -> None:
+        """Record the time that a round on trial saved.
+
+        A token of plain decoding takes `plain_ns`.
+        """
+        lost = -saved_ns / max(TRIAL_NS, TRIAL_TOKENS * plain_ns)
+        self._lost = max(0.0, self._lost + min(lost, 1 / TRIAL_ROUNDS))
 
     def earn(self, duration_ns: float, plain_ns: float) -> None:
         """Add `duration_ns` to the allowance; a negative duration has been spent.
@@ -183,9 +178,11 @@ class DrafterExperience:
         says nothing about other rounds: the credit is the chance that it is accepted there.
         """
         timings, drafted = proposal.timings, len(proposal.token_ids)
-        if timings.service_ns:  # else it is the rest of a follower's proposal
-            self.draft_ns.observe(timings.model_ns, drafted + proposal.ahead)
-            rest = round_ns - timings.model_ns - verdict.timings.forward_ns
+        if drafted and timings.service_ns:  # else it is the rest of a follower's proposal
+            drafted += proposal.ahead
+            self.draft_ns.observe(timings.model_ns, drafted)
+            drafting_ns = min(timings.model_ns, drafted * self.draft_ns.value)
+            rest = round_ns - drafting_ns - verdict.timings.forward_ns
             self.overhead_ns.observe(max(0, rest))
         outcomes = [decision.outcome for decision in verdict.decisions]
         for index, outcome in enumerate(outcomes):
@@ -213,7 +210,7 @@ class DrafterExperience:
             return
         # This includes reading and scoring tokens alongside a busy target: an upper bound.
         if not self.draft_ns.known or timings.model_ns < drafted * self.draft_ns.value:
-            self.draft_ns = Recent(0.0)
+            self.draft_ns = RecentSlope()
             self.draft_ns.observe(timings.model_ns, drafted)
         if (rest := max(0, asked_ns - timings.model_ns)) < self.overhead_ns.value:
             self.overhead_ns.observe(rest)

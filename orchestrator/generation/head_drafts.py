@@ -45,10 +45,8 @@ class HeadDrafts:
         if verdict.proposal is None:
             self.misses += not (verdict.failed or verdict.started_staged_round_id)
             return
-        # With the drafts of a round that the head went on with, the time is for both.
-        head_ns = 0 if verdict.drafts else verdict.timings.head_ns
         place = StagedOn(verdict.round_id, verdict.keep_length, verdict.next_token_id)
-        self._take(request, place, verdict.proposal, head_ns)
+        self._take(request, place, verdict.proposal, _time_of(verdict.proposal, verdict))
 
     def went_on(self, tokens: Sequence[int], request: HeadRequest, verdict: Verdict) -> None:
         """Take the drafts of a round that the head went on with, which follow `tokens`.
@@ -60,7 +58,7 @@ class HeadDrafts:
             self.misses += 1
         else:
             place = StagedOn(verdict.round_id, len(tokens) - 1, tokens[-1])
-            self._take(request, place, verdict.drafts, verdict.timings.head_ns)
+            self._take(request, place, verdict.drafts, _time_of(verdict.drafts, verdict))
 
     def _take(
         self, request: HeadRequest, place: StagedOn, proposal: HeadProposal, head_ns: int
@@ -93,6 +91,16 @@ class HeadDrafts:
         """Record that the sequence was truncated to `length` tokens, whatever follows now."""
         if self._proposal is not None and length < self._proposal.start_position:
             self._proposal = None
+
+
+def _time_of(proposal: HeadProposal, verdict: Verdict) -> int:
+    """Return a proposal's share of the head's time, in ns.
+
+    A round that the head went on with may have two: its own drafts, and the next round's.
+    """
+    both = [each for each in (verdict.drafts, verdict.proposal) if each is not None]
+    count = sum(len(each.token_ids) for each in both)
+    return verdict.timings.head_ns * len(proposal.token_ids) // max(1, count)
 
 
 def joined(block: DraftChunk, extension: DraftChunk) -> DraftChunk:

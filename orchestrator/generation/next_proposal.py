@@ -12,11 +12,11 @@ from flyspec.drafter_names import PREDICTION
 from flyspec.prefix import TokenSequence
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, HeadRequest, Verdict
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.experience import Recent
 from orchestrator.generation.following import Follower
 from orchestrator.generation.ledger import NOTHING, Ledger
 from orchestrator.generation.pace import Pace
 from orchestrator.generation.proposals import PredictedDrafts
+from orchestrator.generation.recent import Recent
 from orchestrator.generation.staging import Begun
 
 AHEAD = 0.5
