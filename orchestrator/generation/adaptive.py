@@ -19,16 +19,16 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.room import ANYWHERE, Room
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.acceptance import Acceptance
+from orchestrator.generation.beginning import FOLLOWING_DRAFTS, beginning
 from orchestrator.generation.experience import FAR, MOST_ALLOWANCE_NS, Experience, TextKind
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.generation.question import Question
 from orchestrator.generation.recent import Recent
-from orchestrator.generation.speedup import best_k, drafting, round_ns
+from orchestrator.generation.speedup import best_k, drafting, hoped_k, round_ns
 
-ENTER, ENTER_AT_ONCE = 1.1, 1.2
-"""Multiples of plain decoding's tokens/s that drafting must promise to begin: by this text's own
-evidence, and, to draft from the second token on, by that of other texts."""
+ENTER = 1.1
+"""Multiple of plain decoding's tokens/s that drafting must promise to begin within a text."""
 EVIDENCE = 6
 """Minimum tokens of this text that the promise must rest on."""
 CONFIDENCE_MEMORY = 0.95
@@ -45,8 +45,8 @@ SELDOM = 1000
 QUICK_NS = 500_000
 """Time per token that these token counts are meant for. Slower targets have fewer tokens in the
 same time, and being wrong costs them fewer."""
-FOLLOWING_DRAFTS, LEAST_DRAFTS = 15, 8
-"""Maximum and minimum drafts per query; as many as the allowance covers."""
+LEAST_DRAFTS = 8
+"""Minimum drafts per query; up to `FOLLOWING_DRAFTS`, as many as the allowance covers."""
 FOLLOWING_SHARE = 0.02
 """Share of the time of plain decoding that may be spent on queries."""
 DEARER, DEAREST = 0.25, 4.0
@@ -93,23 +93,13 @@ class AdaptivePace(Pace):
         self._begun = self._entered = False
         self._question = Question(first.prompt_length)
         self._saved_ns = self._saved_before_ns = 0
-        self._first_k, self._first_promise = 0, 0.0
-        self._undisturbed = 0  # first tokens without queries, to time plain decoding
-        if experience.may_draft:
-            k, self._first_promise = self._hoped()
-            if self._drafter.is_on_trial:
-                self._first_k = min(k, FOLLOWING_DRAFTS)
-            elif (
-                self._drafter.is_known
-                and self._first_promise * experience.plain_ns >= ENTER_AT_ONCE
-            ):
-                at_once = self._drafter.at_once
-                self._first_k = k if at_once.next() else 0
-                self._undisturbed = LIKELY_TOKENS if at_once.samples_plain else 0
-        self._at_once = self._first_k > 0 and not self._drafter.is_on_trial
+        begins = beginning(experience, self._drafter, most, room)
+        self._first_k, self._first_rate, self._at_once = begins.k, begins.rate, begins.judged
+        # First tokens without queries.
+        self._undisturbed = LIKELY_TOKENS if begins.samples_plain else 0
         self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
         if self._first_k and not first.is_delayed(self._first_k):
-            self._enter(self._first_k, self._first_promise)
+            self._enter(self._first_k, self._first_rate)
             self._first_k = 0
 
     @property
@@ -186,7 +176,7 @@ class AdaptivePace(Pace):
         self._drafter.earn(share * round_.round_ns, experience.plain_ns)
         if not begun:  # the first round's time includes the prompt
             if self._first_k:
-                self._enter(self._first_k, self._first_promise)
+                self._enter(self._first_k, self._first_rate)
             return
         self._hear(round_)
         if self._turn.num_drafts and round_.asked_head:
@@ -224,7 +214,7 @@ class AdaptivePace(Pace):
         plain_ns, drafter = self._experience.plain_ns, self._drafter
         if drafter.is_on_trial:
             drafter.tried(round_.num_emitted * plain_ns - round_.round_ns, plain_ns)
-            k = k or self._hoped()[0]
+            k = k or hoped_k(self._experience, drafter, self._most, self._room)[0]
         slower = self._tokens * plain_ns < self._time_ns
         if slower and not (k and drafter.is_on_trial):
             self._stop()
@@ -359,13 +349,6 @@ class AdaptivePace(Pace):
         """Return the best K and its tokens per ns, by `survivals` or else past acceptance."""
         survivals = survivals or self._acceptance.survivals(self._most)
         return best_k(self._experience, self._drafter, survivals, self._room)
-
-    def _hoped(self) -> tuple[int, float]:
-        """Return the best K by other texts, and its tokens per ns; optimistic on little evidence.
-
-        A drafter of which nothing is known is taken for very good.
-        """
-        return self._best(self._drafter.acceptance.survivals(self._most, hopeful=True))
 
     def _drafting(self, k: int, rate: float) -> NextRound:
         return drafting(self._experience, self._drafter, k, rate, self._exact)

@@ -45,6 +45,17 @@ def best_k(
     return best, best_rate
 
 
+def hoped_k(
+    experience: Experience, drafter: DrafterExperience, most: int, room: Room = ANYWHERE
+) -> tuple[int, float]:
+    """Return the best K, up to `most`, by the drafter's acceptance in all texts; and its rate.
+
+    Optimistic on little evidence: a drafter of which nothing is known is taken for very good.
+    """
+    survivals = drafter.acceptance.survivals(most, hopeful=True)
+    return best_k(experience, drafter, survivals, room)
+
+
 def _accepted(survivals: Sequence[float], loosening: float, room: Room) -> Iterator[float]:
     """Yield how many drafts of a round of 1, 2 and more are accepted."""
     if not room.reach:

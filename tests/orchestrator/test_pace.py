@@ -22,13 +22,14 @@ from flyspec.values.tokens import Origin
 from orchestrator.generation.acceptance import Acceptance, SharedAcceptance
 from orchestrator.generation.adaptive import (
     FIRST_REST,
-    FOLLOWING_DRAFTS,
     FOLLOWING_SHARE,
     LIKELY_TOKENS,
     SELDOM,
     AdaptivePace,
 )
+from orchestrator.generation.beginning import FOLLOWING_DRAFTS
 from orchestrator.generation.experience import (
+    KNOWN,
     PLAIN_EVERY,
     START_ALLOWANCE_NS,
     TRIAL_ROUNDS,
@@ -220,6 +221,47 @@ def test_what_a_window_had_no_room_for_says_nothing_of_longer_rounds():
             pace.checked(CheckedRound(chunk, verdict, accepted + 1, 14 * MS))
         ks[room] = pace.turn().num_drafts
     assert ks[Room(6)] > 24 > ks[Room()]
+
+
+@pytest.mark.parametrize("step_ns", [MS // 2, 10 * MS, 100 * MS])
+def test_a_new_drafter_is_tried_until_it_is_known_or_has_lost_too_much(step_ns):
+    """In that time rounds draft, whether or not they save time, unless all are refused."""
+    steps = [MeasuredStep(1, step_ns), MeasuredStep(32, 2 * step_ns)]
+    tried = {}
+    for accepted, num_steps in ((15, 8), (15, 30), (0, 2)):
+        experience = Experience(steps)
+        drafter = experience.with_drafter("d", "exact")
+        pace = AdaptivePace(experience, "d", "exact", MOST)
+        pace.checked(plain(1)._replace(round_ns=step_ns))
+        trial = after = 0
+        while pace.turn().num_drafts and trial + after < 20:
+            timings = DraftTimings(0, step_ns // 2, step_ns // 2)
+            trial, after = trial + drafter.is_on_trial, after + (not drafter.is_on_trial)
+            pace.checked(drafted(15, accepted, num_steps * step_ns, timings=timings))
+        assert (after == 20 - trial) if num_steps == 8 else (after < 8)
+        assert drafter.allowance_ns >= START_ALLOWANCE_NS - 8 * 8 * step_ns, "trials cost nothing"
+        tried[accepted, num_steps] = trial
+        if not accepted:
+            again = AdaptivePace(experience, "d", "exact", MOST)
+            assert (again.turn(), again.follows(0)) == (NextRound(0), 0)
+    assert tried[15, 8] == math.ceil(KNOWN / 15), "until it is known"
+    assert tried[15, 30] <= TRIAL_ROUNDS, "until it has lost too much"
+    assert tried[0, 2] < 12
+
+
+def test_one_interrupted_round_does_not_end_drafting():
+    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(32, 20 * MS)])
+    ended = []
+    for interrupted in (1, 6):
+        pace = AdaptivePace(experience, "d", "exact", MOST)
+        pace.checked(plain(1)._replace(round_ns=10 * MS))
+        for _ in range(6):
+            pace.checked(drafted(15, 15, 30 * MS, timings=DraftTimings(0, MS, MS)))
+        assert pace.turn().num_drafts
+        for _ in range(interrupted):
+            pace.checked(drafted(15, 7, 900 * MS, timings=DraftTimings(0, MS, MS)))
+        ended.append(not pace.turn().num_drafts)
+    assert ended == [False, True]
 
 
 def test_an_interrupted_step_says_little_of_others():
