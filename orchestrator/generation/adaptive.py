@@ -25,7 +25,7 @@ from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.generation.question import Question
 from orchestrator.generation.recent import Recent
-from orchestrator.generation.speedup import best_k, drafting, hoped_k, round_ns
+from orchestrator.generation.speedup import best_k, drafting, hoped_k, lasting, round_ns
 
 ENTER = 1.1
 """Multiple of plain decoding's tokens/s that drafting must promise to begin within a text."""
@@ -37,14 +37,13 @@ SEED_ROUNDS = 1.0
 """Weight of the promise, in rounds, when the first rounds are measured."""
 SLOWER = 0.8
 """Factor by which earlier rounds fade in the measured speed with each further round."""
+SHORTER = 0.6
+"""Share of their drafts up to which rounds are tried before drafting ends as too slow."""
 SHORT_REST, FIRST_REST, LONGEST_REST = 8, 32, 128
 """Tokens of plain decoding before the drafter is queried again: short after too little evidence,
 else the first, which doubles up to the longest while drafting does not pay off."""
 SELDOM = 1000
 """Tokens of plain decoding between queries in kinds of text where drafts do not pay off."""
-QUICK_NS = 500_000
-"""Time per token that these token counts are meant for. Slower targets have fewer tokens in the
-same time, and being wrong costs them fewer."""
 LEAST_DRAFTS = 8
 """Minimum drafts per query; up to `FOLLOWING_DRAFTS`, as many as the allowance covers."""
 FOLLOWING_SHARE = 0.02
@@ -54,7 +53,10 @@ DEARER, DEAREST = 0.25, 4.0
 LATE = 1.05
 """Multiple of its usual time from which plain decoding counts as delayed by a query."""
 LIKELY_TOKENS = 64
-"""Assumed remaining length of a text when deciding whether a query pays off."""
+"""Assumed remaining length of a text when deciding whether a query pays off; of a longer one, as
+much again."""
+WORTH = 2.0
+"""Multiple of a query's cost that drafts must promise to save, since many queries are in vain."""
 ENDING_NS = 6_000_000
 """Maximum time of the first round, besides a plain token's, attributed to ending plain decoding."""
 CAUGHT_UP = 0.5
@@ -95,12 +97,12 @@ class AdaptivePace(Pace):
         self._saved_ns = self._saved_before_ns = 0
         begins = beginning(experience, self._drafter, most, room)
         self._first_k, self._first_rate, self._at_once = begins.k, begins.rate, begins.judged
-        # First tokens without queries.
-        self._undisturbed = LIKELY_TOKENS if begins.samples_plain else 0
-        self._turn = NextRound(0, max_plain_tokens=1 if self._first_k else None)
-        if self._first_k and not first.is_delayed(self._first_k):
-            self._enter(self._first_k, self._first_rate)
-            self._first_k = 0
+        self._first_plain = begins.num_plain  # tokens left before those rounds
+        self._turn = NextRound(0, max_plain_tokens=begins.num_plain if begins.k else None)
+        self._num_tokens = 0
+        if self._first_plain == 1 and not first.is_delayed(self._first_k):
+            self._first_plain = 0
+            self._draft_first()
 
     @property
     def saved_ns(self) -> int:
@@ -118,6 +120,7 @@ class AdaptivePace(Pace):
     def checked(self, round_: CheckedRound) -> None:
         """Learn from a round; continue, possibly with another K, or switch to plain decoding."""
         experience, verdict = self._experience, round_.verdict
+        self._num_tokens += round_.num_emitted
         begun = self._begun  # before that, a round's time includes the prompt
         if begun:
             experience.emitted(round_.num_emitted, round_.round_ns)
@@ -174,9 +177,9 @@ class AdaptivePace(Pace):
         self._begun = True
         share = FOLLOWING_SHARE / max(1, experience.running)
         self._drafter.earn(share * round_.round_ns, experience.plain_ns)
+        self._first_plain -= round_.num_emitted
         if not begun:  # the first round's time includes the prompt
-            if self._first_k:
-                self._enter(self._first_k, self._first_rate)
+            self._draft_first()
             return
         self._hear(round_)
         if self._turn.num_drafts and round_.asked_head:
@@ -192,6 +195,7 @@ class AdaptivePace(Pace):
             forward_ns = round_.verdict.timings.forward_ns
             experience.decoded(round_.num_emitted, round_.round_ns)
             experience.stepped(1, forward_ns // max(1, round_.num_emitted))
+        self._draft_first()
 
     def _hear(self, round_: CheckedRound) -> None:
         """Determine the kind of text from the target's confidence."""
@@ -216,7 +220,10 @@ class AdaptivePace(Pace):
             drafter.tried(round_.num_emitted * plain_ns - round_.round_ns, plain_ns)
             k = k or hoped_k(self._experience, drafter, self._most, self._room)[0]
         slower = self._tokens * plain_ns < self._time_ns
-        if slower and not (k and drafter.is_on_trial):
+        much_shorter = 0 < k <= SHORTER * len(round_.verdict.decisions)
+        if slower and much_shorter:  # what was measured says little of such rounds
+            self._seed(k, promised)
+        elif slower and not (k and drafter.is_on_trial):
             self._stop()
         else:
             measured = self._tokens / self._time_ns
@@ -233,23 +240,23 @@ class AdaptivePace(Pace):
         The rest is short in kinds of text where drafts pay off, long where they do not, or where
         even good drafts would not.
         """
-        if self._first_k and not self._begun:
+        if self._first_k:
             # A longer proposal would not be ready when the target has read the prompt.
-            return min(self._first_k, FOLLOWING_DRAFTS)
+            at_once = self._first_plain == 1 and not self._begun
+            return min(self._first_k, FOLLOWING_DRAFTS) if at_once else 0
         drafter, kind, rest = self._drafter, self._kind, self._rest
         # Called very often, so expensive checks come last.
         if drafter.allowance_ns <= 0 or num_tokens < self._lasting(min(rest, SHORT_REST)):
             return 0
-        if num_tokens < self._lasting(self._undisturbed):
-            return 0
         if not self._experience.may_draft:
             return 0
-        if kind and kind.is_known:
+        if kind and (kind.is_known or drafter.is_known):
             if self._gain_ns is None:
                 self._gain_ns = self._gained()
-            if self._gain_ns > self._question.cost_ns(num_tokens, drafter):
+            cost_ns = self._question.cost_ns(num_tokens, drafter)
+            if kind.is_known and self._gain_ns > cost_ns:
                 rest = min(rest, SHORT_REST)
-            elif not self._gain_ns and kind.num_unasked < self._lasting(SELDOM):
+            elif self._is_in_vain(kind, cost_ns):
                 return 0
         if num_tokens < self._lasting(rest):
             return 0
@@ -260,9 +267,16 @@ class AdaptivePace(Pace):
         if kind:
             kind.num_unasked = 0
         self._question.ask(num_tokens)
-        self._undisturbed = 0
         allowed = int(drafter.allowance_ns / max(1.0, drafter.draft_ns.value))
         return min(self._most, FOLLOWING_DRAFTS, max(LEAST_DRAFTS, allowed))
+
+    def _is_in_vain(self, kind: TextKind, cost_ns: float) -> bool:
+        """Whether a query for `cost_ns` is unlikely to pay off in this text, of a `kind`."""
+        if self._gain_ns:
+            longer = max(1.0, self._num_tokens / LIKELY_TOKENS)
+            return longer * self._gain_ns < WORTH * cost_ns
+        own = self._acceptance.num_seen >= self._lasting(EVIDENCE)
+        return (own or kind.is_known) and kind.num_unasked < self._lasting(SELDOM)
 
     def _gained(self) -> float:
         """Return the ns that drafts may save in a text of typical length; 0 if none."""
@@ -321,15 +335,24 @@ class AdaptivePace(Pace):
         self._drafter.num_in_vain = 0
         if not self._experience.may_draft:
             return
-        self._time_ns = SEED_ROUNDS * self._round_ns(k)
-        self._tokens = promised * self._time_ns
-        self._turn = self._drafting(k, promised)
+        self._seed(k, promised)
         self._saved_before_ns = self._saved_ns
         self._entered = True
 
+    def _seed(self, k: int, promised: float) -> None:
+        """Draft `k` tokens per round, with the promise in place of measured rounds."""
+        self._time_ns = SEED_ROUNDS * self._round_ns(k)
+        self._tokens = promised * self._time_ns
+        self._turn = self._drafting(k, promised)
+
+    def _draft_first(self) -> None:
+        """Start the text's first rounds with drafts, once the tokens before them are decoded."""
+        if self._first_k and self._first_plain <= 0:
+            k, self._first_k, self._turn = self._first_k, 0, NextRound(0)
+            self._enter(k, self._first_rate)
+
     def _lasting(self, num_tokens: int) -> float:
-        """Return how many of this target's tokens take as long as `num_tokens` of a quick one's."""
-        return max(1.0, num_tokens * min(1.0, QUICK_NS / self._experience.plain_ns))
+        return lasting(num_tokens, self._experience)
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         """Return the drafts' survivals, by the drafter's confidences or else by past acceptance."""

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from flyspec.rules.room import ANYWHERE, Room
 from orchestrator.generation.experience import DrafterExperience, Experience
-from orchestrator.generation.speedup import hoped_k
+from orchestrator.generation.speedup import hoped_k, lasting
 
 ENTER_AT_ONCE = 1.2
 """Multiple of plain decoding's tokens/s that drafting must promise, by the evidence of other texts,
 to begin with the second token."""
 FOLLOWING_DRAFTS = 15
 """Maximum drafts of a proposal that is made during plain decoding."""
+SAMPLE_TOKENS = 32
+"""Tokens behind the first one of a text that times plain decoding."""
 
 
 class Beginning(NamedTuple):
     """How a text begins: with rounds of `k` drafts (0: plainly), at `rate` tokens per ns.
 
-    They are `judged` by whether they save time, unless they are to try the drafter. If it
-    `samples_plain`, the text times plain decoding, undisturbed.
+    They are `judged` by whether they save time, unless they are to try the drafter. Before them,
+    `num_plain` tokens are decoded plainly: the first one, and more of them to time that.
     """
 
     k: int = 0
     rate: float = 0.0
     judged: bool = False
-    samples_plain: bool = False
+    num_plain: int = 1
 
 
 def beginning(
@@ -39,7 +42,8 @@ def beginning(
         return Beginning(min(k, FOLLOWING_DRAFTS), 1.0 / experience.plain_ns)
     if not drafter.is_known or rate * experience.plain_ns < ENTER_AT_ONCE:
         return Beginning()
-    at_once = drafter.at_once
-    if at_once.next():
-        return Beginning(k, rate, judged=True)
-    return Beginning(samples_plain=at_once.samples_plain)
+    drafts = drafter.at_once.next()
+    if drafts or drafter.at_once.samples_plain:
+        timed = 0 if drafts else math.ceil(lasting(SAMPLE_TOKENS, experience))
+        return Beginning(k, rate, judged=True, num_plain=1 + timed)
+    return Beginning()

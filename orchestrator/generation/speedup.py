@@ -16,6 +16,14 @@ LEAST_DIFFERING = 0.05
 PATIENCE = 3.0
 """Multiple of the usual round time that a proposal may take."""
 PATIENCE_START_NS = 5_000_000
+QUICK_NS = 500_000
+"""Time per token of plain decoding that numbers of tokens are meant for. Slower targets have fewer
+tokens in the same time, and being wrong costs them fewer."""
+
+
+def lasting(num_tokens: int, experience: Experience) -> float:
+    """Return how many of this target's tokens take as long as `num_tokens` of a quick one's."""
+    return max(1.0, num_tokens * min(1.0, QUICK_NS / experience.plain_ns))
 
 
 def round_ns(experience: Experience, drafter: DrafterExperience, k: int) -> float:

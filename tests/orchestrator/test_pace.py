@@ -23,11 +23,10 @@ from orchestrator.generation.acceptance import Acceptance, SharedAcceptance
 from orchestrator.generation.adaptive import (
     FIRST_REST,
     FOLLOWING_SHARE,
-    LIKELY_TOKENS,
     SELDOM,
     AdaptivePace,
 )
-from orchestrator.generation.beginning import FOLLOWING_DRAFTS
+from orchestrator.generation.beginning import FOLLOWING_DRAFTS, SAMPLE_TOKENS
 from orchestrator.generation.experience import (
     KNOWN,
     PLAIN_EVERY,
@@ -446,10 +445,13 @@ def test_the_first_proposal_is_short_and_a_text_that_samples_plain_decoding_undi
         if number % PLAIN_EVERY:
             assert pace.follows(0) == FOLLOWING_DRAFTS < pace._first_k
             continue
+        timed = math.ceil(pace._lasting(SAMPLE_TOKENS))
+        assert (pace.turn(), pace.follows(0)) == (NextRound(0, max_plain_tokens=1 + timed), 0)
         pace.checked(plain(1))
-        least = math.ceil(pace._lasting(LIKELY_TOKENS))
-        assert [pace.follows(n) for n in range(least)] == least * [0]
-        assert pace.follows(least) > 0
+        for _ in range(timed):
+            assert (pace.turn().num_drafts, pace.follows(timed)) == (0, 0)
+            pace.checked(plain(1)._replace(round_ns=costs.step_ns))
+        assert pace.turn().num_drafts > 0
 
 
 def test_texts_are_drafted_from_their_start_as_long_as_that_saves_time():
