@@ -263,6 +263,40 @@ def test_one_interrupted_round_does_not_end_drafting():
     assert ended == [False, True]
 
 
+def test_much_shorter_rounds_are_tried_before_drafting_ends():
+    """What rounds of 15 drafts take says little of rounds of 4."""
+    for row_ns, accepted in ((2 * MS, 4), (2 * MS, 0)):
+        steps = [MeasuredStep(1, 10 * MS), MeasuredStep(32, 10 * MS + 31 * row_ns)]
+        pace = AdaptivePace(after_trial(Experience(steps)), "d", "exact", MOST)
+        pace.checked(plain(1)._replace(round_ns=10 * MS))
+        pace._enter(15, 1.1 / (10 * MS))
+        for _ in range(3):
+            pace.checked(drafted(15, accepted, 100 * MS))
+        assert bool(pace.turn().num_drafts) == bool(accepted)
+        assert pace.turn().num_drafts < 9
+
+
+def test_a_long_prompt_is_only_read_where_that_is_likely_to_pay_off():
+    """The longer a text is already, the more of it is likely to follow."""
+    experience = Experience([MeasuredStep(1, MS // 2), MeasuredStep(32, MS)])
+    drafter = experience.with_drafter("d", "exact")
+    first = AdaptivePace(experience, "d", "exact", MOST)
+    for _ in range(8):
+        first.checked(drafted(15, 15, 4 * MS, timings=DraftTimings(0, MS, MS)))
+    assert drafter.is_known
+    burst = Verdict(0, 1, plain_token_ids=(2,) * 39, plain_confidence=0.9)
+    for prompt_length in (1, 1000):
+        drafter.at_once._left_out = 1
+        pace = AdaptivePace(experience, "d", "exact", MOST, FirstToken(1.0, prompt_length))
+        pace.checked(plain(1))
+        asked = []
+        while len(asked) < 50 and not any(asked):
+            pace.checked(CheckedRound(DraftChunk(), burst, 40, 20 * MS))
+            asked.append(pace.follows(40) > 0)
+        assert any(asked)
+        assert (len(asked) > 4) == (prompt_length == 1000)
+
+
 def test_an_interrupted_step_says_little_of_others():
     experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
     experience.decoded(1, 300 * MS)
