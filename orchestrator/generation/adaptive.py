@@ -383,4 +383,4 @@ class AdaptivePace(Pace):
         """Switch to plain decoding and let the drafter rest, longer each time it does not pay."""
         paid = self._turn.num_drafts and self._saved_ns > self._saved_before_ns
         self._rest = FIRST_REST if paid else min(LONGEST_REST, max(FIRST_REST, 2 * self._rest))
-        self._turn, self._at_once = NextRound(0), False
+        self._turn, self._at_once, self._gain_ns = NextRound(0), False, None
