@@ -21,7 +21,7 @@ QUICK_NS = 500_000
 tokens in the same time, and being wrong costs them fewer."""
 
 
-def lasting(num_tokens: int, experience: Experience) -> float:
+def lasting(num_tokens: float, experience: Experience) -> float:
     """Return how many of this target's tokens take as long as `num_tokens` of a quick one's."""
     return max(1.0, num_tokens * min(1.0, QUICK_NS / experience.plain_ns))
 

@@ -21,9 +21,7 @@ from flyspec.values.rounds import (
 from flyspec.values.tokens import Origin
 from orchestrator.generation.acceptance import Acceptance, SharedAcceptance
 from orchestrator.generation.adaptive import (
-    FIRST_REST,
     FOLLOWING_SHARE,
-    SELDOM,
     AdaptivePace,
 )
 from orchestrator.generation.beginning import FOLLOWING_DRAFTS, SAMPLE_TOKENS
@@ -44,7 +42,7 @@ from orchestrator.generation.pace import (
     NextRound,
     RepeatedPace,
 )
-from orchestrator.generation.question import FOLLOWING_COST_NS
+from orchestrator.generation.queries import FIRST_REST, FOLLOWING_COST_NS, SELDOM
 from tests.examples import examples
 from tests.orchestrator.simulation import MS, Costs, Simulation
 from verify_service.rules.window import Window, WindowWalk
@@ -479,7 +477,7 @@ def test_the_first_proposal_is_short_and_a_text_that_samples_plain_decoding_undi
         if number % PLAIN_EVERY:
             assert pace.follows(0) == FOLLOWING_DRAFTS < pace._first_k
             continue
-        timed = math.ceil(pace._lasting(SAMPLE_TOKENS))
+        timed = math.ceil(pace._text.lasting(SAMPLE_TOKENS))
         assert (pace.turn(), pace.follows(0)) == (NextRound(0, max_plain_tokens=1 + timed), 0)
         pace.checked(plain(1))
         for _ in range(timed):
