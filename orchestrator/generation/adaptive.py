@@ -18,12 +18,12 @@ from flyspec.drafter_names import PREDICTION
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.room import ANYWHERE, Room
 from flyspec.values.rounds import DraftChunk
-from orchestrator.generation.beginning import FOLLOWING_DRAFTS, beginning
+from orchestrator.generation.beginning import beginning
 from orchestrator.generation.experience import FAR, Experience
-from orchestrator.generation.following import Overtaken
+from orchestrator.generation.following import FOLLOWING_DRAFTS, Overtaken
 from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.generation.queries import Queries
-from orchestrator.generation.speedup import drafting, hoped_k, round_ns
+from orchestrator.generation.speedup import drafting, round_ns
 from orchestrator.generation.text_evidence import ENTER, TextEvidence
 
 SEED_ROUNDS = 1.0
@@ -55,14 +55,13 @@ class AdaptivePace(Pace):
         first: FirstToken = PLAIN_FIRST,
         room: Room = ANYWHERE,
     ) -> None:
-        self._experience, self._room = experience, room
-        self._exact = RULE_PRESETS[rule].token_exact
+        self._experience, self._exact = experience, RULE_PRESETS[rule].token_exact
         self._text = TextEvidence(experience, drafter, rule, most, room)
         self._queries = Queries(first.prompt_length)
         self._tokens = self._time_ns = 0.0  # in rounds with drafts since drafting began
         self._begun = self._entered = False
         self._saved_ns = self._saved_before_ns = 0
-        begins = beginning(experience, self._text.drafter, most, room)
+        begins = beginning(experience, self._text)
         self._first_k, self._first_rate, self._at_once = begins.k, begins.rate, begins.judged
         self._first_plain = begins.num_plain  # tokens left before those rounds
         self._turn = NextRound(0, max_plain_tokens=begins.num_plain if begins.k else None)
@@ -96,7 +95,7 @@ class AdaptivePace(Pace):
         self._begun = True
         if round_.proposal.drafter == PREDICTION:  # says nothing about the drafter
             if begun:
-                self._saved_ns += int(round_.num_emitted * experience.plain_ns - round_.round_ns)
+                self._saved_ns += int(round_.saved_ns(experience.plain_ns))
             return
         if not begun:
             without_prompt_ns = int(self._round_ns(len(verdict.decisions)))
@@ -109,13 +108,13 @@ class AdaptivePace(Pace):
         if begun:
             num_rows = 1 + max(round_.num_drafted, len(verdict.decisions))
             experience.stepped(num_rows, verdict.timings.forward_ns)
-        saved_ns = int(round_.num_emitted * experience.plain_ns - round_.round_ns)
+        saved_ns = int(round_.saved_ns(experience.plain_ns))
         self._saved_ns += saved_ns
         if not on_trial:
             drafter.earn(saved_ns, experience.plain_ns)
         round_ = round_._replace(round_ns=usual_ns)
         if self._at_once:
-            drafter.at_once.saved(round_.num_emitted * experience.plain_ns - usual_ns)
+            drafter.at_once.saved(round_.saved_ns(experience.plain_ns))
         self._measure(round_)
         if not experience.may_draft:
             self._turn = NextRound(0)
@@ -166,8 +165,8 @@ class AdaptivePace(Pace):
         k, promised = self._text.best()
         plain_ns, drafter = self._experience.plain_ns, self._text.drafter
         if drafter.is_on_trial:
-            drafter.tried(round_.num_emitted * plain_ns - round_.round_ns, plain_ns)
-            k = k or hoped_k(self._experience, drafter, self._text.most, self._room)[0]
+            drafter.tried(round_.saved_ns(plain_ns), plain_ns)
+            k = k or self._text.hoped()[0]
         slower = self._tokens * plain_ns < self._time_ns
         much_shorter = 0 < k <= SHORTER * len(round_.verdict.decisions)
         if slower and much_shorter:  # what was measured says little of such rounds

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from flyspec.rules.room import ANYWHERE, Room
-from orchestrator.generation.experience import DrafterExperience, Experience
-from orchestrator.generation.speedup import hoped_k, lasting
+from orchestrator.generation.experience import Experience
+from orchestrator.generation.following import FOLLOWING_DRAFTS
+from orchestrator.generation.text_evidence import TextEvidence
 
 ENTER_AT_ONCE = 1.2
 """Multiple of plain decoding's tokens/s that drafting must promise, by the evidence of other texts,
 to begin with the second token."""
-FOLLOWING_DRAFTS = 15
-"""Maximum drafts of a proposal that is made during plain decoding."""
 SAMPLE_TOKENS = 32
 """Tokens behind the first one of a text that times plain decoding."""
 
@@ -31,19 +29,18 @@ class Beginning(NamedTuple):
     num_plain: int = 1
 
 
-def beginning(
-    experience: Experience, drafter: DrafterExperience, most: int, room: Room = ANYWHERE
-) -> Beginning:
-    """Decide how the next text begins, with up to `most` drafts per round."""
-    if not experience.may_draft:
+def beginning(experience: Experience, text: TextEvidence) -> Beginning:
+    """Decide how a text begins, of which nothing is known yet."""
+    drafter = text.drafter
+    if not (experience.may_draft and (drafter.is_known or drafter.is_on_trial)):
         return Beginning()
-    k, rate = hoped_k(experience, drafter, most, room)
+    k, rate = text.hoped()
     if drafter.is_on_trial:  # what counts is measured
         return Beginning(min(k, FOLLOWING_DRAFTS), 1.0 / experience.plain_ns)
-    if not drafter.is_known or rate * experience.plain_ns < ENTER_AT_ONCE:
+    if rate * experience.plain_ns < ENTER_AT_ONCE:
         return Beginning()
     drafts = drafter.at_once.next()
     if drafts or drafter.at_once.samples_plain:
-        timed = 0 if drafts else math.ceil(lasting(SAMPLE_TOKENS, experience))
+        timed = 0 if drafts else math.ceil(text.lasting(SAMPLE_TOKENS))
         return Beginning(k, rate, judged=True, num_plain=1 + timed)
     return Beginning()

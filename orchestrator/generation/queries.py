@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from orchestrator.generation.beginning import FOLLOWING_DRAFTS
 from orchestrator.generation.experience import MOST_ALLOWANCE_NS, DrafterExperience
-from orchestrator.generation.following import Overtaken
+from orchestrator.generation.following import FOLLOWING_DRAFTS, Overtaken
 from orchestrator.generation.text_evidence import TextEvidence
 
 FOLLOWING_COST_NS = 3_000_000

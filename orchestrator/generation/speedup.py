@@ -16,14 +16,6 @@ LEAST_DIFFERING = 0.05
 PATIENCE = 3.0
 """Multiple of the usual round time that a proposal may take."""
 PATIENCE_START_NS = 5_000_000
-QUICK_NS = 500_000
-"""Time per token of plain decoding that numbers of tokens are meant for. Slower targets have fewer
-tokens in the same time, and being wrong costs them fewer."""
-
-
-def lasting(num_tokens: float, experience: Experience) -> float:
-    """Return how many of this target's tokens take as long as `num_tokens` of a quick one's."""
-    return max(1.0, num_tokens * min(1.0, QUICK_NS / experience.plain_ns))
 
 
 def round_ns(experience: Experience, drafter: DrafterExperience, k: int) -> float:
@@ -51,17 +43,6 @@ def best_k(
         if rate > best_rate:
             best, best_rate = k, rate
     return best, best_rate
-
-
-def hoped_k(
-    experience: Experience, drafter: DrafterExperience, most: int, room: Room = ANYWHERE
-) -> tuple[int, float]:
-    """Return the best K, up to `most`, by the drafter's acceptance in all texts; and its rate.
-
-    Optimistic on little evidence: a drafter of which nothing is known is taken for very good.
-    """
-    survivals = drafter.acceptance.survivals(most, hopeful=True)
-    return best_k(experience, drafter, survivals, room)
 
 
 def _accepted(survivals: Sequence[float], loosening: float, room: Room) -> Iterator[float]:

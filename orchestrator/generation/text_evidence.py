@@ -10,7 +10,7 @@ from orchestrator.generation.acceptance import Acceptance
 from orchestrator.generation.experience import Experience, TextKind
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.recent import Recent
-from orchestrator.generation.speedup import best_k, lasting, round_ns
+from orchestrator.generation.speedup import best_k, round_ns
 
 ENTER = 1.1
 """Multiple of plain decoding's tokens/s that drafting must promise to begin within a text."""
@@ -18,6 +18,9 @@ EVIDENCE = 6
 """Minimum tokens of this text that the promise must rest on."""
 CONFIDENCE_MEMORY = 0.95
 """Factor by which the target's confidence in a token fades with each further token."""
+QUICK_NS = 500_000
+"""Time per token of plain decoding that numbers of tokens are meant for. Slower targets have fewer
+tokens in the same time, and being wrong costs them fewer."""
 LIKELY_TOKENS = 64
 """Assumed remaining length of a text; of a longer one, as much again."""
 CAUGHT_UP = 0.5
@@ -96,6 +99,13 @@ class TextEvidence:
         survivals = survivals or self._acceptance.survivals(self.most)
         return best_k(self._experience, self.drafter, survivals, self._room)
 
+    def hoped(self) -> tuple[int, float]:
+        """Return the best K and its tokens per ns, by the drafter's acceptance in all texts.
+
+        Optimistic on little evidence: a drafter of which nothing is known is taken for very good.
+        """
+        return self.best(self.drafter.acceptance.survivals(self.most, hopeful=True))
+
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         """Return the drafts' survivals, by the drafter's confidences or else by past acceptance."""
         if proposal.confidences:
@@ -142,4 +152,4 @@ class TextEvidence:
 
     def lasting(self, num_tokens: float) -> float:
         """Return how many of this target's tokens take as long as `num_tokens` of a quick one's."""
-        return lasting(num_tokens, self._experience)
+        return max(1.0, num_tokens * min(1.0, QUICK_NS / self._experience.plain_ns))

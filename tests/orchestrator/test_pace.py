@@ -24,7 +24,7 @@ from orchestrator.generation.adaptive import (
     FOLLOWING_SHARE,
     AdaptivePace,
 )
-from orchestrator.generation.beginning import FOLLOWING_DRAFTS, SAMPLE_TOKENS
+from orchestrator.generation.beginning import SAMPLE_TOKENS
 from orchestrator.generation.experience import (
     KNOWN,
     PLAIN_EVERY,
@@ -34,7 +34,7 @@ from orchestrator.generation.experience import (
     DrafterExperience,
     Experience,
 )
-from orchestrator.generation.following import Overtaken
+from orchestrator.generation.following import FOLLOWING_DRAFTS, Overtaken
 from orchestrator.generation.pace import (
     CheckedRound,
     FirstToken,
