@@ -13,6 +13,7 @@ from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck
 from orchestrator.front.http.app import make_app, paths_of
 from orchestrator.front.http.gate import HttpGate, HttpMetrics, Limits
+from orchestrator.front.http.origins import Origins
 from orchestrator.front.http.server import HttpServer
 from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
@@ -36,6 +37,7 @@ def make_server(
     gate = HttpGate(
         app,
         security,
+        Origins(settings),
         KeyCheck(keys, Scope.GENERATE) if security.keys and keys is not None else None,
         Limits(max_body_bytes, settings.write_timeout_s),
         HttpMetrics(registry, paths_of(app)),

@@ -22,8 +22,9 @@ from flyspec.security import PortSecurity
 from flyspec.telemetry import new_request_id
 from flyspec.telemetry.request_ids import set_request_id
 from orchestrator.front.access import KeyCheck
-from orchestrator.front.http.errors import TooLargeError, response_of
+from orchestrator.front.http.errors import TooLargeError, UnsupportedEncodingError, response_of
 from orchestrator.front.http.event_stream import STOPPED
+from orchestrator.front.http.origins import Origins
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +82,13 @@ class HttpGate:
         self,
         app: Any,
         security: PortSecurity,
+        origins: Origins,
         keys: KeyCheck | None,
         limits: Limits,
         metrics: HttpMetrics,
     ) -> None:
         self._app, self._keys, self._limits, self._metrics = app, keys, limits, metrics
+        self._origins = origins
         self._names = CertificateNames(security.names) if security.names else None
         self._exchanges: set[_Exchange] = set()
 
@@ -112,9 +115,10 @@ class HttpGate:
         scope = exchange.scope
         try:
             path = scope["path"]
+            self._origins.admit(exchange.headers)
             if path not in OPEN and not path.startswith(OPEN_BELOW):
                 self._check(scope, exchange.headers)
-            exchange.check_length()
+            exchange.check_head()
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
             stopped = scope["state"].get(STOPPED)
@@ -161,7 +165,13 @@ class _Exchange:
         self._id = given if is_request_id(given) else new_request_id()
         set_request_id(self._id)
 
-    def check_length(self) -> None:
+    def check_head(self) -> None:
+        """Raises `TooLargeError`, `UnsupportedEncodingError`."""
+        encoding = self.headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if encoding.lower() not in ("", "identity"):
+            raise UnsupportedEncodingError(
+                f"content-encoding: {encoding!r:.100} is not supported; send the body as it is"
+            )
         length = self.headers.get(b"content-length", b"")
         if length.isdigit():
             self._check_size(int(length))
