@@ -15,11 +15,15 @@ from flyspec.telemetry.request_ids import request_id
 
 LogFormat = Literal["text", "json"]
 
-_ONE_LINE = str.maketrans({"\n": "\\n", "\r": "\\r"})
+_CONTROL = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_ONE_LINE = {code: ascii(chr(code))[1:-1] for code in _CONTROL}
 
 
 class TextFormatter(logging.Formatter):
-    """Text lines: time, service, level, message, then fields as `name=value`."""
+    """Text lines: time, service, level, message, then fields as `name=value`.
+
+    A value that could be taken for more than one is a JSON string.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s {service} %(levelname)s %(message)s", "%H:%M:%S")
@@ -27,7 +31,7 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Format all but the traceback on one line, even if it quotes line breaks from a peer."""
         line = super().formatMessage(record)
-        parts = [line, *(f"{name}={value}" for name, value in _fields(record).items())]
+        parts = [line, *(f"{name}={_value(value)}" for name, value in _fields(record).items())]
         return " ".join(parts).translate(_ONE_LINE)
 
 
@@ -52,6 +56,12 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+def _value(value: Any) -> str:
+    text = str(value)
+    plain = text.isprintable() and text and not any(c in text for c in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

@@ -80,9 +80,32 @@ def test_a_text_line_has_the_fields_after_the_message():
     assert line.endswith(" verify INFO done tokens=3")
 
 
-def test_what_a_peer_sent_makes_no_line_of_its_own():
-    line = TextFormatter("verify").format(record("refused: %s", "a\n12:00:00 verify INFO fine"))
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
+def test_what_a_peer_sent_makes_no_line_of_its_own(end):
+    sent = f"a{end}12:00:00 verify INFO fine\x1b[2K\x9b2K"
+    line = TextFormatter("verify").format(record("refused: %s", sent, **fields(client=sent)))
     assert len(line.splitlines()) == 1
+    assert not {"\x1b", "\x9b"} & {*line}
+
+
+@pytest.mark.parametrize(
+    ("client", "shown"),
+    [
+        ("team-a", "team-a"),
+        ("10.0.0.0/24", "10.0.0.0/24"),
+        ("ü", "ü"),
+        ("a status=OK", '"a status=OK"'),
+        ("a=b", '"a=b"'),
+        ('"', '"\\""'),
+        ("", '""'),
+        ("a\u00a0b", '"a\\u00a0b"'),
+        (None, "None"),
+        (["a", 1], "\"['a', 1]\""),
+    ],
+)
+def test_what_a_client_calls_itself_makes_no_field_of_its_own(client, shown):
+    line = TextFormatter("x").format(record("request ended", **fields(client=client, status="OK")))
+    assert line.endswith(f" request ended client={shown} status=OK")
 
 
 @pytest.mark.parametrize(
