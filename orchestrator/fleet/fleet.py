@@ -163,7 +163,7 @@ class Fleet:
     async def _read_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> Target:
         """Make a replica's model the target. Raises `UnavailableError`."""
         bundle = await service.tokenizer()
-        return Target(info, Tokenizer(bundle), bundle)
+        return Target(info, Tokenizer(bundle, self._settings.allow_special_tokens), bundle)
 
     def offer(self, target: Target) -> VerifyServiceInfo:
         """Return a target's description, with the judge that most of its replicas have now.

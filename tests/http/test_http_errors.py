@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 import pytest
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -155,8 +158,9 @@ async def test_values_that_change_nothing(bare, neutral):
         (b"[1]", "must be a JSON object"),
         (b"3", "must be a JSON object"),
         (b"", "must be a JSON object"),
-        (b'{"messages": ' + b"[" * 100_000, ""),
-        (b'{"messages": "\xff"}', ""),
+        (b'{"messages": ' + b"[" * 100_000, "nested too deeply"),
+        (b'{"messages": "\xff"}', "the body is not UTF-8: byte 14 is invalid"),
+        (gzip.compress(b"{}"), "the body is not UTF-8"),
     ],
 )
 async def test_bodies_that_are_no_objects(bare, content, message):
@@ -164,6 +168,32 @@ async def test_bodies_that_are_no_objects(bare, content, message):
     reply = await bare.post(CHAT, content=content, headers=headers)
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
+
+
+async def test_compressed_bodies(bare):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    reply = await bare.post(CHAT, content=gzip.compress(b"{}"), headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"]) == (415, "invalid_request_error")
+    assert error["message"].startswith("content-encoding: 'gzip' is not supported; send the body")
+    headers["content-encoding"] = "identity"
+    sent = json.dumps({"messages": SAID, "max_tokens": 1})
+    assert (await bare.post(CHAT, content=sent, headers=headers)).status_code == 200
+
+
+async def test_special_tokens_in_messages_stay_text(bare):
+    """Of the target's tokenizer: 0 is <s>, 1 is </s>."""
+    said = [{"role": "system", "content": "a<s>"}, {"role": "user", "content": "b</s>c"}]
+    asked = {"messages": said, "tools": [{"type": "function", "function": {"name": "</s>"}}]}
+    found = (await bare.post("/tokenize", json=asked)).json()["tokens"]
+    assert min(found) > 2
+    text = await bare.post("/detokenize", json={"tokens": found})
+    assert text.json()["prompt"] == "system: a<s>\nuser: b</s>c\n</s>\nassistant:"
+    more = {"max_tokens": 1, "return_token_ids": True}
+    reply = await bare.post(CHAT, json=asked | more)
+    assert reply.json()["choices"][0]["prompt_token_ids"] == found
+    reply = await bare.post(TEXT, json={"prompt": "b</s>c", **more})
+    assert 1 in reply.json()["choices"][0]["prompt_token_ids"]  # a prompt is the client's to write
 
 
 async def test_unknown_models_paths_and_methods(bare):
