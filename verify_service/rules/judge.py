@@ -143,7 +143,7 @@ def hear(
     def decide(answers: Answers) -> Verdict:
         if all(stretch.samples for stretch in stretches):
             seen = None
-            own = _own_tokens(stretches, round_, answers, exact_until)
+            own = _own_tokens(stretches, round_, answers, exact_until, num_speculative_tokens)
             matches: Sequence[bool] = (False,) * len(drafts)  # no windows
         else:
             seen = observe(inquiry, answers, [s.num_samples for s in judged_by])
@@ -186,7 +186,11 @@ judge = alone(hear)
 
 
 def _own_tokens(
-    stretches: Sequence[Stretch], round_: Round, answers: Answers, exact_until: int
+    stretches: Sequence[Stretch],
+    round_: Round,
+    answers: Answers,
+    exact_until: int,
+    num_speculative_tokens: int,
 ) -> Sequence[int]:
     """Return the target's own tokens as speculative sampling needs them, the bonus token last.
 
@@ -194,7 +198,8 @@ def _own_tokens(
     """
     count = len(round_.drafts)
     guards = any(stretch.parts.loosening for stretch in stretches)
-    needed = count if guards else min(count, max(0, exact_until))
+    several = 0 < num_speculative_tokens < count  # rounds, with bonus tokens between them
+    needed = count if guards or several else min(count, max(0, exact_until))
     (bonus,) = answers.tokens(TARGET_STREAM, count, count + 1)
     return (*answers.tokens(TARGET_STREAM, 0, needed), bonus)
 
