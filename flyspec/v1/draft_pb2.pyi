@@ -304,8 +304,8 @@ class DraftAdvance(_message.Message):
     ignored.
     """
     min_confidence: _builtins.float
-    """End the proposal after the token with which its probability, as the drafter
-    estimates it, falls below this, in [0, 1]. 0: never.
+    """End the proposal after the token with which the product of its `confidences`
+    falls below this, in [0, 1]. 0: never.
     """
     score: _builtins.bool
     """Report for each appended token whether the drafter would have proposed it."""
@@ -499,8 +499,10 @@ class DraftResponse(_message.Message):
 
     @_builtins.property
     def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One per token of this chunk, if known: the drafter's probability of the token,
-        in [0, 1].
+        """One per token of this chunk, if known: the largest probability of the
+        distribution that the token was drawn from, in [0, 1]. Not the token's own
+        probability: it may depend on the tokens before it alone, since drafts are left
+        out by it, and a drawn one must not be for what it is.
         """
 
     @_builtins.property

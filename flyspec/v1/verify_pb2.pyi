@@ -750,7 +750,8 @@ class VerifyRound(_message.Message):
         """One per drafted token, or none: the sender's estimate of the probability that
         the token is reached and accepted, in [0, 1], non-increasing. If a step shared by
         several sessions would cost more than they are worth, the least likely drafts
-        are left out. None: all are verified.
+        are left out, from the first one on that does not pay. None: all are verified.
+        Under rules that draw, an estimate may depend on the tokens before its own alone.
         """
 
     @_builtins.property
@@ -878,8 +879,8 @@ class HeadRequest(_message.Message):
     max_tokens: _builtins.int
     """Maximum tokens of the proposal; 0: the head only reads the round."""
     min_confidence: _builtins.float
-    """The proposal ends after the token with which its probability, as the head
-    estimates it, falls below this. 0: no limit.
+    """The proposal ends after the token with which the product of its `confidences`
+    falls below this, in [0, 1]. 0: no limit.
     """
     num_rounds: _builtins.int
     """Rounds that the head may go on with after this one, without their being sent. Each
@@ -923,7 +924,9 @@ class HeadProposal(_message.Message):
 
     @_builtins.property
     def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The head's probability of each token, in [0, 1]."""
+        """For each token the largest probability of the distribution that the head drew
+        it from, in [0, 1].
+        """
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
@@ -1052,8 +1055,9 @@ class VerifyResponse(_message.Message):
     service_ns: _builtins.int
     """Time from the round's arrival to this response, ns."""
     plain_confidence: _builtins.float
-    """If requested: the target's mean probability of `plain_token_ids` and
-    `next_token_id`; 0 if unknown, as in a step shared with drafts.
+    """If requested: the mean of the target's largest probabilities in the places of
+    `plain_token_ids` and `next_token_id`; 0 if unknown, as in a step shared with
+    drafts.
     """
     head_ns: _builtins.int
     """Time in the head since the last response, ns."""
