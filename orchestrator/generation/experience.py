@@ -114,12 +114,11 @@ class DrafterExperience:
     """Experience with one drafter under one rule.
 
     `acceptance` covers its drafts in all texts; `loosening` is the share accepted of drafts that
-    differ from the target's tokens. A draft to which the drafter gives probability c is accepted
-    with probability about c ** `sharpness`. `draft_ns` is the drafter's time per further token,
-    `overhead_ns` a round's time besides those and the target's step, `reading_ns` the delay of
-    plain decoding per token that the drafter reads alongside it. `allowance_ns` is what may be
-    spent on queries (nothing if below 0), `num_in_vain` the number of consecutive queries after
-    which drafting did not pay off.
+    differ from the target's tokens. A draft with confidence c is accepted with probability about
+    c ** `sharpness`. `draft_ns` is the drafter's time per further token, `overhead_ns` a round's
+    time besides those and the target's step, `reading_ns` the delay of plain decoding per token
+    that the drafter reads alongside it. `allowance_ns` is what may be spent on queries (nothing if
+    below 0), `num_in_vain` the number of consecutive queries after which drafting did not pay off.
     """
 
     def __init__(self, lossy: bool = False) -> None:
@@ -195,7 +194,7 @@ class DrafterExperience:
         self.acceptance.checked(len(outcomes), accepted, credit)
         chances = self.survivals(proposal.confidences[: len(outcomes)])
         if chances and not verdict.failed and not credit:
-            surplus = (sum(chances) - accepted) / len(chances)
+            surplus = (sum(chances) - min(accepted, len(chances))) / len(chances)
             sharpness = self.sharpness * (1.0 + SHARPNESS_STEP * surplus)
             self.sharpness = min(MOST_SHARPNESS, max(LEAST_SHARPNESS, sharpness))
         return credit

@@ -144,6 +144,15 @@ class GenerationPlan:
         """Whether the output equals plain decoding in all phases."""
         return all(RULE_PRESETS[rule.name].token_exact for rule in self.phase_rules)
 
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn from distributions that a rule judges them by, at random.
+
+        Then none may be dropped for what it is: whether a position is checked depends on the drafts
+        before it alone.
+        """
+        return self.distribution is not None and self.distribution.draw_from_it
+
     def tracked(self, tokenizer: Tokenizer) -> Phases | None:
         """Return what finds out which phase holds where; None if there is only one rule."""
         if not self.phases:

@@ -92,7 +92,7 @@ class Rounds:
             )
         self._next = NextProposal(
             pace, drafting, self._sequence, requests.draft_limit, ledger, plan.adaptive,
-            self._prediction, self._num_ahead, requests.may_be_tree,
+            self._prediction, self._num_ahead, requests.may_be_tree, plan.draws,
         )  # fmt: skip
         requests.next = self._next
 

@@ -107,10 +107,16 @@ class TextEvidence:
         return self.best(self.drafter.acceptance.survivals(self.most, hopeful=True))
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
-        """Return the drafts' survivals, by the drafter's confidences or else by past acceptance."""
-        if proposal.confidences:
-            return self.drafter.survivals(proposal.confidences)
-        return self._acceptance.survivals(min(self.most, len(proposal.token_ids)))
+        """Return the drafts' survivals, by the drafter's confidences or else by past acceptance.
+
+        What is said of a draft depends on those before it, not on itself or on what follows.
+        """
+        chances = self.drafter.survivals(proposal.confidences)
+        if (known := len(chances)) < (count := min(self.most, len(proposal.token_ids))):
+            least = chances[-1] if chances else 1.0
+            usual = self._acceptance.survivals(count)
+            chances += [min(least, chance) for chance in usual[known:]]
+        return chances
 
     def sure_of(self, overtaken: Overtaken) -> float:
         """Return the tokens per ns of rounds like this proposal, by its confidences; 0 if too slow.
