@@ -760,6 +760,7 @@ class GenerationStarted(_message.Message):
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request in logs."""
     model: _builtins.str
@@ -812,6 +813,10 @@ class GenerationStarted(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams:
         """How tokens are chosen, with all parameters set."""
 
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As requested."""
+
     def __init__(
         self,
         *,
@@ -834,10 +839,11 @@ class GenerationStarted(_message.Message):
         weights_fingerprint: _builtins.str = ...,
         numerics: _builtins.str = ...,
         server_version: _builtins.str = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "rule", b"rule", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "adaptive", b"adaptive", "drafter", b"drafter", "exact_inside", b"exact_inside", "exact_until_position", b"exact_until_position", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "max_tokens", b"max_tokens", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "numerics", b"numerics", "phases", b"phases", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "server_version", b"server_version", "warnings", b"warnings", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "adaptive", b"adaptive", "drafter", b"drafter", "exact_inside", b"exact_inside", "exact_until_position", b"exact_until_position", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "max_tokens", b"max_tokens", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "numerics", b"numerics", "phases", b"phases", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "server_version", b"server_version", "stop_token_ids", b"stop_token_ids", "warnings", b"warnings", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_loose_cost_nats: _TypeAlias = _typing.Literal["max_loose_cost_nats"]  # noqa: Y015
     _WhichOneofArgType__max_loose_cost_nats: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats"]  # noqa: Y015

@@ -74,6 +74,7 @@ class Started:
     weights_fingerprint: str = ""
     numerics: str = ""
     server_version: str = ""
+    stop_token_ids: Sequence[int] = ()
 
     @property
     def rules_by_index(self) -> tuple[Rule, ...]:

@@ -13,6 +13,7 @@ from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, Tok
 
 MAX_SCORED = 64
 """Maximum appended tokens that a drafter is asked to score."""
+MAX_STOP_TOKEN_IDS = 1024
 MAX_TOP_TOKENS = 16
 """Maximum most likely tokens per row that a verdict returns, and rounds of which a drafter is told
 at once."""
@@ -313,7 +314,7 @@ class VerifyOpen:
     `logprobs` is the number of most likely tokens to report log-probabilities for, besides the
     token's own; None: report none. `waited_ms` is how long the request has waited; None: do not
     wait for a slot. `weights_fingerprint` and `numerics` must match the model's unless empty, and
-    `judge_fingerprint` the judge's.
+    `judge_fingerprint` the judge's. `stop_token_ids` are ends of sequence to the rules.
     """
 
     token_ids: Sequence[int]
@@ -328,6 +329,7 @@ class VerifyOpen:
     numerics: str = ""
     other_rules: Sequence[Rule] = ()
     judge_fingerprint: str = ""
+    stop_token_ids: Sequence[int] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:

@@ -85,6 +85,7 @@ def verify(facts: Facts) -> Iterator[Session]:
             "other_rules": [{"name": "exact"}, {"name": "margin"}] if number % 2 else [],
             "orchestrator_id": "fuzz", "waited_ms": 1 if number == 1 else None,
             "sampling": SAMPLING if number % 3 else {}, "logprobs": 3 if number % 2 else None,
+            "stop_token_ids": [11] if number % 2 else [],
         }  # fmt: skip
         pieces = []
         if preset.draft is not None:

@@ -13,13 +13,13 @@ from flyspec.spelling import did_you_mean
 from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from flyspec.values.phases import EXACT_INSIDE, MAX_PHASES, Phase
 from flyspec.values.requests import GenerateOptions
+from flyspec.values.rounds import MAX_STOP_TOKEN_IDS
 from orchestrator.generation.limits import Limits
 from orchestrator.generation.prompt import check_ids
 from orchestrator.generation.rule_files import RuleBook
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 EXACT = Rule("exact")
 
 

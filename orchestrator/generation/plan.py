@@ -185,6 +185,7 @@ class GenerationPlan:
             weights_fingerprint=model.weights_fingerprint,
             numerics=model.numerics,
             server_version=__version__,
+            stop_token_ids=sorted(self.stop_token_ids),
         )
 
 

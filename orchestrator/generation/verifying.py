@@ -75,6 +75,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             weights_fingerprint=targets.required_weights,
             numerics=targets.required_numerics,
             judge_fingerprint=targets.required_judge,
+            stop_token_ids=sorted(plan.stop_token_ids),
         )
         self._reopen_timeout_s = reopen_timeout_s
         self._avoided: list[Replica[VerifyUpstream]] = []  # full or failed when last tried

@@ -65,6 +65,8 @@ def hear(
     the target's own token; if none is rejected, all are accepted, followed by the bonus token. The
     round ends at its first drafted EOS; later drafts are not reached. K = 0 is plain decoding.
 
+    `eos_token_ids` are all tokens that end the text, the request's stop tokens among them.
+
     A mismatch is accepted if the rule's criterion and window allow it, neither token is guarded
     (`control_token_ids`, `eos_token_ids`, the rule's own `guarded_token_ids`), its processed
     probability is not 0, its position is not before `exact_until_position` and its cost fits into

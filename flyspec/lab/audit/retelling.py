@@ -286,7 +286,7 @@ def _end(reason: FinishReason, stop: str | int | None) -> str:
 
 
 def _output_of(recording: Recording, tokenizer: Tokenizer) -> Output:
-    """Return an output that ends as the recording says: by which stop string or token, if any."""
+    """Return an output that ends as the recording says: by which stop string, if any."""
     started, completion, ids = recording.started, recording.completion, recording.output.token_ids
     stop = completion.stop_reason
     eos = tokenizer.eos_token_ids
@@ -297,6 +297,6 @@ def _output_of(recording: Recording, tokenizer: Tokenizer) -> Output:
         started.max_tokens,
         (stop,) if isinstance(stop, str) else (),
         goes_on or (bool(ids) and ids[-1] in eos and not by_eos),
-        (stop,) if isinstance(stop, int) else (),
+        started.stop_token_ids,
         started.sampling.min_tokens,
     )

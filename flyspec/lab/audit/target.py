@@ -141,7 +141,7 @@ class AuditedTarget:
             sampling=started.sampling,
             seed=started.seed,
             start_position=len(round_.prefix),
-            eos_token_ids=self.local.eos,
+            eos_token_ids=self.local.eos.union(started.stop_token_ids),
             control_token_ids=self.local.bundle.control_token_ids,
             budget=record.budget,
             exact_until_position=record.exact_until_position,
