@@ -112,6 +112,7 @@ class Generations:
                         model,
                         *accounts,
                         sharing_scope=self._sharing_scope(caller),
+                        repeat_timeout_s=self._settings.reopen_timeout_s,
                     )
                 ) as drafting,
                 closing(
@@ -162,6 +163,7 @@ class Generations:
         if self._twins is not None and kept and not verifying.mixed_numerics:
             self._twins.consider(LossyText(plan, target, kept))
         ledger.metrics.saved_ns = pace.saved_ns
+        ledger.metrics.num_unrepeated_rounds = pace.num_unrepeated
         ledger.finish()
         timings.total_ns = time.perf_counter_ns() - arrived
         observation.completed(output, ledger)
@@ -238,7 +240,7 @@ class Generations:
             pace = AdaptivePace(
                 experience, drafting.assigned_name, plan.main_rule, k, first, plan.room
             )
-        return RepeatedPace(earlier, pace) if earlier else pace
+        return RepeatedPace(earlier, pace, drafting.assigned_name) if earlier else pace
 
     def _staging(self, drafting: Drafting, experience: Experience) -> StagingTrial | None:
         """Return what decides whether rounds are staged; None: never."""

@@ -288,7 +288,7 @@ class Speculation(_message.Message):
     """
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
-        """Acceptance rule. Unset: the server's default, `fly`."""
+        """Acceptance rule. Unset: the server's default, its `--rule`."""
 
     @_builtins.property
     def num_draft_tokens_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1069,6 +1069,7 @@ class SpeculationMetrics(_message.Message):
     SAVED_NS_FIELD_NUMBER: _builtins.int
     NUM_STAGING_ROUNDS_FIELD_NUMBER: _builtins.int
     NUM_STAGED_HITS_FIELD_NUMBER: _builtins.int
+    NUM_UNREPEATED_ROUNDS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds with drafts."""
     num_draft_tokens: _builtins.int
@@ -1113,6 +1114,11 @@ class SpeculationMetrics(_message.Message):
     """Rounds for whose verdict others were staged at the target."""
     num_staged_hits: _builtins.int
     """Those whose verdict began one of these."""
+    num_unrepeated_rounds: _builtins.int
+    """Rounds that `num_draft_tokens_per_round` of the request was to repeat, and that
+    had another number of drafts, or another drafter's: since the drafter was lost, or
+    the request is another. If not 0, lossy text may be other than the earlier run's.
+    """
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Element i is the number of rounds with i accepted drafts."""
@@ -1140,10 +1146,11 @@ class SpeculationMetrics(_message.Message):
         saved_ns: _builtins.int = ...,
         num_staging_rounds: _builtins.int = ...,
         num_staged_hits: _builtins.int = ...,
+        num_unrepeated_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_agreed_tokens", b"num_agreed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafter_stops", b"num_drafter_stops", "num_loose_tokens", b"num_loose_tokens", "num_plain_bursts", b"num_plain_bursts", "num_plain_tokens", b"num_plain_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_scored_tokens", b"num_scored_tokens", "num_spec_steps", b"num_spec_steps", "num_staged_hits", b"num_staged_hits", "num_staging_rounds", b"num_staging_rounds", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes", "saved_ns", b"saved_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_agreed_tokens", b"num_agreed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafter_stops", b"num_drafter_stops", "num_loose_tokens", b"num_loose_tokens", "num_plain_bursts", b"num_plain_bursts", "num_plain_tokens", b"num_plain_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_scored_tokens", b"num_scored_tokens", "num_spec_steps", b"num_spec_steps", "num_staged_hits", b"num_staged_hits", "num_staging_rounds", b"num_staging_rounds", "num_unrepeated_rounds", b"num_unrepeated_rounds", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes", "saved_ns", b"saved_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

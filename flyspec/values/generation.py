@@ -209,6 +209,7 @@ class SpeculationMetrics(DraftCounts):
     saved_ns: int = 0
     num_staging_rounds: int = 0
     num_staged_hits: int = 0
+    num_unrepeated_rounds: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:

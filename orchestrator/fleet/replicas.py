@@ -202,6 +202,11 @@ class Pool(Generic[S]):
         return [replica for replica in self._replicas.values() if replica.usable]
 
     @property
+    def answering(self) -> list[Replica[S]]:
+        """The usable replicas, and those that only rest after failures."""
+        return [r for r in self.replicas if r.takes_new and not (r.misfit or r.breaker.is_out)]
+
+    @property
     def reason(self) -> str:
         return "; ".join(r.reason for r in self.replicas if r.reason) or "no address is known"
 

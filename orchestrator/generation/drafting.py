@@ -46,20 +46,27 @@ class Drafting(ServiceDrafting):
         recoveries: Recoveries,
         correlation: Correlation = UNKNOWN,
         sharing_scope: str = "",
+        repeat_timeout_s: float = 0.0,
     ) -> None:
-        super().__init__(drafters, plan, target, metrics, recoveries, correlation, sharing_scope)
+        super().__init__(
+            drafters, plan, target, metrics, recoveries, correlation, sharing_scope,
+            repeat_timeout_s,
+        )  # fmt: skip
         self._lookup = LocalLookup(plan.distribution is not None)
         self._from_head = HeadDrafts(replace(self._template, drafter_vocab_size=self._vocab_size))
         self._handover = Handover()
         self._ignore_eos = plan.ignore_eos
 
-    async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
+    async def propose(
+        self, token_ids: Sequence[int], request: DraftAdvance, repeats: bool = False
+    ) -> DraftChunk:
         """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
 
         `keep_length` and `append_token_ids` of `request` are filled in by the session. `token_ids`
-        must not change meanwhile.
+        must not change meanwhile. Where a round `repeats` one of an earlier run, it waits for its
+        drafter as long as that is there, however slow.
         """
-        self._began_ns = time.perf_counter_ns()
+        self._began_ns, self._repeats = time.perf_counter_ns(), repeats
         self.look_around()
         self._failed.clear()
         self._lost.clear()

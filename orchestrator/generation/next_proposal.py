@@ -291,7 +291,7 @@ class NextProposal:
             max_tree_tokens=num_drafts if not score and self._may_be_tree() else 0,
         )  # fmt: skip
         tokens = self._sequence.tokens.copy()
-        return asyncio.create_task(self._drafting.propose(tokens, request))
+        return asyncio.create_task(self._drafting.propose(tokens, request, self._pace.repeats))
 
     async def _confirm(self, begun: Begun) -> DraftChunk:
         """Tell the drafter which of its proposals is being verified; return that."""

@@ -129,6 +129,37 @@ async def test_generations_at_once_do_not_meet():
         assert not any(inside.left)
 
 
+@pytest.mark.parametrize("rests", [False, True])
+async def test_a_repeated_run_waits_for_its_drafter(rests):
+    """Which times out without it, in this generation and, if it `rests`, in one before."""
+    async with scripted() as inside:
+        asked = request(max_tokens=30)
+        *first, done = await run(inside, asked)
+        ks = done.num_draft_tokens_per_round
+        assert max(ks) == 4
+        drafter = inside.drafters["drafter:1"]
+        drafter.timeout_s, drafter.pause_s = 0.05, 0.1
+        if rests:
+            assert (await run(inside, asked))[-1].num_recoveries
+        asked = request(max_tokens=30, num_draft_tokens_per_round=ks, num_speculative_tokens=4)
+        *again, repeated = await run(inside, asked)
+        origins = [[o for e in events if isinstance(e, Chunk) for o in e.origins]
+                   for events in (first, again)]  # fmt: skip
+        assert origins[0] == origins[1]
+        assert repeated.num_draft_tokens_per_round == ks
+        assert (repeated.num_recoveries, repeated.speculation.num_unrepeated_rounds) == (0, 0)
+
+
+async def test_a_repeated_run_says_where_its_drafter_was_lost():
+    async with scripted() as inside:
+        *_, done = await run(inside, request(max_tokens=30))
+        ks = done.num_draft_tokens_per_round
+        inside.drafters["drafter:1"].lost = True
+        asked = request(max_tokens=30, num_draft_tokens_per_round=ks, num_speculative_tokens=4)
+        *_, repeated = await run(inside, asked)
+        assert repeated.speculation.num_unrepeated_rounds > 0
+
+
 async def until(condition):
     while not condition():  # noqa: ASYNC110
         await asyncio.sleep(0.001)
