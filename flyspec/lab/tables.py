@@ -151,9 +151,14 @@ def times_table(reports: Sequence[ConditionReport]) -> FittedTable:
 
 
 def flips_table(reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return answers that changed against plain decoding's, with bounds."""
-    changed = [r for r in reports if r.flips and r.condition != reports[0].condition]
-    return record_table(_FLIPS, changed, f"answers against {reports[0].condition}")
+    """Return answers that changed against plain decoding's, with bounds.
+
+    They count problems, by the first text of each; recoveries are over all texts.
+    """
+    plain = reports[0]
+    changed = [r for r in reports if r.flips and r.condition != plain.condition]
+    basis = ", first text of each problem" if plain.samples > plain.problems else ""
+    return record_table(_FLIPS, changed, f"answers against {plain.condition}{basis}")
 
 
 def versus_table(reports: Sequence[ConditionReport]) -> FittedTable:

@@ -263,3 +263,12 @@ def test_tables_at_80_columns_look_as_they_did() -> None:
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.write_text(shown)
     assert shown == GOLDEN.read_text(), "if that is as it should be: RENEW_GOLDEN=1 pytest ..."
+
+
+def test_a_table_of_flips_says_which_texts_it_counts() -> None:
+    of = {"problems": 25, "flips": filled(statistics.Flips)}
+    for samples, title in ((25, "against random"), (75, "against random, first text of each")):
+        reports = many(compare.ConditionReport, "condition", RULES, samples=samples, **of)
+        reports[0] = dataclasses.replace(reports[0], condition="random")
+        assert title in str(lab_tables.flips_table(reports).title)
+        assert ("first text" in str(lab_tables.flips_table(reports).title)) == (samples > 25)
