@@ -66,6 +66,7 @@ CASES = [
     WrongInput("a directory above the model's", f"{_VERIFY} ./models"),
     WrongInput("weights that are not safetensors", f"{_VERIFY} ./pickled"),
     WrongInput("a file of the weights is missing", f"{_VERIFY} ./half"),
+    WrongInput("more layers than the weights have", f"{_VERIFY} ./deep"),
     WrongInput("a model without a tokenizer", f"{_VERIFY} ./mute"),
     WrongInput("an adapter without its base", f"{_VERIFY} ./adapter"),
     WrongInput("a GGUF file that is none", f"{_VERIFY} ./model.gguf"),
@@ -126,6 +127,9 @@ def folder() -> Iterator[tuple[Path, int]]:
         (root / "empty").mkdir()
         write("pickled", llama, {"pytorch_model.bin": "", "tokenizer.json": tokenizer})
         write("half", llama, {"model.safetensors.index.json": index, "tokenizer.json": tokenizer})
+        index = json.dumps({"weight_map": {"model.layers.1.mlp.up_proj.weight": "a.safetensors"}})
+        files = {"model.safetensors.index.json": index, "a.safetensors": ""}
+        write("deep", {**llama, "num_hidden_layers": 10**9}, files)
         write("mute", llama, {"model.safetensors": ""})
         write("adapter", None, {"adapter_config.json": '{"base_model_name_or_path": "meta/llama"}'})
         write(".", None, {"model.gguf": "", "odd.jsonl": '{"say": "hello"}\n'})

@@ -161,9 +161,14 @@ class Fleet:
         return ""
 
     async def _read_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> Target:
-        """Make a replica's model the target. Raises `UnavailableError`."""
+        """Make a replica's model the target. Raises `UnavailableError`, `IncompatibleError`."""
         bundle = await service.tokenizer()
-        return Target(info, Tokenizer(bundle, self._settings.allow_special_tokens), bundle)
+        try:
+            return Target(info, Tokenizer(bundle, self._settings.allow_special_tokens), bundle)
+        except Exception as error:  # the tokenizers library raises nothing more specific
+            raise IncompatibleError(
+                f"the tokenizer of the verify service at {service.address} cannot be read: {error}"
+            ) from error
 
     def offer(self, target: Target) -> VerifyServiceInfo:
         """Return a target's description, with the judge that most of its replicas have now.

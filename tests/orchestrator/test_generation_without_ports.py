@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from flyspec.errors import (
     DeadlineExceededError,
+    IncompatibleError,
     InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
@@ -29,8 +31,8 @@ from flyspec.values.generation import (
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
-from tests.orchestrator.scripted import EOS, script, scripted
-from tests.orchestrator.tokenizer import TOKENIZER
+from tests.orchestrator.scripted import EOS, Target, script, scripted
+from tests.orchestrator.tokenizer import BUNDLE, TOKENIZER
 
 PROMPT = [5, 6, 7]
 
@@ -158,6 +160,16 @@ async def test_a_repeated_run_says_where_its_drafter_was_lost():
         asked = request(max_tokens=30, num_draft_tokens_per_round=ks, num_speculative_tokens=4)
         *_, repeated = await run(inside, asked)
         assert repeated.speculation.num_unrepeated_rounds > 0
+
+
+async def test_a_tokenizer_that_cannot_be_read_is_named(monkeypatch):
+    async def tokenizer(self):
+        return replace(BUNDLE, tokenizer_json=BUNDLE.tokenizer_json[:-9])
+
+    monkeypatch.setattr(Target, "tokenizer", tokenizer)
+    with pytest.raises(IncompatibleError, match="tokenizer of the verify service at target:1"):
+        async with scripted():
+            pass
 
 
 async def until(condition):
