@@ -371,9 +371,9 @@ class GenerateRequest(_message.Message):
     seed: _builtins.int
     """Seed of the keyed noise. Unset: chosen by the server and reported in `started`."""
     max_tokens: _builtins.int
-    """Maximum output tokens, >= 1. Unset: up to the end of the context. A window across
-    rounds that is still open there fails, so with such a rule the text may depend on
-    it.
+    """Maximum output tokens, >= 1; with the prompt they must fit the context. Unset: up
+    to the end of the context. A window across rounds that is still open there fails,
+    so with such a rule the text may depend on it.
     """
     ignore_eos: _builtins.bool
     """Keep generating past an end of sequence."""
@@ -774,7 +774,7 @@ class GenerationStarted(_message.Message):
     adaptive: _builtins.bool
     """Whether K adapts."""
     max_tokens: _builtins.int
-    """Maximum output tokens: as requested, within the model's context."""
+    """Maximum output tokens: as requested, or as many as fit the model's context."""
     max_loose_tokens: _builtins.int
     """Maximum loosely accepted tokens, by the request or the operator. Unset: no limit."""
     max_loose_cost_nats: _builtins.float

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flyspec.config import OrchestratorSettings
-from flyspec.errors import InvalidArgumentError
+from flyspec.errors import ContextLengthError, InvalidArgumentError
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.room import Room
@@ -203,7 +203,7 @@ def make_plan(
     """
     options, limits = request.options, rules.limits
     prompt = encode_prompt(request.prompt, tokenizer, target.model)
-    max_tokens = _max_tokens(options, target.model.context_length - len(prompt))
+    max_tokens = _max_tokens(options, len(prompt), target.model.context_length)
     sampling = _sampling(options, target, max_tokens)
     given = _given_rule(options, settings)
     length = _length(options, settings)
@@ -286,13 +286,20 @@ def _prediction(
     return encode_prediction(options.prediction, tokenizer, target.model) if k else ()
 
 
-def _max_tokens(options: GenerateOptions, room: int) -> int:
-    """Return the maximum output tokens: as requested, limited by the context."""
-    if options.max_tokens is None:
+def _max_tokens(options: GenerateOptions, prompt_length: int, context_length: int) -> int:
+    """Return the maximum output tokens: as requested, or as many as fit the context."""
+    asked, room = options.max_tokens, context_length - prompt_length
+    if asked is None:
         return room
-    if options.max_tokens < 1:
-        raise InvalidArgumentError(f"max_tokens must be at least 1, got {options.max_tokens}")
-    return min(options.max_tokens, room)
+    if asked < 1:
+        raise InvalidArgumentError(f"max_tokens must be at least 1, got {asked}")
+    if asked > room:
+        raise ContextLengthError(
+            f"max_tokens: this model's maximum context length is {context_length} tokens, of which "
+            f"the prompt has {prompt_length}: at most {room} are left, got {asked}; ask for fewer, "
+            "or shorten the prompt"
+        )
+    return asked
 
 
 def _sampling(

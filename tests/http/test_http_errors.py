@@ -119,6 +119,14 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": ["a"] * 129}, "prompt", "more than 128 choices"),
         (TEXT, {"prompt": [1] * 256}, "prompt", "maximum context length is 256 tokens, but"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "or 0 with echo"),
+        (
+            TEXT, {"prompt": [5] * 6, "max_tokens": 251},
+            "max_tokens", "context length is 256 tokens, of which the prompt has 6: at most 250",
+        ),
+        (
+            CHAT, {"messages": SAID, "max_completion_tokens": 256},
+            "max_tokens", "context length is 256 tokens, of which the prompt has",
+        ),
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "is served here"),
         (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "only 1 is served here"),
         ("/tokenize", {}, "prompt", "give either prompt or messages"),

@@ -118,7 +118,7 @@ async def test_how_requests_end_and_are_refused(observed):
     async with AsyncClient(observed.stack.address, max_retries=0) as client:
         with pytest.raises(FlyspecError):
             await client.complete("", GenerateOptions(max_tokens=4))
-        long = GenerateOptions(max_tokens=2000, ignore_eos=True, rule=Rule("exact"))
+        long = GenerateOptions(max_tokens=250, ignore_eos=True, rule=Rule("exact"))
         running = [asyncio.create_task(client.complete("a", long)) for _ in range(4)]
         active = "flyspec_generations_active"
         await until(lambda: observed.scrape("orchestrator").total(active) == 4)

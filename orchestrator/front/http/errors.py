@@ -175,6 +175,8 @@ def _in_terms_of_bodies(message: str, path: str) -> str:
     for ours in ("prompt:", "chat:"):
         if path in PROMPTS and message.startswith(ours):
             return PROMPTS[path] + message[len(ours) - 1 :]
+    if path == "/v1/responses" and message.startswith("max_tokens:"):
+        return message.replace("max_tokens", "max_output_tokens", 1)
     for ours, theirs in _RENAMED.items():
         if message.startswith(ours):
             return theirs + message.removeprefix(ours)
