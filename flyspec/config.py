@@ -215,7 +215,7 @@ class ModelServerSettings(ServerSettings):
         "sdpa (copies keys; slow), or auto: on a GPU flashinfer if it is installed, else flex",
     )
     enforce_eager: bool = Field(
-        False, description="do not compile layers or capture steps as graphs on a GPU"
+        False, description="compile nothing for a GPU, and capture no steps as graphs"
     )
     max_num_batched_tokens: int = Field(
         2048, ge=128, description="maximum tokens per step, over all sessions"
