@@ -17,6 +17,8 @@ LogFormat = Literal["text", "json"]
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
 _ONE_LINE = {code: ascii(chr(code))[1:-1] for code in _CONTROL}
+MAX_PER_SECOND = 10
+"""Maximum lines of `errors_returned`."""
 
 
 class TextFormatter(logging.Formatter):
@@ -76,6 +78,32 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 def fields(**values: Any) -> dict[str, Any]:
     """Return `extra` for a log call, to add these fields to its line."""
     return {"fields": values}
+
+
+class _Bounded(logging.Filter):
+    """Drops what exceeds `MAX_PER_SECOND`; the next line has the number of those dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second, self._count, self._dropped = 0, 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += 1
+        if self._count > MAX_PER_SECOND:
+            self._dropped += 1
+            return False
+        if self._dropped:
+            record.__dict__.update(fields(**_fields(record), not_logged=self._dropped))
+            self._dropped = 0
+        return True
+
+
+errors_returned = logging.getLogger("flyspec.errors_returned")
+"""For requests and calls that end with an error: refused clients must not fill the disk."""
+errors_returned.addFilter(_Bounded())
 
 
 @contextmanager

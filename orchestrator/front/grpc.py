@@ -17,7 +17,7 @@ import grpc
 from flyspec import rpc, wire
 from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
-from flyspec.telemetry import request_id
+from flyspec.telemetry import request_id, set_client
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from flyspec.values.requests import GenerationRequest, ScoreRequest
 from orchestrator.admission.clients import Caller, address_of
@@ -81,7 +81,7 @@ def caller_of(context: Any) -> Caller:
         if value:
             metadata.setdefault(name, value)
     left: float | None = context.time_remaining()
-    return Caller(
+    caller = Caller(
         address=address_of(context.peer()),
         client_id=metadata.get(CLIENT_ID_KEY, ""),
         key=key_of_call(),
@@ -89,6 +89,8 @@ def caller_of(context: Any) -> Caller:
         request_id=request_id(),
         traceparent=metadata.get(TRACEPARENT_KEY, ""),
     )
+    set_client(caller.shown)
+    return caller
 
 
 async def write(

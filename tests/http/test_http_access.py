@@ -58,6 +58,23 @@ async def test_missing_and_wrong_keys(keyed, authorization, code, kind, message)
         assert (await client.get("/version")).status_code == 200
 
 
+async def test_what_is_refused_is_logged_with_its_reason(keyed, caplog):
+    """Once, at info: a wrong key, a body that is none, a request beyond the key's limit."""
+    stack, keys = keyed
+    caplog.set_level("INFO")
+    async with httpx2.AsyncClient(base_url=base(stack)) as client:
+        for key, body in (("fsk_wrong", ASKED), (keys["team"], {}), (keys["brief"], ASKED)):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await client.post(CHAT, headers=headers, json=body)).status_code >= 400
+    lines = [r.fields for r in caplog.records if r.message == "request ended with an error"]
+    assert [(line["path"], line["code"], line["client"]) for line in lines] == [
+        (CHAT, 401, "127.0.0.1"), (CHAT, 400, "key:team"), (CHAT, 403, "key:brief")
+    ]  # fmt: skip
+    for line, reason in zip(lines, ("invalid API key", "messages", "max_tokens"), strict=True):
+        assert reason in line["reason"]
+    assert not [r for r in caplog.records if r.message == "request ended"]
+
+
 async def test_openai_sends_the_key_and_the_key_has_limits(keyed):
     stack, keys = keyed
     async with openai.AsyncOpenAI(base_url=f"{base(stack)}/v1", api_key="fsk_wrong") as client:

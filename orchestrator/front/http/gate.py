@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -15,13 +16,15 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError, UnavailableError
-from flyspec.metadata import AUTHORIZATION_KEY, REQUEST_ID_KEY, is_request_id
+from flyspec.metadata import AUTHORIZATION_KEY, CLIENT_ID_KEY, REQUEST_ID_KEY, is_request_id
 from flyspec.rpc import CertificateNames
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.security import PortSecurity
-from flyspec.telemetry import new_request_id
+from flyspec.telemetry import fields, new_request_id
+from flyspec.telemetry.logs import errors_returned
 from flyspec.telemetry.request_ids import set_request_id
-from orchestrator.front.access import KeyCheck
+from orchestrator.admission.clients import Caller, network_of
+from orchestrator.front.access import KeyCheck, key_of_call
 from orchestrator.front.http.errors import TooLargeError, UnsupportedEncodingError, response_of
 from orchestrator.front.http.event_stream import STOPPED
 from orchestrator.front.http.origins import Origins
@@ -110,6 +113,9 @@ class HttpGate:
             self._metrics.open.labels(path).dec()
             code = LEFT if exchange.left else exchange.code or LEFT
             self._metrics.ended.labels(path, str(code)).inc()
+            if exchange.reason:
+                why = fields(path=path, code=code, client=exchange.client, reason=exchange.reason)
+                errors_returned.info("request ended with an error", extra=why)
 
     async def _answer(self, exchange: _Exchange) -> None:
         scope = exchange.scope
@@ -147,7 +153,7 @@ class _Exchange:
     """A request and its response: `receive` and `send` with limits.
 
     Once the body is read, a client that leaves cancels the task that answers. `code` is the
-    response's, 0 before it begins.
+    response's, 0 before it begins; `reason` is what an error says.
     """
 
     def __init__(self, scope: dict[str, Any], receive: Any, send: Any, limits: Limits) -> None:
@@ -157,6 +163,7 @@ class _Exchange:
         self.task = task
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.code, self.left, self._finished = 0, False, False
+        self.reason = ""
         self._deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S
         self._size = 0
         self._watch: asyncio.Task[None] | None = None
@@ -164,6 +171,13 @@ class _Exchange:
         given = self.headers.get(REQUEST_ID_KEY.encode(), b"").decode("latin-1")
         self._id = given if is_request_id(given) else new_request_id()
         set_request_id(self._id)
+
+    @property
+    def client(self) -> str:
+        """The client's name in logs."""
+        address = network_of(self.scope["client"][0]) if self.scope["client"] else ""
+        given = self.headers.get(CLIENT_ID_KEY.encode(), b"").decode("latin-1")
+        return Caller(address, given, key_of_call()).shown
 
     def check_head(self) -> None:
         """Raises `TooLargeError`, `UnsupportedEncodingError`."""
@@ -213,8 +227,11 @@ class _Exchange:
             self.code = message["status"]
             headers = (REQUEST_ID_KEY.encode(), self._id.encode())
             message["headers"] = [*message.get("headers", ()), headers]
-        elif not message.get("more_body"):
-            self._finished = True
+        else:
+            if self.code >= 400 and (body := message.get("body", b"")).startswith(b'{"error":'):
+                self.reason = json.loads(body)["error"]["message"]
+            if not message.get("more_body"):
+                self._finished = True
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
                 await self._send(message)
