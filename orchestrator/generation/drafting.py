@@ -159,7 +159,7 @@ class Drafting(ServiceDrafting):
         block = self._from_head.take(token_ids, max_tokens)
         if block is None or head is None or head.name != self._from_head.name:
             return None
-        drafter.stats.proposal_ns_total += block.timings.model_ns
+        drafter.proposed(block.timings.model_ns)
         if drafter.pool is None or self._trouble is None:
             self._recovered(drafter, "the target")
         return replace(block, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
@@ -193,7 +193,8 @@ class Drafting(ServiceDrafting):
         return replace(whole, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
 
     def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:
-        proposal = replace(self._lookup.propose(token_ids, max_tokens), drafter=LOOKUP)
+        proposal = self._lookup.propose(token_ids, max_tokens)
+        proposal = replace(proposal, drafter=LOOKUP, arrived_ns=time.perf_counter_ns())
         if self._drafter is not self._assigned:
             self._drafter.users.discard(self)
         self._drafter = self._drafters.lookup

@@ -29,7 +29,8 @@ class NextProposal:
 
     `limit` returns how many drafts are useful in a round of this `turn`, if the sequence is longer
     by the given number of tokens. Every request to the drafter has its own, increasing `round_id`;
-    `began_ns` is when the round began. If K `adapts`, a round may have fewer drafts than are
+    `began_ns` is when the round began, `drafted_ns` when the last proposal arrived or the wait for
+    it ended, which may have been before. If K `adapts`, a round may have fewer drafts than are
     useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter. With
     drafts, the drafter is asked for `num_ahead` proposals ahead. If it `may_be_tree`, a proposal
     has as many drafts in a tree.
@@ -57,7 +58,7 @@ class NextProposal:
         self._sequence, self._limit, self._adapts = sequence, limit, adapts
         self._may_be_tree, self._draws = may_be_tree, draws
         self.turn = pace.turn()
-        self.round_id = self.began_ns = 0
+        self.round_id = self.began_ns = self.drafted_ns = 0
         self._asked: asyncio.Task[DraftChunk] | None = None
         self._follower: Follower | None = None
         self._prompt_length = self._followed_length = len(sequence)
@@ -174,6 +175,7 @@ class NextProposal:
             self._asked = None
             return None
         proposal = await asked
+        self.drafted_ns = proposal.arrived_ns
         if ahead is not None:
             self._useful.observe(proposal.ahead)
         if proposal.ahead:
@@ -198,6 +200,7 @@ class NextProposal:
         if not asked.done():
             timeout_s = None if patience_ns is None else patience_ns / 1e9
             await asyncio.wait((asked,), timeout=timeout_s)
+            self.drafted_ns = time.perf_counter_ns()
         return asked.done()
 
     def follow(self) -> None:

@@ -351,7 +351,7 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
                 self._lose(error, began_ns)
                 continue
             proposal = self._named(proposal)
-            self._drafter.stats.proposal_ns_total += proposal.arrived_ns - began_ns
+            self._drafter.proposed(proposal.arrived_ns - began_ns)
             return proposal
         return None
 

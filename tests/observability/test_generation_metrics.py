@@ -74,9 +74,7 @@ async def test_the_parts_of_a_round_add_up(observed):
     added = await observed.since(before, 1)
     parts = {part: added.total("flyspec_round_part_seconds_sum", part=part) for part in PARTS}
     assert sum(parts.values()) == pytest.approx(added.total("flyspec_round_seconds_sum"))
-    assert parts["verify_step"] > 0
-    assert parts["draft"] > 0
-    assert parts["network"] > 0
+    assert min(parts.values()) > 0
 
 
 async def test_plain_decoding_counts_rounds_without_drafts(observed):
