@@ -77,6 +77,10 @@ class NextProposal:
         return self._rest is not None
 
     @property
+    def _is_following(self) -> bool:
+        return self._follower is not None
+
+    @property
     def is_wanted(self) -> bool:
         """Whether the next round has drafts, or should, so that plain decoding should end."""
         if self.is_there or self.head_query:
@@ -191,7 +195,7 @@ class NextProposal:
         await self._in_time(behind_prompt.task)
         self._follower = behind_prompt._replace(at_least=0)
         self.follow()
-        if self._follower is None and self._rest is None:
+        if not (self._is_following or self.is_there):
             self.begin()
 
     async def _in_time(self, asked: asyncio.Future[DraftChunk]) -> bool:

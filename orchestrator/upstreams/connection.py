@@ -30,6 +30,7 @@ from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError, U
 
 DESCRIBE_TIMEOUT_S = 5.0
 
+T = TypeVar("T")
 Info = TypeVar("Info", DraftServiceInfo, VerifyServiceInfo)
 Open = TypeVar("Open", DraftOpen, VerifyOpen)
 
@@ -189,7 +190,7 @@ async def read(call: Any) -> Any:
     return _readable(message)
 
 
-def decoded(cls: type[Any], message: Any, **known: Any) -> Any:
+def decoded(cls: type[T], message: Any, **known: Any) -> T:
     """Return the value of a message. Raises `UnreadableError` for one that has none."""
     try:
         return wire.decode(cls, _readable(message), **known)
