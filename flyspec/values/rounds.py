@@ -18,6 +18,7 @@ MAX_TOP_TOKENS = 16
 """Maximum most likely tokens per row that a verdict returns, and rounds of which a drafter is told
 at once."""
 MAX_SCOPE_CHARACTERS = 64
+MAX_TIME_LIMIT_MS = 2**32 - 1
 MAX_STAGED_ROUNDS = 16
 """Maximum proposals ahead of a verdict, and rounds staged for it and those behind it."""
 
@@ -166,7 +167,8 @@ class DraftAdvance:
     `min_confidence`. `score`: report for each appended token whether the drafter would have
     proposed it. `top_tokens` are of rounds since the last request. The drafter goes on as
     `ahead` says. `traceparent` is the caller's span; empty if not traced. With `max_tree_tokens`,
-    the proposal may be a tree of as many tokens, with paths of up to `max_tokens`.
+    the proposal may be a tree of as many tokens, with paths of up to `max_tokens`. It ends
+    `time_limit_ms` (0: never) after the request arrived, with the tokens it has, at least one.
     """
 
     round_id: int
@@ -179,6 +181,7 @@ class DraftAdvance:
     top_tokens: Sequence[TopTokens] = ()
     ahead: DraftAhead | None = None
     max_tree_tokens: int = 0
+    time_limit_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

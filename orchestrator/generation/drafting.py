@@ -87,6 +87,9 @@ class Drafting(ServiceDrafting):
         """
         session, limit = self._session, self._drafter.max_draft_tokens
         if session is not None and (limit is None or request.max_tokens <= limit):
+            assert self._replica is not None
+            limit_ms = self._time_limit_ms(self._replica.service.timeout_s)
+            request = replace(request, time_limit_ms=limit_ms)
             with suppress(FlyspecError):
                 await session.propose_ahead(length, request)
 

@@ -23,6 +23,7 @@ from flyspec.prefix import num_same
 from flyspec.values.admin import BreakerState, ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import (
+    MAX_TIME_LIMIT_MS,
     MAX_TOP_TOKENS,
     DraftAdvance,
     DraftChunk,
@@ -59,6 +60,9 @@ READ_TOKENS_PER_S = 1000
 """Minimum prompt processing speed assumed of a drafter, to extend its timeout."""
 MIN_TRY_S = 0.05
 """Minimum seconds left for another try."""
+DRAFTING_SHARE = 0.5
+"""Share of a proposal's timeout after which the drafter is to send what it has. A drafter without
+anything to send by the end of the timeout counts as hung."""
 
 
 class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
@@ -92,6 +96,7 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
             sharing_scope=sharing_scope,
         )
         self._target, self._vocab_size = target, target.vocab_size
+        self._repeats = bool(plan.num_draft_tokens_per_round)
         self._lost_heads: set[TargetHead] = set()  # of no use to this generation
         self._block: tuple[int, Sequence[int]] = 0, ()
         """Where the session's sequence has a head's block that was not verified then."""
@@ -266,12 +271,18 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
             top_tokens=self._top_tokens,
             ahead=ahead,
             max_tree_tokens=tree if limit is None else min(tree, limit),
+            time_limit_ms=self._time_limit_ms(timeout_s),
         )
         self._top_tokens = []
         proposal = await session.propose(token_ids, request, timeout_s)
         replica.breaker.succeeded()
         self._recovered(drafter, replica.address)
         return proposal
+
+    def _time_limit_ms(self, timeout_s: float) -> int:
+        """Return when a proposal with that timeout ends; 0 (never) where it has to be repeated."""
+        limit_ms = 1000 * DRAFTING_SHARE * timeout_s
+        return 0 if self._repeats else int(min(max(1, limit_ms), MAX_TIME_LIMIT_MS))
 
     def _recovered(self, drafter: RegisteredDrafter, where: str) -> None:
         """Record a recovery if this proposal follows a failure or another drafter's proposal."""
