@@ -154,6 +154,11 @@ class Orchestrator:
         return checks
 
     @property
+    def missing(self) -> dict[str, str]:
+        """Drafters that are not there, and why; generations do without them until they are."""
+        return self.fleet.missing
+
+    @property
     def ports(self) -> tuple[int, int]:
         generation, admin = self._servers
         return generation.port, admin.port

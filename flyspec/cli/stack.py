@@ -82,6 +82,12 @@ class Stack:
         """Base URL of the HTTP API; None without one."""
         return self.options.http_url
 
+    @property
+    def missing(self) -> dict[str, str]:
+        """Drafters that had not answered when the orchestrator was ready, and why."""
+        missing: dict[str, str] = self.services["orchestrator"].facts.get("missing", {})
+        return missing
+
     def flags(self, name: str) -> list[str]:
         """Return the flags with which a service is started."""
         return self.options.flags(name)

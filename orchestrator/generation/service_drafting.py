@@ -23,7 +23,6 @@ from flyspec.prefix import num_same
 from flyspec.values.admin import BreakerState, ModelInfo
 from flyspec.values.generation import RecoveryKind, SpeculationMetrics
 from flyspec.values.rounds import (
-    MAX_TIME_LIMIT_MS,
     MAX_TOP_TOKENS,
     DraftAdvance,
     DraftChunk,
@@ -47,6 +46,7 @@ from orchestrator.upstreams.protocol import (
     DraftSession,
     DraftUpstream,
     SilentError,
+    time_limit_ms,
 )
 
 log = logging.getLogger(__name__)
@@ -60,9 +60,6 @@ READ_TOKENS_PER_S = 1000
 """Minimum prompt processing speed assumed of a drafter, to extend its timeout."""
 MIN_TRY_S = 0.05
 """Minimum seconds left for another try."""
-DRAFTING_SHARE = 0.5
-"""Share of a proposal's timeout after which the drafter is to send what it has. A drafter without
-anything to send by the end of the timeout counts as hung."""
 
 
 class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
@@ -281,8 +278,7 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
 
     def _time_limit_ms(self, timeout_s: float) -> int:
         """Return when a proposal with that timeout ends; 0 (never) where it has to be repeated."""
-        limit_ms = 1000 * DRAFTING_SHARE * timeout_s
-        return 0 if self._repeats else int(min(max(1, limit_ms), MAX_TIME_LIMIT_MS))
+        return 0 if self._repeats else time_limit_ms(timeout_s)
 
     def _recovered(self, drafter: RegisteredDrafter, where: str) -> None:
         """Record a recovery if this proposal follows a failure or another drafter's proposal."""

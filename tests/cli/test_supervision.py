@@ -92,7 +92,7 @@ async def cut_off(
 async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving: Serving) -> None:
     assert set(serving.facts) == {
         "address", "admin_address", "http_url", "draft_address", "verify_address", "metrics_ports",
-        "pids",
+        "missing_drafters", "pids",
     }  # fmt: skip
     async with AsyncClient(serving.facts["address"], max_retries=0) as client:
         assert (await client.list_models()).drafters[0] == "model"
