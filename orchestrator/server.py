@@ -23,7 +23,7 @@ from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
 from orchestrator.front.access import KeyCheck, audit
 from orchestrator.front.admin import AdminServicer
-from orchestrator.front.grpc import GenerationServicer
+from orchestrator.front.grpc import Arrivals, GenerationServicer
 from orchestrator.generation.rule_files import load_rules
 from orchestrator.generations import Generations
 from orchestrator.heap import return_large_blocks
@@ -89,7 +89,7 @@ class Orchestrator:
             max_request_bytes=rpc.max_request_bytes(fleet.target.info.model.context_length),
             credentials=self._credentials,
             interceptors=self._telemetry.interceptors(make_ids=True),
-            checks=self._checks(settings.port_security, Scope.GENERATE),
+            checks=[*self._checks(settings.port_security, Scope.GENERATE), Arrivals(generations)],
         )
         self._http = self._http_face(
             generations, rpc.max_request_bytes(fleet.target.info.model.context_length)

@@ -116,7 +116,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": []}, "prompt", "is empty; give"),
         (TEXT, {"prompt": [400]}, "prompt", "token id 400 is out of range"),
         (TEXT, {"prompt": [[-1]]}, "prompt[0]", "-1 is not a token id"),
-        (TEXT, {"prompt": ["a"] * 129}, "prompt", "more than 128 choices"),
+        (TEXT, {"prompt": ["a"] * 129}, "prompt", "at most 128 allowed, got 129"),
+        (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more than 128 choices"),
         (TEXT, {"prompt": [1] * 256}, "prompt", "maximum context length is 256 tokens, but"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "or 0 with echo"),
         (

@@ -244,7 +244,8 @@ def _told(problems: Sequence[Mapping[str, Any]], known: Collection[str]) -> tupl
         return f"{param}: there is no such parameter{hint}", param
     if kind == "too_long":
         most, count = context["max_length"], context["actual_length"]
-        return f"{param}: at most {most} allowed, got {count}", param
+        got = "" if count is None else f", got {count}"  # objects are not counted to their end
+        return f"{param}: at most {most} allowed{got}", param
     message = _SAID.get(kind) or str(problem["msg"]).replace("Input should be", "must be")
     return f"{param}: {message}", param
 

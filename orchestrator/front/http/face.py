@@ -41,6 +41,7 @@ def make_server(
         KeyCheck(keys, Scope.GENERATE) if security.keys and keys is not None else None,
         Limits(max_body_bytes, settings.write_timeout_s),
         HttpMetrics(registry, paths_of(app)),
+        lambda caller: generations.arrive(caller),
     )
     served: Any = gate
     if settings.origins:  # outside the gate, since browsers ask without a key whether they may call
