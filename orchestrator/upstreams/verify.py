@@ -65,7 +65,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
     async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(token_ids, waited_ms=round(1e3 * waited_s))
-            granted = decoded(Verdict, await read(self._call))
+            granted: Verdict = decoded(Verdict, await read(self._call))
             if granted.sessions is None:
                 raise UnavailableError("granted a slot without reporting its session counts")
             return granted.sessions
