@@ -96,9 +96,6 @@ class Body(BaseModel):
     def _refuse_unserved(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        unknown = [n for n in data if n not in cls.model_fields and n not in NEUTRAL]
-        if len(unknown) > 1:  # one is told
-            return {unknown[0]: None}
         unserved = [name for name in data if name in NEUTRAL and name not in cls.model_fields]
         for name in unserved:
             value = data[name]
@@ -106,6 +103,8 @@ class Body(BaseModel):
                 allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
                 raise refused(name, f"{f'only {allowed} is' if allowed else 'is not'} served here")
         dropped = {name for name, value in data.items() if value is None} | set(unserved)
+        unknown = [name for name in data if name not in cls.model_fields and name not in dropped]
+        dropped.update(unknown[1:])  # one is told
         return {name: value for name, value in data.items() if name not in dropped}
 
 
