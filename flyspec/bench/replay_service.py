@@ -60,7 +60,11 @@ class AskedTarget:
 
     async def _continue(self, token_ids: list[int], count: int) -> Sequence[Said]:
         if self._client is None:
-            self._client = AsyncClient(self._address_file.read_text().strip(), max_retries=0)
+            try:
+                address = self._address_file.read_text().strip()
+            except FileNotFoundError:  # the orchestrator tries its drafters before it is ready
+                return []
+            self._client = AsyncClient(address, max_retries=0)
         generation = await self._client.complete(
             token_ids,
             GenerateOptions(
