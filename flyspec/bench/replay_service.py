@@ -29,7 +29,7 @@ from flyspec.settings_sources import from_command_line
 from flyspec.startup import end_on_sigterm
 from flyspec.values.admin import ModelInfo
 from flyspec.values.requests import GenerateOptions
-from flyspec.values.tokens import MAX_TOP_LOGPROBS
+from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenLogprobs
 
 _ANSWER_TIMEOUT_S = 600.0
 
@@ -63,7 +63,8 @@ class AskedTarget:
             try:
                 address = self._address_file.read_text().strip()
             except FileNotFoundError:  # the orchestrator tries its drafters before it is ready
-                return []
+                nothing = Said(0, TokenLogprobs(0.0, (0, 1), (0.0, -99.0)))
+                return [nothing] * count
             self._client = AsyncClient(address, max_retries=0)
         generation = await self._client.complete(
             token_ids,
