@@ -45,7 +45,7 @@ class Loaded(Protocol):
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """What the service is ready without, and why."""
+        """Parts that are missing though the service is ready, with the reasons."""
 
     async def start(self) -> dict[str, int]:
         """Listen and become ready. Return the ports by the names they are announced under."""

@@ -1,4 +1,4 @@
-"""What torch may compile for a GPU, which takes a C compiler, and in how many shapes."""
+"""Limits of compiling for a GPU with torch: a C compiler is needed, shapes are few."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ MESSAGES: Sequence[tuple[str, Callable[[int], bytes]]] = (
 # fmt: off
 @dataclass(frozen=True)
 class BodyOptions:
-    """What to send, and how."""
+    """Attacks to send, and options of the run."""
 
     at_once: Annotated[int, Flag("Bodies that are sent at once.", min=1)] = 6
     quiet_s: Annotated[float, Flag("Seconds without an attack before each.", min=1)] = 3.0
