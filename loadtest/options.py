@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.config import HTTP_PORT
-from flyspec.drawing import check_file
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.values.requests import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.drawing import check_file
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals
 from loadtest.prompts import FRESH, VARIED, Source

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.gpu.parts import Document
-from flyspec.bench.device.tables import MODE_NAMES
-from flyspec.drawing import BLUE, GREY, ORANGE, ORDERED, check_matplotlib, powers_of_two, save
+from flyspec_lab.bench.device.tables import MODE_NAMES
+from flyspec_lab.drawing import BLUE, GREY, ORANGE, ORDERED, check_matplotlib, powers_of_two, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyspec.bench.conditions import PLAIN
-from flyspec.drawing import BLUE, GREY, ORANGE, check_matplotlib, powers_of_two, save
+from flyspec_lab.bench.conditions import PLAIN
+from flyspec_lab.drawing import BLUE, GREY, ORANGE, check_matplotlib, powers_of_two, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -254,7 +254,7 @@ class Conversation:
                 )
 
     def _rule(self, text: str) -> None:
-        from flyspec.bench.conditions import parse_condition
+        from flyspec_lab.bench.conditions import parse_condition
 
         try:
             condition = parse_condition(text)

@@ -30,12 +30,12 @@ from flyspec.cli.streaming import (
     write,
 )
 from flyspec.credentials import Credentials
-from flyspec.drawing import check_file
 from flyspec.errors import ConfigError, DeadlineExceededError, InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.progress import error_console, progress_bar
 from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts, read_raw_prompt
 from flyspec.values.requests import GenerateOptions
+from flyspec_lab.drawing import check_file
 
 if TYPE_CHECKING:
     from rich.progress import Progress

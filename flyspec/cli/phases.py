@@ -33,7 +33,7 @@ def with_phases(
 
     The first phase has the options' own rule. Raises `typer.BadParameter`.
     """
-    from flyspec.bench.conditions import parse_phase, parse_until
+    from flyspec_lab.bench.conditions import parse_phase, parse_until
 
     if len(until) != len(then):
         raise typer.BadParameter(

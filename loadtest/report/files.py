@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from flyspec.cli.results import MeasurementReport, PlottedResults
-from flyspec.drawing import check_file, check_matplotlib
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
+from flyspec_lab.drawing import check_file, check_matplotlib
+from flyspec_lab.results import MeasurementReport, PlottedResults
 from loadtest.report.base import VERSION, LabReport
 from loadtest.report.page import page
 

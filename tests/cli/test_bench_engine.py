@@ -11,19 +11,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flyspec.bench.engine.parts import PARTS, timed_parts
-from flyspec.bench.engine.plots import plot_engine, plot_throughput
-from flyspec.bench.engine.stall_report import Arrival, StepRecord, report_chunk
-from flyspec.bench.engine.steps_report import EngineMemory, EngineReport, EngineRun, StepCost
-from flyspec.bench.engine.throughput import LevelSample, report
-from flyspec.bench.modes import Sample
-from flyspec.bench.options import EngineOptions, StallOptions, numbers
 from flyspec.cli.main import app
-from flyspec.drawing import FORMATS, check_file
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
+from flyspec_lab.bench.engine.parts import PARTS, timed_parts
+from flyspec_lab.bench.engine.plots import plot_engine, plot_throughput
+from flyspec_lab.bench.engine.stall_report import Arrival, StepRecord, report_chunk
+from flyspec_lab.bench.engine.steps_report import EngineMemory, EngineReport, EngineRun, StepCost
+from flyspec_lab.bench.engine.throughput import LevelSample, report
+from flyspec_lab.bench.modes import Sample
+from flyspec_lab.bench.options import EngineOptions, StallOptions, numbers
+from flyspec_lab.drawing import FORMATS, check_file
 from tests.tiny import make_model
 
 MS = 1_000_000

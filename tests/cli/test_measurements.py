@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.bench.conditions import (
+from flyspec.client import (
+    Chat,
+)
+from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.prompts import Prompt
+from flyspec.rules import Divergence, Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.phases import Phase
+from flyspec_lab.bench.conditions import (
     ALL_CONDITIONS,
     CONDITIONS,
     Condition,
@@ -14,15 +22,7 @@ from flyspec.bench.conditions import (
     parse_rules,
     with_plain,
 )
-from flyspec.bench.prompts import fresh_problems
-from flyspec.client import (
-    Chat,
-)
-from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.prompts import Prompt
-from flyspec.rules import Divergence, Rule, WindowScope
-from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.phases import Phase
+from flyspec_lab.bench.prompts import fresh_problems
 
 
 def test_fresh_problems_can_be_solved_and_repeat() -> None:

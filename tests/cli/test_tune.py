@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from flyspec.lab.tuning.search import AXES
 from flyspec.rules import Rule
+from flyspec_lab.tuning.search import AXES
 from orchestrator.generation.rule_files import read_rules
 from tests.cli.processes import invoke
 

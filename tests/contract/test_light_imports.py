@@ -32,7 +32,13 @@ def test_imports_without_torch():
 
 
 def test_commands_import_services_and_measurements_once_they_run():
-    late = ("draft_service", "verify_service", "orchestrator", "flyspec.bench", "flyspec.engine")
+    late = (
+        "draft_service",
+        "verify_service",
+        "orchestrator",
+        "flyspec_lab.bench",
+        "flyspec.engine",
+    )
     code = f"import sys, flyspec.cli.main; print([m for m in sys.modules if m.startswith({late})])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"

@@ -10,7 +10,6 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from flyspec import wire
-from flyspec.bench.conditions import parse_conditions
 from flyspec.cli.options.binding import fields_of, take
 from flyspec.rules import PARAMETERS, Parameter, Rule
 from flyspec.rules.__main__ import write_tables
@@ -19,6 +18,7 @@ from flyspec.rules.resolve import resolve_rule, validate_rule
 from flyspec.v1 import common_pb2
 from flyspec.values.rounds import VerifyOpen
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.bench.conditions import parse_conditions
 from orchestrator.generation.limits import Limits
 from orchestrator.generation.rule_files import NamedRule
 from tests.autojudges import random_judge

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec import lab
 from flyspec.errors import ConfigError
+from flyspec_lab import lab
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.lab import row_files
-from flyspec.lab.row_files import RowFiles
+from flyspec_lab import row_files
+from flyspec_lab.row_files import RowFiles
 
 SCHEMA = pa.schema([("number", pa.int64()), ("words", pa.list_(pa.string()))])
 
@@ -96,7 +96,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from tests.lab.test_row_files import SCHEMA, row
-from flyspec.lab.row_files import RowFiles
+from flyspec_lab.row_files import RowFiles
 files = RowFiles(Path(sys.argv[1]), SCHEMA)
 number = files.read(["number"]).num_rows
 while True:
