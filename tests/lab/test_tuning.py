@@ -10,6 +10,7 @@ from scipy.spatial.distance import jensenshannon
 from flyspec import bundled
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.rule_files import read_rules
 from flyspec.rules import Divergence, Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec_lab.certify import Promise
@@ -28,7 +29,6 @@ from flyspec_lab.tuning.search import (
     fastest,
     recovery_low,
 )
-from orchestrator.generation.rule_files import read_rules
 from verify_service.rules import judge
 
 K, COUNT, MAX_TOKENS = 7, 5, 96

@@ -16,6 +16,7 @@ from starlette.routing import Mount
 
 from flyspec.config import OrchestratorSettings
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
+from flyspec.rule_files import RuleBook
 from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import Event, Models
@@ -54,7 +55,6 @@ from orchestrator.front.http.responses import ResponsesReply
 from orchestrator.front.http.tool_calls import parser_for, stops_of
 from orchestrator.front.http.web_page import PageFiles, WebPage
 from orchestrator.generation.prompt import encode_prompt
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
 

@@ -26,6 +26,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
+from flyspec.rules.limits import Limits
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import (
     measure_of,
@@ -37,7 +38,6 @@ from flyspec.rules.resolve import (
 from flyspec.speculation_length import AUTO, SpeculationLength, requested
 from flyspec.spelling import did_you_mean
 from flyspec.values.admin import JudgeInfo
-from orchestrator.generation.limits import Limits
 
 
 def _type_of(parameter: Parameter) -> Any:
