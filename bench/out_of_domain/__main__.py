@@ -25,6 +25,7 @@ from bench.out_of_domain.figures import (
 )
 from bench.prompt_sets import PYTHON, WORD_PROBLEMS, NamedPromptFiles, files_by_set
 from flyspec import bundled
+from flyspec.cli.conditions import Condition
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import needing, run, single
 from flyspec.cli.runtime import run_async, with_server
@@ -39,7 +40,7 @@ from flyspec.tables import Column, FittedTable, make_table, record_table
 from flyspec_lab import compare
 from flyspec_lab.answered import COLUMNS, Answered
 from flyspec_lab.arms import Arm, make_arms
-from flyspec_lab.bench.conditions import PLAIN, Condition
+from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.options import Chat, MaxTokens, ProblemSeed
 from flyspec_lab.bench.summaries import grouped
@@ -145,7 +146,7 @@ def out_of_domain(options: DomainOptions, results: Results) -> None:
     accept drafts of the bundled draft model. Prompts of word_problems and python (files held out
     from training) are always there; those of --prompt-file are of nobody's domain.
     """
-    with needing("this comparison", "lab,models"):
+    with needing("this comparison", "models"):
         import pyarrow  # noqa: F401
     sets = tasks_of(options)
     check(options, [task.name for task in sets])

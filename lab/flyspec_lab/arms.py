@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
+from flyspec.cli.conditions import Condition
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.rules.presets import RULE_PRESETS
@@ -25,7 +26,7 @@ from flyspec.speculation_length import (
     requested,
 )
 from flyspec.spelling import did_you_mean
-from flyspec_lab.bench.conditions import PLAIN, Condition, parse_conditions, with_plain
+from flyspec_lab.bench.conditions import PLAIN, parse_conditions, with_plain
 
 _K, _DRAFTER, _CONCURRENCY = "num_speculative_tokens", "drafter", "concurrency"
 

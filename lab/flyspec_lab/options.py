@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
+from flyspec.cli.conditions import Condition
 from flyspec.flags import Flag
 from flyspec.prompts import PromptLimit
 from flyspec.speculation_length import AUTO
 from flyspec.values.requests import request_flag
 from flyspec_lab.arms import Grid, parse_grid
-from flyspec_lab.bench.conditions import CONDITIONS, Condition, parse_conditions
+from flyspec_lab.bench.conditions import CONDITIONS, parse_conditions
 from flyspec_lab.bench.options import RULES_HELP, Chat, Drafter, KOrAuto, ProblemSeed
 
 _request = partial(request_flag, group=None)

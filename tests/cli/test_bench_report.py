@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flyspec.cli.conditions import Condition
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
-from flyspec_lab.bench.conditions import Condition
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.prompts import groups, in_turn, random_tokens

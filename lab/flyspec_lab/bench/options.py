@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
+from flyspec.cli.conditions import Condition, parse_condition
 from flyspec.drafter_names import KINDS_LISTED
 from flyspec.flags import AttentionBackendName, Dtype, Flag
 from flyspec.prompts import PromptFiles, PromptLimit
@@ -22,8 +23,6 @@ from flyspec_lab.bench.conditions import (
     EXACT,
     FLY,
     FUZZY,
-    Condition,
-    parse_condition,
     parse_conditions,
     parse_ks,
     parse_rules,

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flyspec.cli.conditions import Condition
 from flyspec.client import AsyncClient
 from flyspec.concurrency import check_reached
 from flyspec.rules import Rule
@@ -20,7 +21,7 @@ from flyspec.tables import Column, FittedTable, record_table
 from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench import speed
-from flyspec_lab.bench.conditions import PLAIN, Condition
+from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.modes import FlyspecMode, Item, Sample
 from flyspec_lab.bench.options import PairOptions
 from flyspec_lab.bench.prompts import fresh_requests

@@ -13,12 +13,13 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flyspec.cli.conditions import Condition
 from flyspec.client import AsyncClient
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec_lab.bench.conditions import EXACT, FLY, PLAIN, Condition
+from flyspec_lab.bench.conditions import EXACT, FLY, PLAIN
 from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Item, Noise
 from flyspec_lab.bench.options import SpeedOptions

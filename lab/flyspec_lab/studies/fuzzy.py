@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flyspec.cli.conditions import Condition
 from flyspec.rules import Divergence, Rule
 from flyspec.tables import FittedTable, make_table
-from flyspec_lab.bench.conditions import EXACT, PLAIN, Condition
+from flyspec_lab.bench.conditions import EXACT, PLAIN
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.frontier import AtEqualSpeed
 from flyspec_lab.loss_bound import LossBound, loss_bound

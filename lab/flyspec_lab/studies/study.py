@@ -8,12 +8,13 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from flyspec.cli.conditions import Condition
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import DrafterStatus
 from flyspec_lab.allocation import AllocationLead
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, parse_grid
-from flyspec_lab.bench.conditions import Condition, parse_conditions
+from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import EqualCost
 from flyspec_lab.options import EvalOptions, ProblemOptions, TaskPaths

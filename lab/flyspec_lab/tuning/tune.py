@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from flyspec.cli.conditions import Condition
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.version import __version__
-from flyspec_lab.bench.conditions import Condition
 from flyspec_lab.certify import Certificate, Promise
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.options import EvalOptions
