@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from flyspec.cli.program import check_file
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.config import HTTP_PORT
 from flyspec.flags import Flag, flags_of
@@ -15,7 +16,6 @@ from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.values.requests import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
-from flyspec_lab.drawing import check_file
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals
 from loadtest.prompts import FRESH, VARIED, Source

@@ -17,6 +17,7 @@ import typer
 from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
 from flyspec.cli.phases import Then, Until, with_phases
+from flyspec.cli.program import check_file
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
@@ -35,7 +36,6 @@ from flyspec.flags import Flag
 from flyspec.progress import error_console, progress_bar
 from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts, read_raw_prompt
 from flyspec.values.requests import GenerateOptions
-from flyspec_lab.drawing import check_file
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -1,6 +1,6 @@
 """Plots for documents and reports in one style: SVG (text kept as text), PNG or PDF.
 
-matplotlib, from the extra `plots`, is imported only when needed.
+matplotlib is imported only when needed.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from flyspec.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,28 +37,6 @@ _STYLE: Any = {
     "lines.linewidth": 1.8,
     "lines.markersize": 4,
 }
-
-
-def check_file(flag: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
-    """Check before measuring that a file, or a plot, can be written. Raises `ConfigError`."""
-    if path is None:
-        return
-    if suffixes and path.suffix not in suffixes:
-        raise ConfigError(f"{flag} {path}: must end in {' or '.join(suffixes)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"{flag} {path}: no such directory: {path.parent}")
-    if suffixes == FORMATS:
-        check_matplotlib(flag)
-
-
-def check_matplotlib(what: str) -> None:
-    """Raise `ConfigError` if matplotlib, which `what` needs, is not installed."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            f"{what} needs matplotlib; install it with: pip install 'flyspec[plots]'"
-        ) from None
 
 
 def save(path: Path, inches: tuple[float, float], draw: Callable[[Figure], None]) -> None:

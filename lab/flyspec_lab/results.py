@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 
 from flyspec.cli.json_output import print_json, to_json
-from flyspec.cli.program import say
+from flyspec.cli.program import check_file, say
 from flyspec.concurrency import StoppedEarly
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
+from flyspec_lab.drawing import FORMATS
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 _results = partial(Flag, group="Results")
 
@@ -74,14 +74,10 @@ class Results:
 
     def check(self) -> None:
         """Raise `ConfigError` for files that cannot be written."""
-        from flyspec_lab.drawing import FORMATS, check_file
-
         check_file("--plot", self.plot, FORMATS)
         self.check_output()
 
     def check_output(self) -> None:
-        from flyspec_lab.drawing import check_file
-
         check_file("--output", self.output)
 
     @property
@@ -102,6 +98,8 @@ class Results:
         if self.json:
             print_json(report.document)
         else:
+            from flyspec.tables import result_console
+
             console = result_console()
             for item in report.shown:
                 console.print(item, markup=False, crop=False)
@@ -130,7 +128,7 @@ class PlottedResults(Results):
     """Where results go, a plot included."""
 
     plot: Annotated[Path | None, _results(
-        "Write a plot to a .svg, .png or .pdf file (needs matplotlib).",
+        "Write a plot to a .svg, .png or .pdf file.",
     )] = None
     # fmt: on
 
@@ -164,20 +162,3 @@ class RunResults(PlottedResults):
     @property
     def document_file(self) -> Path | None:
         return None if self.output is None else self.output / "report.json"
-
-
-UNLIMITED = 1000
-
-
-def result_console() -> Console:
-    """Return a console on standard output for tables.
-
-    On a terminal they fit it. A file or a pipe gets them whole, one line per row, unless the
-    environment variable COLUMNS says how wide they may be.
-    """
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = UNLIMITED
-    return console

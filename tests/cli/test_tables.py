@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flyspec.cli import drafters
-from flyspec.tables import FittedTable, make_table
+from flyspec.tables import FittedTable, make_table, result_console
 from flyspec.values.admin import (
     DrafterState,
     DrafterStats,
@@ -43,7 +43,6 @@ from flyspec_lab.bench.device import tables as device_tables
 from flyspec_lab.bench.engine import stall_report, steps_report, throughput
 from flyspec_lab.bench.engine import tables as engine_tables
 from flyspec_lab.certify import Promise
-from flyspec_lab.results import result_console
 from flyspec_lab.tuning import report as tuning_report
 from flyspec_lab.tuning.search import AXES
 

@@ -112,7 +112,7 @@ def test_a_killed_process_has_written_what_it_said(tmp_path: Path) -> None:
     for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)}, text=True,
+            env={**os.environ, "PYTHONPATH": f"{root}:{root}/lab"}, text=True,
         )  # fmt: skip
         assert process.stdout is not None
         for _ in range(30):

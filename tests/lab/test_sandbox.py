@@ -317,7 +317,7 @@ def test_an_unprivileged_user_is_contained_as_well() -> None:
     ids = ["--reuid", "65534", "--regid", "65534", "--clear-groups"]
     done = subprocess.run(
         [setpriv, *ids, python, "-B", "-c", program],
-        cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{ROOT}/lab"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode == 77 or "Permission denied" in done.stderr.splitlines()[-1:]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flyspec.errors import ConfigError
-
 FEWEST_NUMBERS = 16
 """Below this no sample of differences is significant enough."""
 SIGNIFICANT = 1e-4
@@ -24,16 +22,10 @@ def chance_of_rounding(
     """Return the chance that recorded numbers are as far from the reference if they were rounded
     like this machine's own; None for too few numbers.
 
-    One-sided Wilcoxon signed-rank test of |recorded - reference| - |own - reference|. Raises
-    `ConfigError` without scipy.
+    One-sided Wilcoxon signed-rank test of |recorded - reference| - |own - reference|.
     """
-    try:
-        from scipy.stats import wilcoxon
-    except ImportError:
-        raise ConfigError(
-            "measuring rounding needs scipy; install flyspec[lab], or audit with the numerics of "
-            "the recording"
-        ) from None
+    from scipy.stats import wilcoxon
+
     distances = [(abs(a - c), abs(b - c)) for a, b, c in zip(recorded, own, reference, strict=True)]
     differences = [far - near for far, near in distances if far != near]
     if len(differences) < FEWEST_NUMBERS:

@@ -30,7 +30,7 @@ def train(options: JudgeTrainOptions, results: Results) -> None:
 
     After Ctrl-C the judge is trained on the problems that were finished.
     """
-    with needing("training", "lab,models"):
+    with needing("training", "models"):
         from flyspec_lab.autojudge import train as training
     results.of(lambda: whatever_reached(lambda: training.train(options), _report))
 

@@ -10,7 +10,6 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab import check_installed
 from flyspec_lab.commands.added_drafters import Drafts, drafters_of, with_added_drafters
 from flyspec_lab.commands.bench.common import Address, Local, models_of
 from flyspec_lab.commands.rival import is_address, served_rival
@@ -33,7 +32,6 @@ def evaluate(
     local: Local = False,
 ) -> None:
     """Compare the outputs of plain decoding and acceptance rules on tasks; record every text."""
-    check_installed("flyspec eval")
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
     from flyspec_lab.problems import read_problems
 

@@ -31,7 +31,7 @@ def train(options: HeadTrainOptions, results: Results) -> None:
 
     It is saved every three minutes, and after Ctrl-C as it is then.
     """
-    with needing("training", "lab,models"):
+    with needing("training", "models"):
         from flyspec_lab.heads import train as training
     results.of(lambda: whatever_reached(lambda: training.train(options), _trained))
 
@@ -40,7 +40,7 @@ def train(options: HeadTrainOptions, results: Results) -> None:
 @with_flags
 def measure(options: HeadMeasureOptions, results: Results) -> None:
     """Measure tokens per round of a head on the target's own text, beside a draft model."""
-    with needing("measuring", "lab,models"):
+    with needing("measuring", "models"):
         from flyspec_lab.heads import measure as measuring
     results.of(lambda: _measured(measuring.measure(options)))
 

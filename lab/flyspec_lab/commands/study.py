@@ -18,7 +18,6 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab import check_installed
 from flyspec_lab.commands.added_drafters import (
     Drafts,
     drafters_of,
@@ -54,10 +53,8 @@ def study(
     A study that was interrupted goes on where it stopped; one that needs other drafters than the
     stack has is skipped.
     """
-    check_installed("flyspec study")
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.spelling import did_you_mean
-    from flyspec_lab.drawing import check_matplotlib
     from flyspec_lab.studies.batch import BatchStudy
     from flyspec_lab.studies.catalogue import STUDIES, studies_named
 
@@ -70,7 +67,6 @@ def study(
             raise ConfigError(
                 f"{name!r} is no study{did_you_mean(name, STUDIES)}; `flyspec study` lists them"
             )
-    check_matplotlib("flyspec study")
     chosen = studies_named(list(STUDIES) if _ALL in names else names)
     tasks = {each.name: each.problems(options) for each in chosen}
     command = shlex.join(["flyspec", *sys.argv[1:]])
@@ -149,7 +145,7 @@ class _Asker:
 
         `tasks` and `divergences` are by study.
         """
-        from flyspec_lab.results import result_console
+        from flyspec.tables import result_console
         from flyspec_lab.studies.batch import BatchStudy
 
         drafters = await drafters_of(self.stack)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.cli.options import ModelFlags, with_flags
+from flyspec.cli.program import check_file
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.errors import ConfigError
-from flyspec_lab import check_installed
 from flyspec_lab.results import BenchReport, Results, notes
 from flyspec_lab.tuning.options import TuneOptions
 
@@ -29,9 +29,6 @@ def tune(models: ModelFlags, options: TuneOptions, results: Results) -> None:
     on the record, without a model. Of those whose recovery is at least --target-recovery, with
     --confidence, the one with most tokens a round is chosen.
     """
-    check_installed("flyspec tune")
-    from flyspec_lab.drawing import check_file
-
     check_file("--preset-file", options.preset_file)
     check_file("--recording", options.recording)
     if not 0 < options.target_recovery <= 1 or not 0 < options.confidence < 1:

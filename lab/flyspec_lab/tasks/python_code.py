@@ -26,11 +26,11 @@ class PythonCode(Task):
     """Up to 40 lines of a file of the running interpreter's standard library, to be continued.
 
     The files are those held out from the bundled models' training (`flyspec_lab.python_source`);
-    other models have probably read them. They are cut every 8 lines, so neighbouring prompts share lines:
-    some 500 prompts in an order drawn by the seed, and no more. Nothing says which continuation is
-    right; two say the same if they are the same Python tokens, but for comments, line breaks inside
-    statements and strings that are statements. To train on there are the files that are not held
-    out.
+    other models have probably read them. They are cut every 8 lines, so neighbouring prompts share
+    lines: some 500 prompts in an order drawn by the seed, and no more. Nothing says which
+    continuation is right; two say the same if they are the same Python tokens, but for comments,
+    line breaks inside statements and strings that are statements. To train on there are the files
+    that are not held out.
     """
 
     name = "python_code"

@@ -135,10 +135,8 @@ def _read_file(file: Path) -> list[DataRow]:
 
 
 def _read_parquet(file: Path) -> list[dict[str, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise ConfigError(f"{file}: parquet needs pyarrow: pip install 'flyspec[lab]'") from None
+    from pyarrow import ArrowException, parquet
+
     try:
         rows: list[dict[str, Any]] = parquet.read_table(file).to_pylist()
     except (OSError, ArrowException) as error:
