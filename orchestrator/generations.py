@@ -14,6 +14,7 @@ from typing import NoReturn
 from flyspec.concurrency import in_turn
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
+from flyspec.rule_files import RuleBook
 from flyspec.values.chat import Chat
 from flyspec.values.generation import Chunk, Completion, Event, Models, ScoredTokens
 from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
@@ -32,7 +33,6 @@ from orchestrator.generation.plan import GenerationPlan, make_plan
 from orchestrator.generation.prompt import is_long
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generation.scoring import Scoring
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying

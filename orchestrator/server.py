@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flyspec import rpc, serving
 from flyspec.config import NO_PORT, OrchestratorSettings
 from flyspec.errors import ConfigError
+from flyspec.rule_files import load_rules
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.security import ApiKeys, PortSecurity, Scope
@@ -24,7 +25,6 @@ from orchestrator.fleet.target import Target
 from orchestrator.front.access import KeyCheck, audit
 from orchestrator.front.admin import AdminServicer
 from orchestrator.front.grpc import Arrivals, GenerationServicer
-from orchestrator.generation.rule_files import load_rules
 from orchestrator.generations import Generations
 from orchestrator.heap import return_large_blocks
 from orchestrator.telemetry.requests import RequestObserver

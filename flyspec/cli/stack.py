@@ -177,7 +177,7 @@ class Stack:
 
     def _check(self) -> None:
         """Find errors before a large model is loaded."""
-        from orchestrator.generation.rule_files import load_rules
+        from flyspec.rule_files import load_rules
 
         o = self.options
         check_port("--port", o.host, o.port)

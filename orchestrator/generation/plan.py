@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ContextLengthError, InvalidArgumentError
+from flyspec.rule_files import RuleBook
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.room import Room
@@ -44,7 +45,6 @@ from orchestrator.generation.phase_plan import (
 )
 from orchestrator.generation.phases import Phases
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
-from orchestrator.generation.rule_files import RuleBook
 
 SEED_BITS = 53
 """Of seeds that are drawn; JavaScript's numbers keep no more."""

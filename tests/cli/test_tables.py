@@ -18,7 +18,18 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from flyspec.bench import (
+from flyspec.cli import drafters
+from flyspec.tables import FittedTable, make_table, result_console
+from flyspec.values.admin import (
+    DrafterState,
+    DrafterStats,
+    DrafterStatus,
+    ModelInfo,
+    UpstreamStatus,
+)
+from flyspec_lab import compare, curves, forks, frontier, resplits, statistics
+from flyspec_lab import tables as lab_tables
+from flyspec_lab.bench import (
     judging,
     pair,
     report,
@@ -27,25 +38,13 @@ from flyspec.bench import (
     timeline,
     timeline_tables,
 )
-from flyspec.bench.device import report as device
-from flyspec.bench.device import tables as device_tables
-from flyspec.bench.engine import stall_report, steps_report, throughput
-from flyspec.bench.engine import tables as engine_tables
-from flyspec.cli import drafters
-from flyspec.cli.results import result_console
-from flyspec.lab import compare, curves, forks, frontier, resplits, statistics
-from flyspec.lab import tables as lab_tables
-from flyspec.lab.certify import Promise
-from flyspec.lab.tuning import report as tuning_report
-from flyspec.lab.tuning.search import AXES
-from flyspec.tables import FittedTable, make_table
-from flyspec.values.admin import (
-    DrafterState,
-    DrafterStats,
-    DrafterStatus,
-    ModelInfo,
-    UpstreamStatus,
-)
+from flyspec_lab.bench.device import report as device
+from flyspec_lab.bench.device import tables as device_tables
+from flyspec_lab.bench.engine import stall_report, steps_report, throughput
+from flyspec_lab.bench.engine import tables as engine_tables
+from flyspec_lab.certify import Promise
+from flyspec_lab.tuning import report as tuning_report
+from flyspec_lab.tuning.search import AXES
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 

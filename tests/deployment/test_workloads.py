@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from deploy import image_requirements
+from flyspec.rule_files import load_rules
 from flyspec.version import __version__
-from orchestrator.generation.rule_files import load_rules
 from tests.deployment.rendered import (
     DEMOS,
     OVERLAYS,

@@ -13,6 +13,7 @@ from typing import Any
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import UnavailableError
+from flyspec.rule_files import load_rules
 from flyspec.self_drafting import following_round
 from flyspec.telemetry import Telemetry
 from flyspec.values.admin import (
@@ -36,7 +37,6 @@ from flyspec.values.rounds import (
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.generation.rule_files import load_rules
 from orchestrator.generations import Generations
 from orchestrator.telemetry.requests import RequestObserver
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError

@@ -10,6 +10,7 @@ import pytest
 from flyspec import wire
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import InvalidArgumentError
+from flyspec.rule_files import RuleBook
 from flyspec.rules import Rule
 from flyspec.rules.presets import DEFAULT_RULE, RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
@@ -23,7 +24,6 @@ from flyspec.values.rounds import DistributionSpec
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.plan import GenerationPlan, make_plan
-from orchestrator.generation.rule_files import RuleBook
 from tests.tiny import make_tokenizer
 
 VOCAB_SIZE, CONTEXT, MAX_DRAFT = 400, 64, 32

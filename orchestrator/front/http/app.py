@@ -15,6 +15,7 @@ from starlette.routing import Mount
 
 from flyspec.concurrency import in_turn
 from flyspec.config import OrchestratorSettings
+from flyspec.rule_files import RuleBook
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import Event, Models
 from flyspec.values.requests import GenerationRequest
@@ -52,7 +53,6 @@ from orchestrator.front.http.responses import ResponsesReply
 from orchestrator.front.http.tool_calls import parser_for, stops_of
 from orchestrator.front.http.web_page import PageFiles, WebPage
 from orchestrator.generation.prompt import encode_prompt
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
 

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 
 from flyspec.config import HTTP_PORT, OrchestratorSettings
+from flyspec.rule_files import RuleBook
 from flyspec.security import ApiKeys, Scope
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck
@@ -15,7 +16,6 @@ from orchestrator.front.http.app import make_app, paths_of
 from orchestrator.front.http.gate import HttpGate, HttpMetrics, Limits
 from orchestrator.front.http.origins import Origins
 from orchestrator.front.http.server import HttpServer
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
 
