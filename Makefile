@@ -281,7 +281,7 @@ pair-long-3.6 = $(call longer,3.6) --num-speculative-tokens 2
 pair-long-11.7 = $(call longer,11.7) --num-speculative-tokens 3
 PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
 	pair-3.6 pair-11.7 pair-long-3.6 pair-long-11.7 pair-real pair-real-auto pair-slow-auto
-bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## measure everything in docs/performance.md (two hours)
+bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## measure everything in docs/measurements/performance.md (two hours)
 
 $(PERFORMANCE)/%.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
@@ -315,7 +315,7 @@ gpu-limit-pair = 185
 gpu-pair = pair --shape llama-8b --draft-shape llama-1b --replay-drafter 0.2 --rules exact,fly --problems 3 \
 	--max-tokens 128 --repeats 2
 GPU_PIECES ?= bundled llama-8b speed pair
-GPU_DOCUMENT ?= docs/gpu.md
+GPU_DOCUMENT ?= docs/measurements/gpu.md
 gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CUDA device (ten minutes)
 	@mkdir -p $(GPU_RESULTS)
 	@$(foreach piece,$(GPU_PIECES),echo "== flyspec bench: $(piece)"; $(gpu-env) timeout $(gpu-limit-$(piece)) \
@@ -325,13 +325,13 @@ gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CU
 
 TP ?= 1,2,4
 bench-engine: $(VENV)/.installed-dev ## measure engine steps, concurrent requests, long prompts
-	@mkdir -p build docs/images
+	@mkdir -p build docs/measurements/images
 	@$(BIN)/flyspec bench engine --tensor-parallel-size $(TP) \
-		--output build/engine.json --plot docs/images/engine-steps.svg $(ARGS)
+		--output build/engine.json --plot docs/measurements/images/engine-steps.svg $(ARGS)
 	@$(BIN)/flyspec bench throughput \
-		--output build/throughput.json --plot docs/images/engine-throughput.svg
+		--output build/throughput.json --plot docs/measurements/images/engine-throughput.svg
 	@$(BIN)/flyspec bench prefill-stall \
-		--output build/prefill-stall.json --plot docs/images/engine-prefill-stall.svg
+		--output build/prefill-stall.json --plot docs/measurements/images/engine-prefill-stall.svg
 
 SCENARIO ?= ramp
 RAMP := --steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0

@@ -1,8 +1,8 @@
-"""`python -m bench.quality`: the tables and plots of docs/quality.md, from studies' reports.
+"""`python -m bench.quality`: measurements/quality.md, its tables and plots, from studies' reports.
 
 Each part of the document, between <!-- NAME --> and <!-- /NAME -->, shows the study of that name
 for every pair of models; the part `claims` gathers what papers report. Reports are kept beside the
-plots (images/quality.json), so that studies can be made one by one.
+plots (measurements/images/quality.json), so that studies can be made one by one.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def quality(
     pairs: Annotated[list[str], typer.Argument(
         metavar="NAME=DIRECTORY...", help="A pair's name, and its directory of `flyspec study`.",
     )],
-    document: Annotated[Path, Flag("Document to update.")] = Path("docs/quality.md"),
+    document: Annotated[Path, Flag("Document to update.")] = Path("docs/measurements/quality.md"),
 ) -> None:  # fmt: skip
     """Write studies into a document: claims, tables and plots of each pair of models.
 

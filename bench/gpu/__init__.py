@@ -1,1 +1,1 @@
-"""docs/gpu.md, written from reports of `make gpu-bench` and from the services' own planner."""
+"""measurements/gpu.md, from reports of `make gpu-bench` and the services' own planner."""

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu`: the tables and plots of docs/gpu.md."""
+"""`python -m bench.gpu`: the tables and plots of measurements/gpu.md."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def gpu(
     reports: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of JSON reports of `make gpu-bench`.")
     ] = Path("build/gpu"),
-    document: Annotated[Path, Flag("Document to update.")] = Path("docs/gpu.md"),
+    document: Annotated[Path, Flag("Document to update.")] = Path("docs/measurements/gpu.md"),
 ) -> None:
     """Write measurements on a GPU, and what follows from the memory planner, into a document.
 

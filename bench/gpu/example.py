@@ -1,4 +1,4 @@
-"""The worked example of docs/gpu.md: what fits on four GPUs, and what their bandwidth bounds.
+"""The worked example of measurements/gpu.md: what fits on four GPUs, and bounds of its speed.
 
 Memory is what the services calculate before they load anything (`flyspec.engine.cache_size`).
 """

@@ -1,4 +1,4 @@
-"""The tables of docs/gpu.md, each from the reports that have something for it."""
+"""The tables of measurements/gpu.md, each from the reports that have something for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plot of docs/gpu.md: times of steps against their bound."""
+"""The plot of measurements/gpu.md: times of steps against their bound."""
 
 from __future__ import annotations
 

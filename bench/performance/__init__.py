@@ -1,1 +1,1 @@
-"""docs/performance.md, written from reports of `flyspec bench`."""
+"""measurements/performance.md, written from reports of `flyspec bench`."""

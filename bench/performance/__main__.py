@@ -1,4 +1,4 @@
-"""`python -m bench.performance`: the tables and plots of docs/performance.md."""
+"""`python -m bench.performance`: the tables and plots of measurements/performance.md."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 
+DOCUMENT = Path("docs/measurements/performance.md")
+
 
 @with_flags
 def performance(
     reports: Annotated[
         Path, typer.Argument(metavar="FOLDER", help="Folder of JSON reports of `flyspec bench`.")
     ] = Path("build/performance"),
-    document: Annotated[Path, Flag("Document to update.")] = Path("docs/performance.md"),
+    document: Annotated[Path, Flag("Document to update.")] = DOCUMENT,
 ) -> None:
     """Write measurements into a document: its tables and its plots.
 

@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md: ratios by group of prompts, and by requests at once."""
+"""The plots of measurements/performance.md: ratios by group of prompts, and by requests at once."""
 
 from __future__ import annotations
 

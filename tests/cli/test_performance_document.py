@@ -18,7 +18,7 @@ from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.report import report, report_batches
 from flyspec_lab.bench.speed import BatchSample
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "measurements" / "performance.md"
 MACHINE = {"processor": "CPU 9000", "instruction_sets": ["avx2"], "cores": 2, "accelerator": "",
            "versions": {"torch": "2.0"}}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""docs/gpu.md says what the services' planner calculates, and only what was measured on a GPU."""
+"""measurements/gpu.md has what the planner calculates, and only what was measured on a GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from flyspec.errors import ConfigError
 from flyspec_lab.bench.device.report import DeviceReport, DraftTime, JudgingTime, StepTime
 from tests.deployment.rendered import ROOT
 
-DOCUMENT = ROOT / "docs" / "gpu.md"
+DOCUMENT = ROOT / "docs" / "measurements" / "gpu.md"
 MACHINE = {"accelerator": "H100", "driver": "580.1", "cores": 16,
            "versions": {"torch": "2.11", "transformers": "5.23"}}  # fmt: skip
 
