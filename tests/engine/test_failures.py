@@ -62,6 +62,7 @@ class Service:
     def __init__(self) -> None:
         self.lost: Future[str] = Future()
         self.grace_s = -1.0
+        self.missing: dict[str, str] = {}
 
     async def start(self) -> dict[str, int]:
         self.lost.set_result("its device failed")
