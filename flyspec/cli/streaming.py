@@ -27,7 +27,7 @@ DEFAULTS = GenerateOptions(rule=Rule(""))
 
 
 def wants_color(color: Color) -> bool:
-    """Whether standard output gets colours."""
+    """True if standard output gets colours."""
     from rich.console import Console
 
     if color == "auto":
