@@ -22,7 +22,6 @@ from flyspec_lab.bench.modes import FlyspecMode, Item, Mode, Noise, OtherMode, S
 from flyspec_lab.bench.openai import OpenAIServer, StreamedCompletion
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.peers import Calibration, PeerAnswer, PeerProcess, PeerSetup, peer_process
-from flyspec_lab.bench.planning import measured_modes, step_costs_of
 from flyspec_lab.bench.prompts import Group, random_tokens
 from flyspec_lab.bench.report import report, report_batches
 from flyspec_lab.bench.speed import (
@@ -36,7 +35,6 @@ from flyspec_lab.bench.speed import (
 )
 from flyspec_lab.bench.transport import round_trips_ns
 from flyspec_lab.commands.bench.common import models_of
-from flyspec_lab.planning.measured import KEY
 from flyspec_lab.results import BenchReport, notes
 
 _CALIBRATED_ON = 3  # prompts, each from another group
@@ -97,7 +95,6 @@ async def compare(
             batch_samples = await measure_batches(modes, items, batches, o.repeats, noise)
     reports = report(samples, o.others, hindsight(o))
     batch_reports = report_batches(batch_samples)
-    step_costs = await step_costs_of(stack.options.verify_address) if stack else ()
     bare_ms = await round_trips_ns() / 1e6
     where = {g.name: [Path(p.where).name for p in g.prompts] for g in groups}
     shown: list[Any] = []
@@ -127,7 +124,6 @@ async def compare(
         "prompts": where,
         "groups": reports,
         "batches": batch_reports,
-        KEY: measured_modes(modes, samples, step_costs, stack is not None),
     }
     return BenchReport(document, shown, {"samples": samples, "batch_samples": batch_samples})
 
