@@ -21,27 +21,44 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.process import available_cores
+from flyspec_lab.bench.modes import Answer
 
-GREEDY = "transformers"
+S = TypeVar("S")
+
 DTYPES = ("float32", "bfloat16")
-ENSEMBLE_WEIGHT = 0.5
-"""The target's share of the mixture with which drafts are compared."""
-_NUM_TOKENS = (4, 8, 15)
-
-
 _GENERATION_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
                       "assistant_confidence_threshold")  # fmt: skip
 """What transformers takes from the assistant's own configuration rather than from the call."""
+
+
+@dataclass(frozen=True)
+class Calibration(Generic[S]):
+    """The setup chosen for a peer, and the seconds of each one tried, until it was too slow."""
+
+    peer: str
+    setup: S
+    tried: dict[str, float]
+
+
+async def fastest(
+    peer: str, setups: Sequence[S], seconds: Callable[[S, float], Awaitable[float]]
+) -> Calibration[S]:
+    """Try setups in turn. `seconds` is told the least time so far and may stop behind it."""
+    tried: dict[str, float] = {}
+    for setup in setups:
+        if str(setup) not in tried:
+            tried[str(setup)] = await seconds(setup, min(tried.values(), default=math.inf))
+    return Calibration(peer, min(setups, key=lambda setup: tried[str(setup)]), tried)
 
 
 @dataclass(frozen=True)
@@ -66,64 +83,24 @@ class PeerSetup:
         return ", ".join(words)
 
 
-@dataclass(frozen=True)
-class PeerAnswer:
-    """The output, and the seconds from the call to the first and to the last token."""
-
-    token_ids: Sequence[int]
-    seconds: float
-    first_token_s: float | None
-
-    @property
-    def tokens(self) -> int:
-        return len(self.token_ids)
+def _assistant(k: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
+    return dict(zip(_GENERATION_FIELDS, (k, schedule, confidence), strict=True))
 
 
-def _constant(k: int) -> dict[str, Any]:
-    return {"num_assistant_tokens": k, "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0}  # fmt: skip
-
-
-# The defaults, and the former schedule: both stop drafting early.
-_OWN = (
-    {"num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant",
-     "assistant_confidence_threshold": 0.4},
-    {"num_assistant_tokens": 5, "num_assistant_tokens_schedule": "heuristic_transient",
-     "assistant_confidence_threshold": 0.4},
-)  # fmt: skip
-_ASSISTED = tuple({"assistant": a} for a in (*map(_constant, _NUM_TOKENS), *_OWN))
-_MIXTURE = {"assistant_ensemble_weight": ENSEMBLE_WEIGHT}
+# Ks, then the defaults and the former schedule, both of which stop drafting early.
+_ASSISTANTS = (
+    *map(_assistant, (4, 8, 15)),
+    _assistant(20, confidence=0.4),
+    _assistant(5, "heuristic_transient", 0.4),
+)
 _CHOICES: dict[str, Sequence[dict[str, Any]]] = {
-    GREEDY: ({},),
-    "assisted": _ASSISTED,
-    "prompt lookup": [{"arguments": {"prompt_lookup_num_tokens": k}} for k in _NUM_TOKENS],
-    "ensemble": [{**choice, "arguments": _MIXTURE} for choice in _ASSISTED],
+    "transformers": ({},),
+    "assisted": [{"assistant": a} for a in _ASSISTANTS],
+    "prompt lookup": [{"arguments": {"prompt_lookup_num_tokens": k}} for k in (4, 8, 15)],
+    "ensemble": [
+        {"assistant": a, "arguments": {"assistant_ensemble_weight": 0.5}} for a in _ASSISTANTS
+    ],
 }
-PEERS = {"greedy": GREEDY, **{name.replace(" ", "-"): name for name in list(_CHOICES)[1:]}}
-"""Names in reports, by name on the command line."""
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """The setup chosen for a peer, and the seconds of each one tried, until it was too slow."""
-
-    peer: str
-    setup: PeerSetup
-    tried: dict[str, float]
-
-
-def parse_peers(text: str) -> tuple[str, ...]:
-    """Parse comma-separated names of peers, or `all`. Raises `ConfigError`."""
-    names = [piece.strip() for piece in text.split(",") if piece.strip()]
-    if names == ["all"]:
-        return tuple(PEERS.values())
-    for name in names:
-        if name not in PEERS or names.count(name) > 1:
-            raise ConfigError(
-                f"--peers {text!r}: {name!r} is unknown or given twice; must be `all`, or of "
-                f"{', '.join(PEERS)}"
-            )
-    return tuple(PEERS[name] for name in names)
 
 
 class PeerProcess:
@@ -131,7 +108,6 @@ class PeerProcess:
 
     def __init__(self, pool: Executor, pid: int, log: Path, where: tuple[str, str, str]) -> None:
         self._pool, self._pid, self._log, self._where = pool, pid, log, where
-        self._threads = sorted({1, available_cores()})
 
     async def generate(
         self,
@@ -139,7 +115,7 @@ class PeerProcess:
         prompt_token_ids: Sequence[int],
         max_tokens: int,
         ignore_eos: bool = False,
-    ) -> PeerAnswer:
+    ) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
         work = partial(_answer, *self._where, setup, list(prompt_token_ids), max_tokens, ignore_eos)
         try:
@@ -159,14 +135,12 @@ class PeerProcess:
 
     async def calibrate(
         self, peer: str, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = False
-    ) -> Calibration:
+    ) -> Calibration[PeerSetup]:
         """Find the setup that continues these prompts fastest: data type and threads, then more."""
-        first, *others = _CHOICES[peer]
-        tried: dict[str, float] = {}
 
-        async def try_out(setup: PeerSetup) -> None:
+        async def seconds(setup: PeerSetup, limit: float) -> float:
             """Add up each prompt's better of two runs, after an uncounted one, if not too slow."""
-            limit, total = min(tried.values(), default=math.inf), 0.0
+            total = 0.0
             await self.generate(setup, prompts[0], max_tokens, ignore_eos)
             for prompt in prompts:
                 if total <= limit:
@@ -174,18 +148,15 @@ class PeerProcess:
                         (await self.generate(setup, prompt, max_tokens, ignore_eos)).seconds
                         for _ in range(2)
                     ])  # fmt: skip
-            tried[str(setup)] = total
+            return total
 
-        async def best(setups: list[PeerSetup]) -> PeerSetup:
-            for setup in setups:
-                if str(setup) not in tried:
-                    await try_out(setup)
-            return min(setups, key=lambda s: tried[str(s)])
-
-        frames = [PeerSetup(d, t, **first) for d in DTYPES for t in self._threads]
-        frame = await best(frames)
-        setup = await best([frame, *(replace(frame, **choice) for choice in others)])
-        return Calibration(peer, setup, tried)
+        first, *others = _CHOICES[peer]
+        threads = sorted({1, available_cores()})
+        frames = [PeerSetup(dtype, t, **first) for dtype in DTYPES for t in threads]
+        frame = await fastest(peer, frames, seconds)
+        choices = [frame.setup, *(replace(frame.setup, **choice) for choice in others)]
+        found = await fastest(peer, choices, seconds)
+        return replace(found, tried=frame.tried | found.tried)
 
 
 @contextlib.asynccontextmanager
@@ -264,7 +235,7 @@ def _answer(
     prompt_token_ids: Sequence[int],
     max_tokens: int,
     ignore_eos: bool,
-) -> PeerAnswer:
+) -> Answer:
     """Continue a prompt. `draft` is a model's directory, if the setup drafts."""
     import torch
 
@@ -280,4 +251,4 @@ def _answer(
     begin = time.perf_counter()
     token_ids = target.generate(prompt_token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
     seconds = time.perf_counter() - begin
-    return PeerAnswer(token_ids, seconds, streamer.at and streamer.at - begin)
+    return Answer(len(token_ids), seconds, streamer.at and streamer.at - begin, token_ids)

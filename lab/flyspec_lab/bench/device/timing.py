@@ -71,6 +71,7 @@ def copy_bandwidth(device: torch.device, num_bytes: int, repeats: int = 20) -> f
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait for what was queued on a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
