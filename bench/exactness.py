@@ -51,7 +51,7 @@ Data = Annotated[Path, Flag("Directory of the prompt files.")]
 # fmt: off
 @dataclass(frozen=True)
 class ExactnessOptions:
-    """What to compare, and with what."""
+    """The texts to compare, and their reference."""
 
     data: Data = Path("../shared/data")
     dtype: Annotated[Literal["float64", "float32", "bfloat16"], Flag(

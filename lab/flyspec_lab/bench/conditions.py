@@ -32,7 +32,7 @@ PREDICTIONS: Mapping[str, Callable[[str], str]] = {
 _NO_WINDOW = Condition("fly, W = 0", Rule("fly", fly_window_size=0))
 
 CONDITIONS: tuple[Condition, ...] = tuple(dict.fromkeys((_PLAIN, EXACT, DEFAULT, FLY, _NO_WINDOW)))
-"""What `flyspec eval` compares unless rules are named."""
+"""Conditions that `flyspec eval` compares unless rules are named."""
 
 _BY_DIVERGENCE = ("fuzzy", "fuzzy-reference")
 _VARIANTS = {

@@ -6,26 +6,18 @@
     ensemble       assisted, and lossy: accepts a draft if the mixture of both models chooses it
 
 Each is used at its best: before anything is measured, a few prompts are tried in every data type,
-on one thread and on all, then with the other choices of the method. They run in a process of their
-own, so that neither their threads nor this interpreter's lock disturb what is measured besides;
-time is measured there, around `generate` alone.
+on one thread and on all, then with the other choices of the method. Time is measured around
+`generate` alone, while nothing else runs in this process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
-import signal
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -38,7 +30,7 @@ S = TypeVar("S")
 DTYPES = ("float32", "bfloat16")
 _GENERATION_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
                       "assistant_confidence_threshold")  # fmt: skip
-"""What transformers takes from the assistant's own configuration rather than from the call."""
+"""Fields that transformers takes from the assistant's own configuration rather than from the call."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +55,7 @@ async def fastest(
 
 @dataclass(frozen=True)
 class PeerSetup:
-    """How a peer generates. `assistant` is the draft model's own configuration, if it drafts.
+    """Options of a peer. `assistant` is the draft model's own configuration, if it drafts.
 
     `arguments` are passed to `generate`.
     """
@@ -103,11 +95,30 @@ _CHOICES: dict[str, Sequence[dict[str, Any]]] = {
 }
 
 
-class PeerProcess:
-    """The process that runs transformers; idle between requests."""
+class Transformers:
+    """Models of directories `model` and `draft`, as transformers runs them on a device.
 
-    def __init__(self, pool: Executor, pid: int, log: Path, where: tuple[str, str, str]) -> None:
-        self._pool, self._pid, self._log, self._where = pool, pid, log, where
+    Raises `ConfigError` if one that the peers need is not on this machine.
+    """
+
+    def __init__(self, peers: Sequence[str], model: str, draft: str, device: str) -> None:
+        needed = {"the target": model}
+        if any("assistant" in _CHOICES[peer][0] for peer in peers):
+            needed["the draft model"] = draft
+        for what, directory in needed.items():
+            if not directory:
+                raise ConfigError(
+                    f"transformers needs {what}'s directory, which a running stack does not tell "
+                    "and one without a draft model does not have; remove --address, or choose "
+                    "other --peers"
+                )
+            if not (Path(directory).expanduser() / "config.json").is_file():
+                raise ConfigError(
+                    f"transformers needs {what}'s directory on this machine; {directory} is not one"
+                )
+        self._model, self._draft, self._device = model, draft, device
+        self._loaded: dict[tuple[str, str], Any] = {}
+        self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
 
     async def generate(
         self,
@@ -117,21 +128,13 @@ class PeerProcess:
         ignore_eos: bool = False,
     ) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
-        work = partial(_answer, *self._where, setup, list(prompt_token_ids), max_tokens, ignore_eos)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except BrokenExecutor:
-            last = self._log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise FlyspecError(
-                f"the process that runs transformers ended: {' | '.join(last)}"
-            ) from None
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._answer, setup, prompt_token_ids, max_tokens, ignore_eos
+            )
         except (FlyspecError, OSError, ValueError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise FlyspecError(f"transformers, {setup}: {what}") from None
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
 
     async def calibrate(
         self, peer: str, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = False
@@ -158,43 +161,30 @@ class PeerProcess:
         found = await fastest(peer, choices, seconds)
         return replace(found, tried=frame.tried | found.tried)
 
+    def _answer(
+        self, setup: PeerSetup, token_ids: Sequence[int], max_tokens: int, ignore_eos: bool
+    ) -> Answer:
+        import torch
 
-@contextlib.asynccontextmanager
-async def peer_process(
-    peers: Sequence[str], model: str, draft: str, device: str
-) -> AsyncIterator[PeerProcess]:
-    """Start a process that runs these peers on the models in directories `model` and `draft`.
+        target = self._reference(self._model, setup.dtype)
+        how: dict[str, Any] = dict(setup.arguments)
+        if setup.assistant:
+            how["assistant_model"] = self._reference(self._draft, setup.dtype).module
+            for name in _GENERATION_FIELDS:
+                setattr(how["assistant_model"].generation_config, name, setup.assistant.get(name))
+        torch.set_num_threads(setup.threads)
+        streamer = _FirstToken()
+        begin = time.perf_counter()
+        answer = target.generate(token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
+        seconds = time.perf_counter() - begin
+        return Answer(len(answer), seconds, streamer.at and streamer.at - begin, answer)
 
-    Raises `ConfigError` if one of the models is not on this machine.
-    """
-    _check_directory("the target", model)
-    if any("assistant" in _CHOICES[peer][0] for peer in peers):
-        _check_directory("the draft model", draft)
-    loop = asyncio.get_running_loop()
-    with tempfile.TemporaryDirectory(prefix="flyspec-peers-") as folder:
-        log = Path(folder) / "log"
-        with ProcessPoolExecutor(1, get_context("spawn"), _redirect_output, (str(log),)) as pool:
-            pid = await loop.run_in_executor(pool, os.getpid)
-            peer = PeerProcess(pool, pid, log, (model, draft, device))
-            try:
-                yield peer
-            finally:
-                peer.kill()
+    def _reference(self, directory: str, dtype: str) -> Any:
+        from flyspec_lab.bench.reference import Reference
 
-
-def _check_directory(what: str, directory: str) -> None:
-    if not directory:
-        raise ConfigError(
-            f"transformers needs {what}'s directory, which a running stack does not tell and one "
-            "without a draft model does not have; remove --address, or choose other --peers"
-        )
-    if not (Path(directory).expanduser() / "config.json").is_file():
-        raise ConfigError(
-            f"transformers needs {what}'s directory on this machine; {directory} is not one"
-        )
-
-
-# --- in the other process ---------------------------------------------------------------------
+        if (directory, dtype) not in self._loaded:
+            self._loaded[directory, dtype] = Reference(directory, dtype, device=self._device)
+        return self._loaded[directory, dtype]
 
 
 class _FirstToken:
@@ -211,44 +201,3 @@ class _FirstToken:
 
     def end(self) -> None:
         pass
-
-
-@cache
-def _model(directory: str, dtype: str, device: str) -> Any:
-    from flyspec_lab.bench.reference import Reference
-
-    return Reference(directory, dtype, device=device)
-
-
-def _redirect_output(log: str) -> None:
-    """Send all output of this process to a file."""
-    with open(log, "wb") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
-
-
-def _answer(
-    model: str,
-    draft: str,
-    device: str,
-    setup: PeerSetup,
-    prompt_token_ids: Sequence[int],
-    max_tokens: int,
-    ignore_eos: bool,
-) -> Answer:
-    """Continue a prompt. `draft` is a model's directory, if the setup drafts."""
-    import torch
-
-    target = _model(model, setup.dtype, device)
-    how: dict[str, Any] = dict(setup.arguments)
-    if setup.assistant:
-        how["assistant_model"] = _model(draft, setup.dtype, device).module
-        for name in _GENERATION_FIELDS:
-            setattr(how["assistant_model"].generation_config, name, setup.assistant.get(name))
-    if torch.get_num_threads() != setup.threads:
-        torch.set_num_threads(setup.threads)
-    streamer = _FirstToken()
-    begin = time.perf_counter()
-    token_ids = target.generate(prompt_token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
-    seconds = time.perf_counter() - begin
-    return Answer(len(token_ids), seconds, streamer.at and streamer.at - begin, token_ids)

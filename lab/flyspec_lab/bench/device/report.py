@@ -63,7 +63,7 @@ class JudgingTime:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What was measured on a device. `bandwidth` is in bytes per second, read and written."""
+    """Measurements on a device. `bandwidth` is in bytes per second, read and written."""
 
     device: str
     dtype: str

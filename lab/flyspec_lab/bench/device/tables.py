@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from flyspec.tables import Column, FittedTable, record_table
 from flyspec_lab.bench.device.report import BoundedCost, DeviceReport
-
-
-def _known(name: str) -> Callable[[Any], str]:
-    """Return the form of a number that is known on CUDA alone."""
-
-    def show(record: Any) -> str:
-        value = getattr(record, name)
-        return "-" if value is None else str(value)
-
-    return show
-
 
 MODE_NAMES = {
     "eager": "eager",
@@ -37,7 +26,7 @@ _TIMES: tuple[Column, ...] = (
     ("bound", "{.bound_ms:.3f}"),
     ("x bound", "{.ratio:.2f}"),
 )
-_DRAFT: tuple[Column, ...] = (("ms/token", "{.token_ms:.3f}"), ("waits", _known("waits")))
+_DRAFT: tuple[Column, ...] = (("ms/token", "{.token_ms:.3f}"), ("waits", "{.waits:d}"))
 _JUDGING: tuple[Column, ...] = (
     ("rule", "{.rule}"),
     ("temperature", "{.temperature:g}"),
@@ -45,8 +34,8 @@ _JUDGING: tuple[Column, ...] = (
     ("rounds", "{.rounds}"),
     ("ms", "{.answer_ms:.3f}"),
     ("slowest", "{.slowest_ms:.3f}"),
-    ("launches", _known("launches")),
-    ("waits", _known("waits")),
+    ("launches", "{.launches:d}"),
+    ("waits", "{.waits:d}"),
 )
 NOTES = (
     "ms: median of steps that follow each other; until answered: of one that the host waits for; "

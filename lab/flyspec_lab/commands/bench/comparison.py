@@ -20,7 +20,7 @@ from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Answer, Item, Mode, Noise, OtherMode, Sample
 from flyspec_lab.bench.openai import OpenAIServer
 from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.bench.peers import Calibration, PeerProcess, PeerSetup, peer_process
+from flyspec_lab.bench.peers import Calibration, PeerSetup, Transformers
 from flyspec_lab.bench.prompts import Group, random_tokens
 from flyspec_lab.bench.report import report, report_batches
 from flyspec_lab.bench.speed import (
@@ -131,13 +131,13 @@ async def _others(
     modes: list[OtherMode] = []
     calibrations: list[Calibration[Any]] = []
     if o.peers and 1 in o.batch:
-        process = await resources.enter_async_context(peer_process(o.peers, target, draft, device))
+        transformers = Transformers(o.peers, target, draft, device)
         for peer in o.peers:
             with working(f"trying setups of {peer}"):
-                found = await process.calibrate(peer, tried_on, o.max_tokens, o.ignore_eos)
+                found = await transformers.calibrate(peer, tried_on, o.max_tokens, o.ignore_eos)
             say(f"{peer}: {found.setup} is fastest")
             calibrations.append(found)
-            modes.append(OtherMode(peer, partial(_by_peer, o, process, found.setup), False))
+            modes.append(OtherMode(peer, partial(_by_peer, o, transformers, found.setup), False))
     servers = []
     if o.llama_server is not None:
         llama = llama_cpp.LlamaServer(o.llama_server, target, draft, max(o.batch))
@@ -153,8 +153,8 @@ async def _others(
     return modes, calibrations
 
 
-async def _by_peer(o: SpeedOptions, process: PeerProcess, setup: PeerSetup, i: Item) -> Answer:
-    return await process.generate(setup, i.prompt_token_ids, o.max_tokens, o.ignore_eos)
+async def _by_peer(o: SpeedOptions, peers: Transformers, setup: PeerSetup, i: Item) -> Answer:
+    return await peers.generate(setup, i.prompt_token_ids, o.max_tokens, o.ignore_eos)
 
 
 async def _by_server(server: OpenAIServer, i: Item) -> Answer:

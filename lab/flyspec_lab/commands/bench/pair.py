@@ -67,10 +67,13 @@ def _prepare(
 
     Raises `ConfigError`.
     """
+    from transformers.utils.logging import disable_progress_bar
+
     from flyspec.engine.loading import resolve_device
     from flyspec.progress import working
     from flyspec_lab.bench.shapes import pad_layers, shape_named, write_pair
 
+    disable_progress_bar()
     facts: dict[str, Any] = {}
     if o.shape:
         shape = shape_named("--shape", o.shape)
