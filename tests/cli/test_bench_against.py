@@ -168,7 +168,7 @@ async def test_llama_server_is_tried_in_several_setups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("target.gguf", "draft.gguf"):
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text("GGUF")
     program = tmp_path / "llama-server"
     program.write_text(SERVER)
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""How `bench` and `eval` evaluate samples; measuring itself is tested through the CLI."""
+"""Prompts and conditions of `bench` and `eval`; measuring itself is tested through the CLI."""
 
 from __future__ import annotations
 

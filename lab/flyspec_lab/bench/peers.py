@@ -30,7 +30,7 @@ S = TypeVar("S")
 DTYPES = ("float32", "bfloat16")
 _GENERATION_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
                       "assistant_confidence_threshold")  # fmt: skip
-"""Fields that transformers takes from the assistant's own configuration rather than from the call."""
+"""Fields that transformers takes from the assistant's configuration rather than from the call."""
 
 
 @dataclass(frozen=True)

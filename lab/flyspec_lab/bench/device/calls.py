@@ -1,4 +1,4 @@
-"""Counts of what a piece of work asks of a CUDA device: kernels, graphs, copies, and waits of the host."""
+"""Counts of what work asks of a CUDA device: kernels, graphs, copies, and waits of the host."""
 
 from __future__ import annotations
 
