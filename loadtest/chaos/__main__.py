@@ -191,12 +191,12 @@ def report(done: ChaosRun, say: Callable[[str], None] = say) -> BenchReport:
         for recovery in request.generation.completion.recoveries if request.generation else ():
             delays[recovery.kind.name.lower().replace("_", " ")].append(recovery.delay_ns / 1e6)
     undisturbed = sum(not r.generation.completion.recoveries for r in complete if r.generation)
-    delays = dict(sorted(delays.items()))
-    delays["longest silence of a request"] = [1e3 * request.silence_s for request in complete]
+    spreads = {kind: Spread.of(of) for kind, of in sorted(delays.items())}
+    silences = [1e3 * request.silence_s for request in complete]
+    spreads["longest silence of a request"] = Spread.of(silences)
     counts = Counter((fault.kind, fault.service) for fault in done.faults)
     services = sorted({fault.service for fault in done.faults})
     by_kind = {kind: [counts[kind, service] for service in services] for kind in KINDS}
-    spreads = {kind: Spread.of(of) for kind, of in delays.items()}
     tokens = sum(number for request in complete for _, number in request.arrivals)
     line = (
         f"{done.seconds:.0f} s, seed {done.seed}: {len(done.requests)} requests, "

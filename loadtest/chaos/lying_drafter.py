@@ -330,7 +330,7 @@ LIES = [
     Lie("an odd byte", F.DISTRIBUTIONS, _each(
         lambda d: setattr(d, "log_probs", d.log_probs[:-1])), 0),
     Lie("a list instead of a row", F.DISTRIBUTIONS, _each(
-        lambda d: (setattr(d, "log_probs", b"\0\0"), d.token_ids.append(5))), 0),
+        lambda d: d.CopyFrom(type(d)(log_probs=b"\0\0", token_ids=[5]))), 0),
     Lie("a row instead of a list", F.DISTRIBUTIONS, _each(lambda d: d.ClearField("token_ids")), 50),
     Lie("a token listed twice", F.DISTRIBUTIONS, _each(
         lambda d: d.token_ids.__setitem__(1, d.token_ids[0])), 50),

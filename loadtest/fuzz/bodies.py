@@ -102,7 +102,8 @@ def message_of(
     size: int, path: str, repeated: bytes, before: bytes = b"", after: bytes = b""
 ) -> bytes:
     """Return a request of `Generate` of about `size` bytes, most of them in the field at a path."""
-    kind, fields = generation_pb2.GenerateRequest.DESCRIPTOR, []
+    kind: Any = generation_pb2.GenerateRequest.DESCRIPTOR
+    fields = []
     for name in path.split("."):
         fields.append(kind.fields_by_name[name])
         kind = fields[-1].message_type

@@ -108,10 +108,11 @@ class Script:
     def __str__(self) -> str:
         lines = [f"{self.method.path} ({self.kind}; expects {', '.join(sorted(self.expects))})"]
         for step in self.steps:
-            text = step.value if isinstance(step, Do) else f"wait {step} s"
             if isinstance(step, bytes):
                 sent = readable(self.method.request, step)
                 text = f"send {step.hex() if sent is None else ' '.join(str(sent).split())}"
+            else:
+                text = step.value if isinstance(step, Do) else f"wait {step} s"
             lines.append(f"  {text[:300]}{' ...' if len(text) > 300 else ''}")
         return "\n".join(lines)
 

@@ -8,7 +8,7 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from flyspec.flags import flags_of
@@ -56,8 +56,8 @@ def is_map(field: Any) -> bool:
     return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
 
-def paths(kind: Descriptor, above: Path = ()) -> Iterator[Path]:
-    """Yield the path of every field of a message and of the messages in it."""
+def paths(kind: Any, above: Path = ()) -> Iterator[Path]:
+    """Yield the path of every field of a message, by its descriptor, and of the messages in it."""
     for field in kind.fields:
         yield (*above, field)
         if field.message_type and not is_map(field) and field not in above:

@@ -7,7 +7,7 @@ import itertools
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from random import Random
@@ -18,6 +18,7 @@ import grpc
 from flyspec.cli.service import Child
 from flyspec.client import AdminClient
 from flyspec.errors import FlyspecError
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
 from loadtest.fuzz.calls import NO_ANSWER, Do, Script, ScriptSource, Step, methods_of, play
@@ -80,16 +81,13 @@ class FuzzRun:
         self._canary = Script(method, "canary", tuple(steps))
         self._tokens = await self._ask(self._canary)
         info = await self._describe()
-        model = next(
-            info if isinstance(info, common_pb2.ModelInfo) else value
-            for _, value in _messages(info)
-            if isinstance(value, common_pb2.ModelInfo)
-        )
+        model = next(part for part in _parts(info) if isinstance(part, common_pb2.ModelInfo))
         self.source = ScriptSource(self.name, Facts(
             model.vocab_size or 1 << 16, model.context_length or 256, MAX_DRAFTS,
             [getattr(drafter, "name", drafter) for drafter in getattr(info, "drafters", ())],
             self._tokens[-COUNT:], self._addresses.get("draft", ""),
-            *([tuple(info.rules)] if getattr(info, "rules", ()) else []),
+            tuple(getattr(info, "rules", ())) or tuple(RULE_PRESETS),
+            [head.name for head in getattr(info, "heads", ())],
         ))  # fmt: skip
         return self
 
@@ -229,8 +227,8 @@ class FuzzRun:
         try:
             got = await self._ask(replace(self._canary, steps=tuple(steps)))
         except FlyspecError as error:
-            if not await self._ending():
-                self.found(f"the canary: {error} (about script {self._next})")
+            ending = await self._ending()
+            self.found(ending or f"the canary: {error} (about script {self._next})")
             return
         if got != self._tokens:
             self.found(f"the canary: got {got} instead of {self._tokens}")
@@ -279,14 +277,12 @@ class FuzzRun:
             self.found(await self._ending() or f"it does not tell its sessions: {error!r}")
 
 
-def _messages(message: Any) -> list[tuple[str, Any]]:
-    """Return the single messages in a message, by name, and those in the first of its lists."""
-    found = []
+def _parts(message: Any) -> Iterator[Any]:
+    """Yield a message and those in it; of a list, the first."""
+    yield message
     for field, value in message.ListFields():
         if field.message_type is not None:
-            inner = value[0] if field.is_repeated else value
-            found += [(field.name, inner), *_messages(inner)]
-    return found
+            yield from _parts(value[0] if field.is_repeated else value)
 
 
 def _tokens(answer: Any) -> list[int]:

@@ -42,6 +42,7 @@ class Facts:
     text: Sequence[int]
     draft_address: str = ""
     rules: Sequence[str] = tuple(RULE_PRESETS)
+    heads: Sequence[str] = ()
 
 
 def answered(message: Message) -> bool:
@@ -121,6 +122,16 @@ def _verify(facts: Facts) -> Iterator[Session]:
             {"round": {"round_id": 1, "keep_length": LENGTH, "draft_token_ids": drafts}},
             {"round": {"round_id": 9, "keep_length": LENGTH - 1, "append_token_ids": [5, 6],
                        "max_plain_tokens": 3}},
+        )  # fmt: skip
+
+    opening = {"token_ids": PROMPT, "prompt_length": 1, "rule": {"name": "exact"}}
+    for name in facts.heads:
+        head = {"name": name, "max_tokens": 5}
+        yield _of(
+            verify_pb2.VerifyRequest, {"open": opening},
+            {"round": {"round_id": 1, "keep_length": LENGTH, "max_plain_tokens": 2, "head": head}},
+            {"round": {"round_id": 2, "keep_length": LENGTH - 2, "append_token_ids": [5, 6],
+                       "draft_token_ids": drafts, "head": head}},
         )  # fmt: skip
 
 

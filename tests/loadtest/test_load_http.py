@@ -33,7 +33,7 @@ from tests.loadtest.test_load_transports import using
 from tests.security.authority import Authority, credentials, files
 
 MODELS = Models(ModelInfo("target", "", 300, 4096), ("model",), ("fly", "exact"))
-CHAT = Chat.of_user("hi")
+CHAT = Chat([{"role": "user", "content": "hi"}])
 OPTIONS = GenerateOptions(
     sampling=SamplingParams(0.7, 0.9),
     seed=11,
