@@ -1,4 +1,4 @@
-"""What a load test has to show: bounds from the command line, and whether they held. Pure."""
+"""Goals of a load test, from the command line, and checks of them. Pure."""
 
 from __future__ import annotations
 

@@ -163,9 +163,13 @@ def judge_again(requests: Sequence[Request]) -> dict[str, str]:
     auditor, found = Auditor(AuditedTarget.load(settings)), {}
     for request in requests:
         assert request.generation is not None
-        report = auditor.audit(RecordedLine(str(request), recording_of(request.generation)))
-        if not report.follows:
-            found[str(request)] = "; ".join(report.lines())
+        try:
+            report = auditor.audit(RecordedLine(str(request), recording_of(request.generation)))
+            told = "" if report.follows else "; ".join(report.lines())
+        except FlyspecError as error:
+            told = f"cannot be judged again: {error}"
+        if told:
+            found[str(request)] = told
     return found
 
 

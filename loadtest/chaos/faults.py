@@ -18,7 +18,7 @@ from loadtest.chaos.lying_drafter import LIES, LyingDrafter
 OUTER = {
     "kill": 4, "drain": 2, "hold": 6, "delay": 4, "stall": 4, "drop": 4, "cut": 4, "forget": 2,
 }  # fmt: skip
-"""How often each comes: SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through
+"""Faults by frequency: SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through
 the proxy: a delay, silence, silence that ends with a cut, a cut and refusal for a while, silence
 for good on the connections there are."""
 ILLNESSES = {"device": 1, "raises": 2, "nan": 2, "hang": 2}

@@ -58,7 +58,7 @@ class Request:
 
     @property
     def lossy(self) -> bool:
-        """Whether its text may differ from plain decoding."""
+        """True if its text may differ from plain decoding."""
         return self.options.rule != EXACT
 
     def __str__(self) -> str:

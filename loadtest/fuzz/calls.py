@@ -38,11 +38,11 @@ KINDS = {
     "a message dropped": 2, "a message doubled": 4, "messages reordered": 3, "cut short": 2,
     "mixed with another session": 3, "cancelled": 4, "its deadline passes": 2,
 }  # fmt: skip
-"""How a session is changed, and how often."""
+"""Changes to a session, by frequency."""
 OWN_WEIGHT = 4
-"""How much more often a field of the server's own methods is changed than one of gRPC's."""
+"""Frequency of a field of the server's own methods, as a multiple of one of gRPC's."""
 MAX_TOKENS, MAX_WAIT_MS, PATIENCE_S = 50, 200, 3.0
-"""What a request may cost, so that nobody waits long for one that is valid."""
+"""Bounds of what a request may cost, so that nobody waits long for one that is valid."""
 
 
 class Method(NamedTuple):
@@ -221,7 +221,7 @@ def _affordable(method: Method, data: bytes, rng: Random) -> tuple[bytes, bool]:
 
 @dataclass
 class CallOutcome:
-    """How a call ended, and what was sent until then."""
+    """The end of a call, and the messages sent until then."""
 
     script: Script
     status: str = NO_ANSWER
@@ -231,7 +231,7 @@ class CallOutcome:
 
     @property
     def complaint(self) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """The fault of it; empty if there is none."""
         # A session may name the target that it is for, and is sent away by another one.
         elsewhere = self.status == "UNAVAILABLE" and self.details.startswith("open.")
         if self.status not in self.script.expects and not elsewhere:

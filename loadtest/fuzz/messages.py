@@ -52,7 +52,7 @@ Path = tuple[Any, ...]
 
 
 def is_map(field: Any) -> bool:
-    """Whether the field is a map."""
+    """Return true for a map."""
     return bool(field.message_type and field.message_type.GetOptions().map_entry)
 
 
@@ -82,7 +82,7 @@ def mistake(message: Message) -> str:
 
 
 def is_wrong(field: Any, value: Any) -> bool:
-    """Whether no server may accept this value in the field."""
+    """Return true if no server may accept this value in the field."""
     if isinstance(value, float) and math.isnan(value):
         return True
     if field.enum_type:

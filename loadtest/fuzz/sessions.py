@@ -33,7 +33,7 @@ FILES: dict[str, FileDescriptor] = {
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a server: limits, names, and `text`, which the model puts after `PROMPT`."""
+    """Facts of a server: limits, names, and `text`, which the model puts after `PROMPT`."""
 
     vocab_size: int
     context_length: int
@@ -46,7 +46,7 @@ class Facts:
 
 
 def answered(message: Message) -> bool:
-    """Whether a message of a stream is answered before the next one is sent.
+    """Return true if a message of a stream is answered before the next one is sent.
 
     A staged round waits for a verdict, which may not come.
     """

@@ -41,8 +41,8 @@ FIXED = LoadOptions(
 
 @dataclass(frozen=True, slots=True)
 class ScenarioVerdict:
-    """What a scenario found: figures for the report, of which lists of records become tables, the
-    same in sentences, and what had to hold besides goals and what every test checks.
+    """Findings: figures for the report, of which lists of records become tables, the same in
+    sentences, and checks besides goals and those of every test.
     """
 
     found: Mapping[str, Any] = field(default_factory=dict)
@@ -152,12 +152,12 @@ class Scenario(ABC, Generic[F]):
         """The load, phase by phase; `done` grows as they end."""
 
     def excuses(self, record: Record) -> bool:
-        """Whether the scenario itself is to blame for a failed request."""
+        """True if the scenario itself is to blame for a failed request."""
         return False
 
     @abstractmethod
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
-        """What came of the phases, by name; raises KeyError if one did not take place."""
+        """Judge the phases, by name; raises KeyError if one did not take place."""
 
     @classmethod
     def sources(cls, own: F) -> Sequence[Source]:
@@ -212,7 +212,7 @@ def bounded(what: str, shares: Mapping[str, float], bound: float) -> list[Check]
 
 
 def describe(options: GenerateOptions) -> str:
-    """How requests ask, in a few words."""
+    """Return the options of requests in a few words."""
     k = options.num_speculative_tokens
     if k == 0:
         return "K = 0"

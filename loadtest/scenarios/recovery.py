@@ -28,7 +28,7 @@ from loadtest.summary import PhaseResult
 from loadtest.work import Closed, LoadPhase, Text
 
 ALLOWANCE_S = 1.0
-"""What a target's absence may cost beyond its duration."""
+"""Cost of a target's absence beyond its duration that is allowed."""
 HOLD_S = 3.0
 FAULT_AT = 0.7
 """The fault comes after this share of a phase; streams begun before continue after its end."""
