@@ -308,7 +308,7 @@ gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CU
 SCENARIO ?= ramp
 RAMP := --steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0
 LOAD ?= $(if $(filter ramp,$(SCENARIO)),$(RAMP))
-loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak, burst, ...
+loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak, overload, ...
 	@mkdir -p build
 	@$(BIN)/python -m loadtest.bundled $(SCENARIO) --seconds 100 $(LOAD) \
 		--html build/load-$(SCENARIO).html --output build/load-$(SCENARIO).json $(ARGS)
