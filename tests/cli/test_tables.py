@@ -27,7 +27,7 @@ from flyspec.values.admin import (
     ModelInfo,
     UpstreamStatus,
 )
-from flyspec_lab import compare, curves, forks, frontier, resplits, statistics
+from flyspec_lab import compare, curves, forks, frontier, statistics
 from flyspec_lab import tables as lab_tables
 from flyspec_lab.bench import (
     judging,
@@ -42,9 +42,6 @@ from flyspec_lab.bench.device import report as device
 from flyspec_lab.bench.device import tables as device_tables
 from flyspec_lab.bench.engine import stall_report, steps_report, throughput
 from flyspec_lab.bench.engine import tables as engine_tables
-from flyspec_lab.certify import Promise
-from flyspec_lab.tuning import report as tuning_report
-from flyspec_lab.tuning.search import AXES
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 
@@ -144,17 +141,6 @@ def evaluation() -> list[FittedTable]:
     ]
 
 
-def resplits_() -> list[FittedTable]:
-    of = filled(resplits.BrokenPromises, certified=200, broken=13, share=0.065)
-    names = [axis.name for axis in AXES]
-    rules = {name: filled(resplits.RuleResplits, halves=of, redraws=of, above=3,
-                          held_out_rate=0.0123) for name in names}  # fmt: skip
-    promise = Promise(0.02, 0.9)
-    return [tuning_report.resplits_table(
-        filled(resplits.Resplits, promise=promise, halves=of, redraws=of, rules=rules)
-    )]  # fmt: skip
-
-
 def judge() -> list[FittedTable]:
     ks = (4, 8, 15, 31)
     rules = [
@@ -216,7 +202,7 @@ def others() -> list[FittedTable]:
 
 
 MAKERS: list[Callable[[], list[FittedTable]]] = [
-    drafters_table, evaluation, resplits_, speed, judge, engine, devices, round_, others,
+    drafters_table, evaluation, speed, judge, engine, devices, round_, others,
 ]  # fmt: skip
 GOLDEN = Path(__file__).with_name("tables-80.txt")
 

@@ -32,7 +32,7 @@ from flyspec_lab.studies.study import Found
 from flyspec_lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
-from flyspec_lab.tuning.divergences import DraftedDivergences
+from flyspec_lab.tuning.replay import DraftedDivergences
 from tests.lab.test_allocation import DRAFT
 from tests.lab.test_compare import TARGET, rows_of
 

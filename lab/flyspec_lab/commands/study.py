@@ -102,8 +102,8 @@ def _divergences(
     from flyspec.config import DraftSettings, VerifySettings
     from flyspec_lab.local_model import LocalModel
     from flyspec_lab.studies.divergences import MAX_PROMPTS
-    from flyspec_lab.tuning.divergences import drafted_divergences
-    from flyspec_lab.tuning.record import Recorder
+    from flyspec_lab.tuning.recording import Recorder
+    from flyspec_lab.tuning.replay import drafted_divergences
 
     if not stack.model or not stack.draft_model:
         return {}
