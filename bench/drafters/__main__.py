@@ -44,8 +44,8 @@ from flyspec_lab.bench.options import Chat, MaxTokens, ProblemSeed, SpeedOptions
 from flyspec_lab.bench.prompts import Group, fresh_problems
 from flyspec_lab.bench.speed import flyspec_modes, measure, read_items
 from flyspec_lab.bench.summaries import grouped
-from flyspec_lab.commands.added_drafters import Drafts, with_added_drafters
 from flyspec_lab.commands.bench.common import models_of
+from flyspec_lab.commands.other_models import Drafts, with_added_drafters
 from flyspec_lab.results import BenchReport, Results, notes
 
 BYTES = "bytes"

@@ -296,11 +296,11 @@ async def _reports(
     o: EvalOptions, sets: Sequence[TaskProblems], arms: Sequence[Arm], target: ServedModel
 ) -> dict[str, list[compare.ConditionReport]]:
     wanted = wanted_samples(o, sets, arms, target.model, None)
-    with open_run(None, settings_of(o, sets, {"target": target}, {})) as kept:
-        progressed = await make_samples(o, wanted, target, None, kept.samples)
+    with open_run(None, settings_of(o, sets, {"target": target}, {})) as samples:
+        progressed = await make_samples(o, wanted, target, None, samples)
         if progressed.failed:
             raise ConfigError(f"{progressed.failed} requests failed: {progressed.first_error}")
-        rows = kept.samples.read(COLUMNS).to_pylist()
+        rows = samples.read(COLUMNS).to_pylist()
     return {task.name: compare.report(Answered(task.name, arms, wanted, rows)) for task in sets}
 
 

@@ -27,7 +27,7 @@ from flyspec.values.admin import (
     ModelInfo,
     UpstreamStatus,
 )
-from flyspec_lab import compare, curves, forks, frontier, statistics
+from flyspec_lab import compare, curves, statistics
 from flyspec_lab import tables as lab_tables
 from flyspec_lab.bench import (
     judging,
@@ -127,17 +127,14 @@ def evaluation() -> list[FittedTable]:
                          mcnemar_p=0.123),
     }  # fmt: skip
     reports = many(compare.ConditionReport, "condition", RULES, **known)
-    at = frontier.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
+    at = curves.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
     equal = many(curves.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
-    of_forks = many(forks.ForkReport, "group", ["word", "digit"], by="class", other_rest=0.56,
-                    harmful_rate=0.123, low=0.0123, high=0.234)  # fmt: skip
     return [
         lab_tables.rules_table("gsm8k/test.jsonl", reports),
         lab_tables.accuracy_table("gsm8k/test.jsonl", reports),
         lab_tables.flips_table(reports),
         lab_tables.versus_table(reports),
         lab_tables.equal_table(equal),
-        lab_tables.forks_table("gsm8k/test.jsonl", of_forks),
     ]
 
 

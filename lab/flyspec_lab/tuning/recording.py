@@ -159,7 +159,7 @@ class TuningRecord:
 
 
 def _round(row: Mapping[str, Any]) -> RecordedRound:
-    drafts, arrays = row["draft_token_ids"], {}
+    drafts, arrays = row["draft_token_ids"], dict[str, Any]()
     for name, (dtype, more) in _ARRAYS.items():
         flat = np.array(row[name], dtype)
         arrays[name] = flat if more is None else flat.reshape(len(drafts) + more, -1)
