@@ -27,14 +27,11 @@ from flyspec.values.admin import (
     ModelInfo,
     UpstreamStatus,
 )
-from flyspec_lab import compare, curves, forks, frontier, resplits, statistics
+from flyspec_lab import compare, curves, statistics
 from flyspec_lab import tables as lab_tables
 from flyspec_lab.bench import report, tables
 from flyspec_lab.bench.device import report as device
 from flyspec_lab.bench.device import tables as device_tables
-from flyspec_lab.certify import Promise
-from flyspec_lab.tuning import report as tuning_report
-from flyspec_lab.tuning.search import AXES
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 
@@ -120,29 +117,17 @@ def evaluation() -> list[FittedTable]:
                          mcnemar_p=0.123),
     }  # fmt: skip
     reports = many(compare.ConditionReport, "condition", RULES, **known)
-    at = frontier.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
+    at = curves.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
     equal = many(curves.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
-    of_forks = many(forks.ForkReport, "group", ["word", "digit"], by="class", other_rest=0.56,
-                    harmful_rate=0.123, low=0.0123, high=0.234)  # fmt: skip
     return [
         lab_tables.rules_table("gsm8k/test.jsonl", reports),
         lab_tables.accuracy_table("gsm8k/test.jsonl", reports),
         lab_tables.flips_table(reports),
         lab_tables.versus_table(reports),
         lab_tables.equal_table(equal),
-        lab_tables.forks_table("gsm8k/test.jsonl", of_forks),
     ]
 
 
-def resplits_() -> list[FittedTable]:
-    of = filled(resplits.BrokenPromises, certified=200, broken=13, share=0.065)
-    names = [axis.name for axis in AXES]
-    rules = {name: filled(resplits.RuleResplits, halves=of, redraws=of, above=3,
-                          held_out_rate=0.0123) for name in names}  # fmt: skip
-    promise = Promise(0.02, 0.9)
-    return [tuning_report.resplits_table(
-        filled(resplits.Resplits, promise=promise, halves=of, redraws=of, rules=rules)
-    )]  # fmt: skip
 
 
 def devices() -> list[FittedTable]:
@@ -166,7 +151,7 @@ def others() -> list[FittedTable]:
 
 
 MAKERS: list[Callable[[], list[FittedTable]]] = [
-    drafters_table, evaluation, resplits_, speed, devices, others,
+    speed, drafters_table, evaluation, devices, others
 ]  # fmt: skip
 GOLDEN = Path(__file__).with_name("tables-80.txt")
 

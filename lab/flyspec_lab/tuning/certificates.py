@@ -61,39 +61,28 @@ class Certificate:
 
     @property
     def problem(self) -> str:
-        """Why nothing is certified, and what to change; empty if something is."""
+        """Reason why nothing is certified, with what to change; empty if something is."""
+        promise, count = self.promise, self.num_prompts
+        limit = f"a rate of at most {promise.max_rate:.2%} with confidence {promise.confidence:.0%}"
         if self.index is not None:
             return ""
-        promise = self.promise
-        if self.num_prompts < promise.min_prompts:
+        if count < promise.min_prompts:
             return (
-                f"the sample is too small: {self.num_prompts} prompts, and a rate of at most "
-                f"{promise.max_rate:.2%} with confidence {promise.confidence:.0%} needs at least "
+                f"the sample is too small: {count} prompts, and {limit} needs at least "
                 f"{promise.min_prompts}, none of them flipped; record more prompts"
             )
         return (
-            f"the strictest threshold flips {self.num_flips} of {self.num_prompts} prompts, too "
-            f"many for a rate of at most {promise.max_rate:.2%} with confidence "
-            f"{promise.confidence:.0%}; allow a higher rate, or record more prompts"
+            f"the strictest threshold flips {self.num_flips} of {count} prompts, too many for "
+            f"{limit}; allow a higher rate, or record more prompts"
         )
-
-
-def p_values(flips: Flips, max_rate: float) -> npt.NDArray[np.float64]:
-    """Return P(Bin(n, max_rate) <= flips) of each threshold."""
-    values: npt.NDArray[np.float64] = binom.cdf(flips.sum(axis=0), len(flips), max_rate)
-    return values
 
 
 def certify(flips: Flips, promise: Promise) -> Certificate:
     """Return the certificate of the loosest threshold that fixed sequence testing reaches."""
-    p = p_values(flips, promise.max_rate)
+    counts, size = flips.sum(axis=0), len(flips)
+    p = binom.cdf(counts, size, promise.max_rate)
     failed = np.flatnonzero(p > promise.risk)
     passed = int(failed[0]) if failed.size else len(p)
     shown = max(0, passed - 1)
-    return Certificate(
-        promise=promise,
-        index=passed - 1 if passed else None,
-        num_prompts=len(flips),
-        num_flips=int(flips[:, shown].sum()),
-        p_value=float(p[shown]),
-    )
+    index = passed - 1 if passed else None
+    return Certificate(promise, index, size, int(counts[shown]), float(p[shown]))
