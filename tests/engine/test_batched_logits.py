@@ -77,14 +77,6 @@ def test_joined_rows_have_each_sessions_keys(seeds, position, stream) -> None:
     assert row_keys(seeds, positions, stream) == alone
 
 
-def test_without_truncation_nothing_but_temperature_counts() -> None:
-    logits = torch.randn(2, 9, generator=torch.Generator().manual_seed(1))
-    rows = RowSampling.of([SamplingParams(0.5, top_k=2), SamplingParams()], CPU)
-    assert torch.equal(warp_rows(logits, rows, False), torch.stack([logits[0] / 0.5, logits[1]]))
-    assert truncates(SamplingParams(1.0, min_p=0.1))
-    assert not truncates(SamplingParams(0.0, top_k=4))
-
-
 @given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 14), DTYPES, st.data())
 @settings(max_examples=examples(50))
 def test_tables_of_logprobs_tell_the_same(values, top, dtype, data) -> None:

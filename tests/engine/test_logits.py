@@ -143,18 +143,6 @@ def test_a_round_of_rows_equals_single_steps(
         assert alone.tolist() == [chosen[i]]
 
 
-def test_the_formula_of_openai_by_hand() -> None:
-    # mu - count * frequency - (count > 0) * presence; the prompt's 5 does not count.
-    history = History([5, 6, 6, 8], prompt_length=1)
-    sampling = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
-    got = process_logits(torch.zeros(3, V), sampling, history, [6, 9])
-    expected = torch.zeros(3, V)
-    expected[:, 6] = torch.tensor([-1.0, -1.25, -1.25])
-    expected[:, 8] = -0.75
-    expected[:, 9] = torch.tensor([0.0, 0.0, -0.75])
-    assert torch.equal(got, expected)
-
-
 def test_min_tokens_holds_the_end_back_by_position() -> None:
     # Two tokens of output stand; rows predict output tokens 3, 4, 5, 6.
     history = History([5, 6, 8], prompt_length=1, eos_token_ids={3, 7, 1_000_000})
@@ -200,19 +188,6 @@ def test_what_is_missing_is_an_error() -> None:
         process_logits(logits, SamplingParams(logit_bias=((2, 1.0), (V, 1.0))))
 
 
-GENERATE: list[tuple[SamplingParams, dict[str, Any]]] = [
-    (SamplingParams(), {}),
-    (SamplingParams(repetition_penalty=1.3), {"repetition_penalty": 1.3}),
-    (SamplingParams(repetition_penalty=0.6), {"repetition_penalty": 0.6}),
-    (SamplingParams(min_tokens=12), {"min_new_tokens": 12}),
-    (SamplingParams(logit_bias=((4, 6.0), (9, -4.0))), {"sequence_bias": {(4,): 6.0, (9,): -4.0}}),
-    (
-        SamplingParams(repetition_penalty=1.8, min_tokens=20, logit_bias=((3, 9.0),)),
-        {"repetition_penalty": 1.8, "min_new_tokens": 20, "sequence_bias": {(3,): 9.0}},
-    ),
-]
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
     torch.manual_seed(7)
@@ -223,24 +198,6 @@ def model() -> Any:
         bos_token_id=None,
     )  # fmt: skip
     return LlamaForCausalLM(config).double().eval()
-
-
-@pytest.mark.parametrize(("sampling", "arguments"), GENERATE)
-def test_greedy_steps_equal_generate(
-    model: Any, sampling: SamplingParams, arguments: dict[str, Any]
-) -> None:
-    prompt = [11, 12, 13, 11, 12]
-    output = model.generate(
-        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=EOS[0], **arguments
-    )
-    expected = output[0, len(prompt) :].tolist()
-    tokens = list(prompt)
-    with torch.inference_mode():
-        while len(tokens) < len(prompt) + 40 and tokens[-1] not in EOS:
-            logits = model(torch.tensor([tokens])).logits[0, -1:]
-            history = History(tokens, len(prompt), EOS)
-            tokens += choose(logits, sampling, len(tokens), 0, history=history).tolist()
-    assert tokens[len(prompt) :] == expected
 
 
 def test_generate_has_the_same_order(model: Any) -> None:

@@ -6,11 +6,10 @@ import copy
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, event, settings
+from hypothesis import HealthCheck, event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -21,12 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from flyspec.engine.attention import slot as slot_attention
-from flyspec.engine.attention.base import MAX_FOLDED_ROWS, Attending
-from flyspec.engine.cache_table import Copy, Moves
+from flyspec.engine.attention.base import MAX_FOLDED_ROWS
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.slot_cache import SlotCache, SlotLayer
 from flyspec.engine.slots import MIN_REUSE
 from flyspec.errors import ResourceExhaustedError
 from tests.engine.random_models import (
@@ -297,9 +293,9 @@ def drive(kind: str, examples: int, steps: int, of: type[Slots] = Slots, **optio
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
 def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
-    drive(kind, examples(20), 25)
+    drive(kind, examples(15), 25)
 
 
 @pytest.mark.full
@@ -307,64 +303,6 @@ def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_long_history_gives_the_logits_of_recomputing(kind: str) -> None:
     drive(kind, 300, 50)
-
-
-def mutants() -> dict[str, tuple[Any, str, Any]]:
-    """Mistakes that the machine must notice: the object, its attribute, and the mistaken one."""
-    carry_out, common, insert = SlotCache.carry_out, SlotCache._common, list.insert
-    copy_layer, mask, first_key = SlotLayer.copy, slot_attention._mask, Attending.first_key
-
-    def reversed_copies(self: SlotCache, moves: Moves) -> None:
-        carry_out(self, Moves(moves.copies[::-1]))
-
-    def late_copies(self: SlotCache, moves: Moves) -> None:
-        late, self.late = getattr(self, "late", []), moves.copies
-        carry_out(self, Moves(late))
-
-    def lengths_ignored(self: SlotCache, token_ids: Sequence[int]) -> Any:
-        lengths, self._lengths = self._lengths, self._lengths * 0 + self.max_length
-        try:
-            return common(self, token_ids)
-        finally:
-            self._lengths = lengths
-
-    def short_copy(self: SlotLayer, copy_: Copy) -> None:
-        copy_layer(self, copy_._replace(length=copy_.length - 1))
-
-    def wide_window(start: int, count: int, first: int, end: int, window: Any, like: Any) -> Any:
-        return mask(start, count, first, end, window and window + 1, like)
-
-    def late_mask(start: int, count: int, first: int, end: int, window: Any, like: Any) -> Any:
-        return mask(start + 1, count, first, end, window, like)
-
-    def early_key(self: Attending, position: int) -> int:
-        return max(0, first_key(self, position) - 1)
-
-    return {
-        "copies in the wrong order": (SlotCache, "carry_out", reversed_copies),
-        "copies after a forward": (SlotCache, "carry_out", late_copies),
-        "copies of a token too few": (SlotLayer, "copy", short_copy),
-        "hits beyond what is held": (SlotCache, "_common", lengths_ignored),
-        "records that outlive a failure": (SlotCache, "reserve", lambda self, *args: None),
-        "most recently used evicted": (
-            SlotCache,
-            "release",
-            lambda self, slot: insert(self._free, 0, slot),
-        ),
-        "a window too wide": (slot_attention, "_mask", wide_window),
-        "a look at the next token": (slot_attention, "_mask", late_mask),
-        "a single row that reads too much": (Attending, "first_key", early_key),
-    }
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("mutant", mutants())
-def test_the_machine_notices(mutant: str) -> None:
-    with (
-        mock.patch.object(*mutants()[mutant]),
-        pytest.raises((AssertionError, ExceptionGroup)),
-    ):
-        drive("mistral", 200, 40, phases=[Phase.generate], database=None)
 
 
 def run(runner: ModelRunner, *steps: Step) -> list[torch.Tensor]:

@@ -58,7 +58,7 @@ def test_limits_give_exact(rule: Rule, temperature: float) -> None:
     if rule.name == "fly-reference" and temperature > 0:
         pytest.skip("its second sample is a match of its own, whatever the gate")
     generator = torch.Generator().manual_seed(3)
-    for seed in range(30):
+    for seed in range(9):
         logits = torch.randn(9, 16, generator=generator)
         logits[seed % 9] = 0.0
         drafts = torch.randint(0, 16, (8,), generator=generator).tolist()
