@@ -59,7 +59,7 @@ def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "names", [["exact"], ["exact"] * 4, [*SESSIONS], ["margin, with log-probabilities"] * 3]
+    "names", [["exact"] * 4, [*SESSIONS], ["margin, with log-probabilities"] * 3]
 )
 def test_a_step_of_rounds_waits_once(engine: VerifyEngine, names: list[str]) -> None:
     wants = rounds_of(engine, names)

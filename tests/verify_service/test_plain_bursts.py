@@ -7,7 +7,6 @@ import hashlib
 import math
 import threading
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,16 +14,14 @@ from flyspec import wire
 from flyspec.engine.model import Step
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
-from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.plain_tokens import one_by_one
 from tests.scripted import ScriptedModel
+from tests.verify_service.sessions import engine_over
 from tests.waiting import until
-from verify_service.engine import VerifyEngine
 
 EOS, VOCAB = 31, 32
-TOKENIZER = TokenizerBundle(b"", "", (EOS,), (EOS,), None, "", "{}")
 PROMPT = [5, 6, 7]
 SAMPLINGS = [
     SamplingParams(),
@@ -57,18 +54,6 @@ class Gated(ScriptedModel):
         if self.gate is not None:
             assert self.gate.acquire(timeout=20)
         return super().forward(steps)
-
-
-@asynccontextmanager
-async def engine_over(model):
-    engine = VerifyEngine(model, TOKENIZER, max_queue=8)
-    engine.start().result()
-    try:
-        yield engine
-    finally:
-        if isinstance(model, Gated) and model.gate is not None:
-            model.gate.release(10_000)
-        await asyncio.to_thread(engine.stop)
 
 
 def opening(sampling=SAMPLINGS[0], tokens=PROMPT, **options):
@@ -246,11 +231,11 @@ async def test_the_time_that_a_round_takes_is_not_the_clients_silence(service, e
 
     monkeypatch.setattr(engine.model, "forward", held_back)
     opening_ = wire.encode(opening(tokens=PROMPT))
-    async with service(idle_timeout_s=1.0) as stub:
+    async with service(idle_timeout_s=0.4) as stub:
         call = stub.Verify()
         await call.write(opening_)
         await call.write(message(1, len(PROMPT), drafts=[8, 9]))
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.6)
         gate.set()
         verdict = await read(call)
         await call.write(message(2, verdict.keep_length + 1, drafts=[8, 9]))

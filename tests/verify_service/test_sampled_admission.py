@@ -19,9 +19,6 @@ from torch import Tensor
 from draft_service.drafters.model import ModelDrafter
 from flyspec import rpc, wire
 from flyspec.config import VerifySettings
-from flyspec.engine import stepwise
-from flyspec.engine.distributions import decode
-from flyspec.engine.model import Draw, Rows, Step
 from flyspec.rules import Rule
 from flyspec.step_costs import StepCosts
 from flyspec.v1 import verify_pb2_grpc
@@ -37,21 +34,16 @@ from flyspec.values.rounds import (
 from flyspec.values.tokens import Drafted, SamplingParams
 from orchestrator.generation.experience import DrafterExperience
 from tests.scripted import ScriptedModel
-from verify_service.adaptive_verification import admit
 from verify_service.engine import VerifyEngine
-from verify_service.rules import judge
 from verify_service.server import SERVICE_NAME
 from verify_service.service import VerifyServicer
 
 HOT, DRAWN = SamplingParams(1.0), DistributionSpec(draw_from_it=True)
 VOCABULARY = 4
-P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)
-SURE_OF_FIRST = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)
-WEIGHT, DELTA = 0.4, 0.2
+WEIGHT = 0.4
 RULES = {
     "rejection": Rule("rejection"),
     "ensemble": Rule("ensemble", ensemble_weight=WEIGHT),
-    "cactus": Rule("cactus", cactus_delta=DELTA),
 }
 
 
@@ -59,19 +51,7 @@ def law(rule: str, p: Tensor, q: Tensor) -> Tensor:
     """The distribution of a token in the place of a draft that is checked."""
     if rule == "rejection":
         return p
-    if rule == "ensemble":
-        return WEIGHT * p + (1 - WEIGHT) * q
-    found = torch.zeros_like(p)
-    for x in range(VOCABULARY):  # drafted
-        raised = (p[x] + (2 * DELTA * p[x] * (1 - p[x])).sqrt()).clamp(max=1)
-        h = p * (1 - raised) / (1 - p[x])
-        h[x] = raised
-        accepted = (h[x] / q[x]).clamp(max=1)
-        left = (h - q).clamp(min=0)
-        found[x] += q[x] * accepted
-        if accepted < 1:
-            found += q[x] * (1 - accepted) * left / left.sum()
-    return found
+    return WEIGHT * p + (1 - WEIGHT) * q
 
 
 def p_value(counts: Sequence[Tensor], laws: Sequence[Tensor]) -> float:
@@ -85,70 +65,6 @@ def p_value(counts: Sequence[Tensor], laws: Sequence[Tensor]) -> float:
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return torch.special.gammaincc(half[0], half[1]).item()
 
-
-# --- one step, without a service ------------------------------------------------------------
-
-NEVER_ALONE = StepCosts([MeasuredStep(2, 100), MeasuredStep(3, 150), MeasuredStep(4, 155)])
-"""A draft does not pay in a step of two rounds; two of them may."""
-
-
-def second_row(first: int) -> Tensor:
-    """What the drafter says after its first token: it is sure after token 0 alone."""
-    sure = torch.tensor([0.97, 0.01, 0.01, 0.01], dtype=torch.float64)
-    return sure if first == 0 else torch.full_like(sure, 0.25)
-
-
-@pytest.mark.parametrize("num_drafts", [1, 2])
-@pytest.mark.parametrize("rule", RULES)
-def test_a_token_is_not_left_out_for_what_it_is(rule: str, num_drafts: int) -> None:
-    """Of two rounds in a step, one without drafts; where a draft is checked, the law is the rule's.
-
-    Of two drafts, the second one's confidence tells what the first one is.
-    """
-    runs = 1000
-    costs = StepCosts([MeasuredStep(1, 70), MeasuredStep(9, 230)])
-    if num_drafts == 2:
-        costs = NEVER_ALONE
-    first = _drawn([SURE_OF_FIRST] * runs, 1)
-    second = _drawn([second_row(drawn.token_ids[0]) for drawn in first], 2)
-    counts = {True: torch.zeros(VOCABULARY), False: torch.zeros(VOCABULARY)}
-    for seed, both in enumerate(zip(first, second, strict=True)):
-        drawn = [*both][:num_drafts]
-        drafts = [each.token_ids[0] for each in drawn]
-        confidences = [each.confidences[0] for each in drawn]
-        survivals = DrafterExperience().survivals(confidences)
-        kept, _ = admit([survivals, []], 2 + num_drafts, costs)
-        q = decode(
-            [each.distributions[0] for each in drawn[:kept]], drafts[:kept], VOCABULARY,
-            renormalise=True,
-        )  # fmt: skip
-        verdict = judge(
-            RULES[rule], drafts[:kept], P.log().expand(kept + 1, -1), sampling=HOT, seed=seed,
-            start_position=1, draft_distributions=q if kept else None,
-        )  # fmt: skip
-        token = drafts[0] if verdict.num_accepted else verdict.next_token_id
-        counts[kept > 0][token] += 1
-    laws = {True: law(rule, P, SURE_OF_FIRST), False: P}
-    groups = [kept for kept in counts if counts[kept].sum()]
-    assert p_value([counts[g] for g in groups], [laws[g] for g in groups]) > 1e-5
-
-
-def _drawn(rows: Sequence[Tensor], position: int) -> list[Drafted]:
-    """A token from each row, as drafters draw it, with another seed each."""
-
-    def forward(steps: Sequence[Step]) -> list[Rows]:
-        return [Rows(rows[step.slot].log()[None]) for step in steps]
-
-    return stepwise.draw(
-        forward,
-        [
-            Draw(Step(seed, position - 1, [0], 1), HOT, seed, distribution=DRAWN, confidences=True)
-            for seed in range(len(rows))
-        ],
-    )
-
-
-# --- a running service, whose sessions share steps --------------------------------------------
 
 TARGET = torch.tensor(
     [[0.4, 0.3, 0.2, 0.1], [0.2, 0.5, 0.1, 0.2], [0.25, 0.2, 0.3, 0.25], [0.15, 0.15, 0.2, 0.5]],
@@ -248,7 +164,7 @@ async def test_sessions_that_share_steps_follow_the_rules_law(rule: str) -> None
     try:
         async with rpc.connect(f"127.0.0.1:{port}") as channel:
             stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            for first in range(0, 4 * SESSIONS, SESSIONS):
+            for first in range(0, 3 * SESSIONS, SESSIONS):
                 seeds = range(first, first + SESSIONS)
                 crowd = [Generating(stub, drafter, RULES[rule], seed) for seed in seeds]
                 await asyncio.gather(*(each.run(tally) for each in crowd))
@@ -257,10 +173,10 @@ async def test_sessions_that_share_steps_follow_the_rules_law(rule: str) -> None
         await asyncio.to_thread(engine.stop)
     shared = sum(len(steps) > 1 for steps in target.calls)
     assert shared > len(target.calls) / 4
-    assert tally.num_left_out > 100, "all drafts were checked"
+    assert tally.num_left_out > 50, "all drafts were checked"
     checked = [law(rule, p, q) for p, q in zip(TARGET, DRAFT, strict=True)]
     found = [*tally.counts[1], *tally.counts[0]]
     assert p_value(found, [*checked, *TARGET]) > 1e-5
     if rule != "rejection":
         assert p_value(found, [*TARGET, *TARGET]) < 1e-5, "the law is another one"
-    assert math.isclose(tally.counts.sum().item(), 4 * SESSIONS * (LENGTH - 1), rel_tol=0.1)
+    assert math.isclose(tally.counts.sum().item(), 3 * SESSIONS * (LENGTH - 1), rel_tol=0.1)

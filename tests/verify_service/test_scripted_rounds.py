@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
 from flyspec.engine.model import Draw, Step
 from flyspec.rules import Rule
-from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
-from tests.plain_tokens import one_by_one
 from tests.scripted import ScriptedModel
+from tests.verify_service.sessions import answers, engine_over, tokenizer_of
 from verify_service.engine import VerifyEngine
 
 EOS = 31
-TOKENIZER = TokenizerBundle(b"", "", (EOS,), (EOS,), None, "", "{}")
-
-
-@asynccontextmanager
-async def engine_over(model: ScriptedModel) -> AsyncIterator[VerifyEngine]:
-    engine = VerifyEngine(model, TOKENIZER, max_queue=8)
-    engine.start().result()
-    try:
-        yield engine
-    finally:
-        await asyncio.to_thread(engine.stop)
-
-
-async def verdicts(engine, session, round_):
-    answers, found = engine.submit(session, round_), []
-    while not found or not found[-1].last:
-        found += one_by_one([await asyncio.wait_for(answers.get(), 10)])
-    return found
 
 
 async def test_rounds_and_plain_decoding() -> None:
@@ -41,13 +18,13 @@ async def test_rounds_and_plain_decoding() -> None:
     async with engine_over(model) as engine:
         open_ = VerifyOpen([5, 6, 7], 3, Rule("exact"), SamplingParams(), 0)
         session = engine.open(open_)
-        (verdict,) = await verdicts(engine, session, VerifyRound(1, 3, [], [8, 9, 4, 5]))
+        (verdict,) = await answers(engine, session, VerifyRound(1, 3, [], [8, 9, 4, 5]))
         assert (verdict.keep_length, verdict.next_token_id) == (5, 10)
-        (verdict,) = await verdicts(engine, session, VerifyRound(2, 6, [], [11, 12]))
+        (verdict,) = await answers(engine, session, VerifyRound(2, 6, [], [11, 12]))
         assert (verdict.keep_length, verdict.next_token_id) == (8, 13)
         # What the verdict let stand is not run again.
         assert model.calls[-1] == [Step(0, 5, [10, 11, 12], 3)]
-        plain = await verdicts(engine, session, VerifyRound(3, 6, [28], [], max_plain_tokens=9))
+        plain = await answers(engine, session, VerifyRound(3, 6, [28], [], max_plain_tokens=9))
         assert [v.next_token_id for v in plain] == [29, 30, EOS]
         assert [v.last for v in plain] == [False, False, True]
         engine.close(session)
@@ -55,7 +32,7 @@ async def test_rounds_and_plain_decoding() -> None:
 
 
 async def test_hidden_rows_come_back_as_each_asks_for_them() -> None:
-    engine = VerifyEngine(ScriptedModel(), TOKENIZER, max_queue=8)
+    engine = VerifyEngine(ScriptedModel(), tokenizer_of(EOS), max_queue=8)
     wants = [
         Draw(Step(0, 0, [4, 5], 2, (3, 1))),
         Draw(Step(1, 0, [6])),
