@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 import torch
 
-from draft_service.drafters.model import ModelDrafter
 from draft_service.loading import AHEAD_SLOTS
 from flyspec import wire
 from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
@@ -21,11 +18,10 @@ from flyspec.engine import cache_size, loading
 from flyspec.engine.device_memory import DeviceMemory
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Rows, Step
-from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
 from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo
-from flyspec.values.rounds import DistributionSpec, DraftChunk, DraftOpen
+from flyspec.values.rounds import DistributionSpec, DraftChunk
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.draft_service.draft_harness import (
     CONTEXT_LENGTH,
@@ -33,7 +29,6 @@ from tests.draft_service.draft_harness import (
     VOCAB_SIZE,
     Service,
     StartService,
-    drive,
     tokens_of,
 )
 from tests.waiting import until
@@ -61,8 +56,10 @@ async def test_describe(service: Service, loaded: LoadedModel) -> None:
     assert info.protocol_version == 1
 
 
-@pytest.mark.parametrize("drafter", ["model", "multi_level", "prompt_lookup"])
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(1.0, top_p=0.95)])
+@pytest.mark.parametrize(
+    ("drafter", "sampling"),
+    [("multi_level", SamplingParams(1.0, top_p=0.95)), ("prompt_lookup", GREEDY)],
+)
 async def test_rounds_equal_fresh_sessions(
     service: Service, prompt: list[int], drafter: str, sampling: SamplingParams
 ) -> None:
@@ -111,35 +108,6 @@ async def test_zero_tokens_only_moves(service: Service, prompt: list[int]) -> No
     await until(lambda: service.active == 0)
 
 
-async def test_context_end_proposes_less(service: Service) -> None:
-    client = await service.client().open([1 + i % 9 for i in range(CONTEXT_LENGTH - 2)])
-    assert len(tokens_of(await client.advance(CONTEXT_LENGTH - 2))) == 2
-    assert tokens_of(await client.advance(CONTEXT_LENGTH)) == []
-    assert tokens_of(await client.advance(CONTEXT_LENGTH - 3, [4, 5, 6])) == []
-    assert len(tokens_of(await client.advance(CONTEXT_LENGTH - 1))) == 1
-    await client.send(CONTEXT_LENGTH, [4])
-    status, details = await client.status()
-    assert status is Code.INVALID_ARGUMENT
-    assert "use another drafter for the rest" in details
-    await until(lambda: service.active == 0)
-
-
-async def test_sessions_share_the_engine(service: Service, prompt: list[int]) -> None:
-    """Proposals of many concurrent sessions equal those of sequential ones."""
-    prompts = [prompt[:n] for n in range(2, 14)]
-
-    async def propose(tokens: list[int], drafter: str) -> list[int]:
-        client = await service.client().open(tokens, drafter=drafter)
-        proposed = tokens_of(await client.advance(len(tokens), max_tokens=12))
-        client.call.cancel()
-        return proposed
-
-    for drafter in ("model", "multi_level"):
-        together = await asyncio.gather(*(propose(p, drafter) for p in prompts))
-        assert together == [await propose(p, drafter) for p in prompts]
-    await until(lambda: service.active == 0)
-
-
 ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
     ("unknown drafter", {"drafter": "oracle"}, None, Code.NOT_FOUND,
      "no drafter 'oracle'; this service has model, multi_level, prompt_lookup, token_recycling, "
@@ -168,7 +136,8 @@ ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
      "advance.append_token_ids[0]: 400"),
     ("too long", {}, {"keep_length": 3, "append": [1] * (CONTEXT_LENGTH - 2)},
      Code.INVALID_ARGUMENT,
-     "161 tokens kept and appended, but the drafter model holds at most 160"),
+     "161 tokens kept and appended, but the drafter model holds at most 160; use another drafter "
+     "for the rest"),
     ("too many", {}, {"keep_length": 3, "max_tokens": 65}, Code.INVALID_ARGUMENT,
      "at most 64; request fewer or raise --max-speculative-tokens"),
 ]  # fmt: skip
@@ -187,16 +156,6 @@ async def test_errors_close_that_session_only(service: Service, case: Any) -> No
     assert len(tokens_of(await other.advance(2))) == 8
     other.call.cancel()
     await until(lambda: service.active == 0)
-
-
-async def test_keep_may_reach_into_the_last_proposal_but_not_beyond(service: Service) -> None:
-    client = await service.client().open([1, 2, 3])
-    assert len(tokens_of(await client.advance(3, max_tokens=4))) == 4
-    await client.advance(7, max_tokens=0)
-    await client.send(8)
-    status, details = await client.status()
-    assert status is Code.FAILED_PRECONDITION
-    assert "open a new session" in details
 
 
 async def test_open_must_come_first_and_once(service: Service) -> None:
@@ -329,7 +288,7 @@ async def test_the_last_request_is_answered_in_full(service: Service) -> None:
     fresh = await service.client().open([1, 2, 3])
     expected = tokens_of(await fresh.advance(3, max_tokens=6))
     client = await service.client().open([1, 2])
-    for number in range(300):
+    for number in range(80):
         await client.send(2, max_tokens=4)
         await asyncio.sleep(0.0001 * (number % 40))
         await client.send(2, [3], max_tokens=6)
@@ -352,7 +311,7 @@ async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: li
         await asyncio.sleep(0.0005 * (n % 20))
         client.call.cancel()
 
-    for start in range(0, 200, 25):
+    for start in range(0, 75, 25):
         await asyncio.gather(*(cancelled(n) for n in range(start, start + 25)))
     await until(lambda: service.active == 0)
     await until(lambda: runner_of(service).cache.num_free == 32 + AHEAD_SLOTS)
@@ -362,69 +321,24 @@ async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: li
     await until(lambda: service.active == 0)
 
 
-async def test_a_failed_step_ends_its_sessions_and_not_the_engine(
-    service_with: StartService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with service_with(log_level="error") as service:
-        runner = runner_of(service)
-        forward = runner.forward
-
-        def broken(steps: Sequence[Step]) -> list[Rows]:
-            raise RuntimeError("out of memory")
-
-        monkeypatch.setattr(runner, "forward", broken)
-        client = await service.client().open([1, 2])
-        await client.send(2)
-        status, details = await client.status()
-        assert status is Code.UNAVAILABLE
-        assert "out of memory" in details
-        monkeypatch.setattr(runner, "forward", forward)
-        client = await service.client().open([1, 2])
-        assert len(tokens_of(await client.advance(2))) == 8
-
-
 async def test_drafts_of_logits_that_are_not_finite_are_not_sent(
     service_with: StartService,
 ) -> None:
     async with service_with(log_level="error") as service:
-        runner = runner_of(service)
-        weights = runner.model.model.norm.weight
+        weights = runner_of(service).model.model.norm.weight
         well = weights.detach().clone()
-        for number in range(3):
-            weights.data.fill_(torch.nan)
-            client = await service.client().open([1, 2])
-            await client.send(2)
-            status, details = await client.status()
-            assert status is Code.UNAVAILABLE
-            assert "the logits are not finite" in details
-            if number < 2:
-                assert not service.engine.failures.lost.done()
-            if number == 0:
-                weights.data.copy_(well)
-                client = await service.client().open([1, 2])
-                assert len(tokens_of(await client.advance(2))) == 8
-                client.call.cancel()
-                weights.data.fill_(torch.nan)
-                client = await service.client().open([1, 2])
-                await client.send(2)
-                assert (await client.status())[0] is Code.UNAVAILABLE
-        assert "3 steps in a row failed" in service.engine.failures.lost.result(0)
-
-
-async def test_stopping_the_engine_ends_proposals(
-    service_with: StartService, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with service_with() as service:
-        gate = Gate(service, monkeypatch)
+        weights.data.fill_(torch.nan)
         client = await service.client().open([1, 2])
         await client.send(2)
-        await until(gate.waiting.is_set)
+        status, details = await client.status()
+        assert status is Code.UNAVAILABLE
+        assert "the logits are not finite" in details
         assert service.engine is not None
-        stopping = asyncio.create_task(asyncio.to_thread(service.engine.stop))
-        await until(lambda: service.engine.arrival.is_set)  # it is told, behind the gate
-        gate.go.release()
-        await stopping
-        assert (await client.status())[0] is Code.UNAVAILABLE
+        assert service.engine.failures.num_total == 1
+        assert not service.engine.failures.lost.done()
+        weights.data.copy_(well)
+        client = await service.client().open([1, 2])
+        assert len(tokens_of(await client.advance(2))) == 8
 
 
 async def test_default_drafter(service_with: StartService, model_dir: str) -> None:
@@ -473,10 +387,3 @@ async def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_read(
     with pytest.raises(ConfigError, match=r"not even one session fits on cpu: weights .* kB"):
         async with service_with():
             pass
-
-
-def test_reference_is_what_the_service_streams(loaded: LoadedModel) -> None:
-    """The other tests' driver and the engine agree on what a step is."""
-    runner = ModelRunner(replace(loaded, model=copy.deepcopy(loaded.model)), 1)
-    tokens, _ = drive(runner, ModelDrafter(runner, []).open(DraftOpen([1, 2], GREEDY, 1)), 3)
-    assert len(tokens) == 3

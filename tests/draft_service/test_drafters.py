@@ -13,12 +13,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from draft_service.drafters.base import Drafter, check_move
+from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Draw
-from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Drafted, Origin, SamplingParams
 from tests.draft_service.draft_harness import (
@@ -50,7 +49,7 @@ def test_model_equals_generate(
     loaded: LoadedModel, runner: CountingRunner, prompt: list[int]
 ) -> None:
     drafter = ModelDrafter(runner, [EOS])
-    for length in range(1, 24, 3):
+    for length in (1, 2, 9, 23):
         session = drafter.open(DraftOpen(prompt[:length], GREEDY, 0))
         tokens, origins = drive(runner, session, 24)
         assert tokens == generate(loaded, prompt[:length], 24)
@@ -98,7 +97,7 @@ def test_multi_level_equals_model(
     runner: CountingRunner, prompt: list[int], sampling: SamplingParams
 ) -> None:
     model, levels = ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])
-    for max_tokens in (1, 2, 15, 40):
+    for max_tokens in (1, 15, 40):
         session = model.open(DraftOpen(prompt, sampling, 3))
         expected, _ = drive(runner, session, max_tokens)
         session.close()
@@ -157,38 +156,11 @@ def test_context_limit_gives_fewer_tokens(kind: Any, runner: CountingRunner) -> 
         session.close()
 
 
-@pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
-def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingRunner) -> None:
-    prompt = [5, 6, 7, 8, 9, 5, 6]
-    session = kind(runner, []).open(DraftOpen(prompt, GREEDY, 0))
-    work = session.propose(10)
-    draw = next(work)
-    assert isinstance(draw, Draw)
-    # Lookup guesses wrongly here: the cache holds the guess, the sequence the model's token.
-    assert (draw.step.num_logits > 1) == (kind is MultiLevelDrafter)
-    (drawn,) = runner.draw([draw._replace(max_tokens=1)])
-    assert len(work.send(drawn).token_ids) == 1
-    work.close()
-    assert len(session.token_ids) == len(prompt) + 1
-    session.move(len(prompt) + 1, [9])
-    fresh = kind(runner, []).open(DraftOpen(list(session.token_ids), GREEDY, 0))
-    assert drive(runner, session, 8) == drive(runner, fresh, 8)
-
-
 def test_prompt_lookup_drafts_up_to_its_limit() -> None:
     session = lookup_drafter(max_length=9).open(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0))
     (drafted,) = session.propose(8)
     assert drafted == Drafted([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4)
     assert list(session.propose(8)) == []
-
-
-def test_check_move() -> None:
-    check_move(5, 5, 0)
-    check_move(5, 0, 1)
-    with pytest.raises(PrefixMismatchError, match="holds 5"):
-        check_move(5, 6, 3)
-    with pytest.raises(InvalidArgumentError, match="at least one token"):
-        check_move(5, 0, 0)
 
 
 class Rounds(RuleBasedStateMachine):

@@ -25,9 +25,9 @@ async def test_thousands_of_hostile_messages_change_nothing(
     for module in (malformed, service_module):
         monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 2.0)
     async with service_with(max_sessions=40, idle_timeout_s=6.0) as service:
-        report = await fuzz("draft", {"draft": f"127.0.0.1:{service.port}"}, 2500)
-        assert report.statuses["OK"] > 50
-        assert report.statuses["INVALID_ARGUMENT"] > 100
+        report = await fuzz("draft", {"draft": f"127.0.0.1:{service.port}"}, 1000)
+        assert report.statuses["OK"] > 20
+        assert report.statuses["INVALID_ARGUMENT"] > 40
         await until(lambda: service.active == 0)
 
 
@@ -39,7 +39,7 @@ async def test_what_is_no_message_is_the_clients_fault(service: Service, method:
     assert "cannot be parsed" in await call.details()
 
 
-@pytest.mark.parametrize("ids", [(5, 5), (5, 4), (2**64 - 1, 0)])
+@pytest.mark.parametrize("ids", [(5, 5), (2**64 - 1, 0)])
 async def test_rounds_come_once_and_in_order(service: Service, ids: tuple[int, int]) -> None:
     client = await service.client().open([1, 2, 3])
     await client.advance(3, round_id=ids[0])

@@ -89,21 +89,11 @@ def text_of(name: str, ids: Sequence[int]) -> str:
     return b"".join(known[i] for i in ids).decode()
 
 
-@pytest.mark.parametrize(("target", "draft"), [("target", "bytes"), ("bytes", "target")])
-def test_random_unicode_survives_both_ways(target: str, draft: str) -> None:
-    rng = random.Random(5)
-    for _ in range(examples(1000)):
-        text = random_text(rng)
-        ids = there(target, draft, text)
-        assert text_of(draft, ids) == text
-        assert text_of(target, back(target, draft, ids)) == text
-
-
 @pytest.mark.parametrize("target", LOSSLESS)
 @pytest.mark.parametrize("draft", LOSSLESS)
 def test_other_tokenizers_both_ways(target: str, draft: str) -> None:
     rng = random.Random(6)
-    for text in [TEXT, *(random_text(rng) for _ in range(60))]:
+    for text in [TEXT, *(random_text(rng) for _ in range(examples(40)))]:
         ids = there(target, draft, text)
         assert text_of(draft, ids) == text
         assert text_of(target, back(target, draft, ids, step=rng.randint(1, 9))) == text
@@ -127,13 +117,6 @@ def chat() -> list[int]:
     known = vocabulary("target")
     question = known.encode(b"How many apples are left?").ids
     return [BOS, USER, *question, END, ASSISTANT, *known.encode(b"We subtract: 12 - 3").ids]
-
-
-def test_control_tokens_go_over_by_name() -> None:
-    pair = translator("target", "bytes")
-    alignment = Alignment(pair, chat(), 1000)
-    alignment.sync(0)
-    assert units_of_draft(pair, alignment.draft_ids) == units_of_target(pair.target, chat())
 
 
 def test_control_tokens_without_a_name_there() -> None:
@@ -202,18 +185,6 @@ def test_a_piece_that_may_grow_stays_behind() -> None:
     alignment.feed([END], [Origin.EXACT_MODEL])
     assert alignment.take(10)[0] == [*vocabulary("target").encode(b"\n").ids, END]
     assert alignment.stopped
-
-
-def test_no_more_than_asked_for() -> None:
-    alignment = Alignment(translator("target", "bytes"), chat(), 1000)
-    alignment.sync(0)
-    feed_text(alignment, "bytes", b" = 9 apples and 3 more. ")
-    assert len(alignment.take(3)[0]) == 3
-    assert len(alignment.take(1)[0]) == 1
-    alignment.feed([END], [Origin.EXACT_MODEL])
-    rest, _ = alignment.take(100)
-    assert rest[-1] == END
-    assert len(alignment.take(1)[0]) == 0
 
 
 def test_control_tokens_are_not_proposed_but_for_the_end() -> None:
@@ -292,22 +263,6 @@ def test_half_a_character_is_not_proposed() -> None:
     assert text_of("target", ids).strip() == "= 9"
 
 
-def test_what_the_draft_cannot_say_makes_it_poor_not_wrong() -> None:
-    pair = translator("target", "printable")
-    ids = [*chat(), *vocabulary("target").encode("für 数学".encode()).ids]
-    alignment = Alignment(pair, ids, 1000)
-    alignment.sync(0)
-    assert alignment.ready
-    said = said_by_draft(alignment, pair)
-    assert said.startswith(b"How many apples are left?")
-    assert b"12 - 3f" in said
-    assert len(alignment.draft_ids) <= len(units_of_target(pair.target, ids))
-    feed_text(alignment, "printable", b" and so on")
-    alignment.move(len(chat()), [])
-    alignment.sync(0)
-    assert said_by_draft(alignment, pair).endswith(b"12 - 3")
-
-
 def test_what_the_target_cannot_say_ends_a_proposal() -> None:
     pair = translator("printable", "target")
     alignment = Alignment(pair, vocabulary("printable").encode(b"It was").ids, 1000)
@@ -317,21 +272,6 @@ def test_what_the_target_cannot_say_ends_a_proposal() -> None:
     ids, _ = alignment.take(20)
     assert text_of("printable", ids) == " good f"
     assert alignment.stopped
-
-
-def test_rows_without_a_token_end_a_proposal() -> None:
-    alignment = Alignment(translator("target", "bytes"), chat(), 1000)
-    alignment.sync(0)
-    feed_text(alignment, "bytes", b" = 9 app")
-    alignment.feed([5000], [Origin.EXACT_MODEL])
-    assert text_of("target", alignment.take(10)[0]) == " = 9"
-    assert alignment.stopped
-    # And say nothing in a context.
-    padded = [*chat(), 4095 + 7, *vocabulary("target").encode(b" = ").ids]
-    pair = translator("target", "bytes")
-    alignment = Alignment(pair, padded, 1000)
-    alignment.sync(0)
-    assert said_by_draft(alignment, pair).endswith(b"12 - 3 = ")
 
 
 def test_what_was_drafted_beyond_the_proposal_is_kept_where_it_fits() -> None:
@@ -356,7 +296,7 @@ def test_a_growing_text_is_not_encoded_anew() -> None:
     """Each round sends little to the draft's session, and the result equals a full encoding."""
     for draft in LOSSLESS:
         pair = translator("target", draft)
-        ids = vocabulary("target").encode((TEXT * 3).encode()).ids
+        ids = vocabulary("target").encode(TEXT.encode()).ids
         alignment = Alignment(pair, ids[:2], 1 << 20)
         alignment.sync(0)
         for place in range(2, len(ids)):

@@ -21,7 +21,6 @@ from flyspec.values.admin import DrafterInfo, ModelInfo
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
 from tests.draft_service.tokenizer_zoo import (
-    TEXT,
     translator,
     units_of_draft,
     units_of_target,
@@ -255,11 +254,3 @@ def test_a_draft_that_knows_little() -> None:
         suppress_health_check=list(HealthCheck), phases=PHASES,
     )  # fmt: skip
     Case.TestCase("runTest").runTest()
-
-
-def test_the_text_of_these_tests_is_known_to_all() -> None:
-    for target, draft in PAIRS:
-        ids = vocabulary(target).encode(TEXT.encode()).ids
-        alignment = Alignment(translator(target, draft), ids, 1 << 16)
-        alignment.sync(0)
-        assert alignment.ready
