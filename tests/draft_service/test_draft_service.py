@@ -302,25 +302,6 @@ async def test_the_last_request_is_answered_in_full(service: Service) -> None:
     client.call.cancel()
 
 
-async def test_many_cancelled_clients_leave_nothing(service: Service, prompt: list[int]) -> None:
-    async def cancelled(n: int) -> None:
-        client = await service.client().open(
-            prompt[: 2 + n % 5], drafter=["model", "multi_level"][n % 2]
-        )
-        await client.send(2, max_tokens=64)
-        await asyncio.sleep(0.0005 * (n % 20))
-        client.call.cancel()
-
-    for start in range(0, 75, 25):
-        await asyncio.gather(*(cancelled(n) for n in range(start, start + 25)))
-    await until(lambda: service.active == 0)
-    await until(lambda: runner_of(service).cache.num_free == 32 + AHEAD_SLOTS)
-    client = await service.client().open(prompt)
-    assert tokens_of(await client.advance(len(prompt)))
-    client.call.cancel()
-    await until(lambda: service.active == 0)
-
-
 async def test_drafts_of_logits_that_are_not_finite_are_not_sent(
     service_with: StartService,
 ) -> None:

@@ -149,14 +149,6 @@ def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(
     assert "--tensor-parallel-size" not in str(caught.value)
 
 
-def test_what_others_hold_of_a_gpu_is_not_counted_as_free(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pretend(monkeypatch, total=85, free=40, own=1)
-    with pytest.raises(ConfigError, match=r"but only 41 GB \(40 GB free\)"):
-        check_fits(settings_of(), llama)
-
-
 def test_bytes_that_are_given_go_before_a_share(
     llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -20,7 +20,6 @@ from flyspec.engine.sampling import (
     checked,
     choose,
     gumbel_noise,
-    row_keys,
     sample,
     sample_among,
     uniform,
@@ -128,16 +127,6 @@ def test_sampling_among_listed_tokens_is_sampling_with_the_rest_excluded(n: int)
         assert drawn.tolist() == expected
 
 
-def test_keys_differ_by_seed_position_and_stream() -> None:
-    keys = {
-        key
-        for seed in (0, 1, 2**63, 2**64 - 1)
-        for stream in range(3)
-        for key in row_keys(seed, range(1000), stream)
-    }
-    assert len(keys) == 4 * 3 * 1000
-
-
 SETTINGS = [
     SamplingParams(),
     SamplingParams(1.0),
@@ -207,24 +196,6 @@ def test_samples_follow_the_distribution(scale: float) -> None:
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2)) * scale
     assert p_value(over_positions, logits) > 0.001
     assert p_value(lambda rows: over_positions(rows, stream=1), logits) > 0.001
-
-
-def test_truncated_samples_follow_the_distribution() -> None:
-    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(8))
-    sampling = SamplingParams(0.8, top_k=6, min_p=0.02)
-    tokens = choose(logits.expand(DRAWS, -1), sampling, 0, seed=23)
-    wanted = torch.softmax(process_logits(logits[None], sampling)[0].double(), -1) * DRAWS
-    counts = torch.bincount(tokens, minlength=VOCABULARY)
-    assert counts[wanted == 0].sum() == 0
-    assert chi_squared(counts[wanted > 0].double(), wanted[wanted > 0]) > 0.001
-
-
-def test_streams_are_independent() -> None:
-    rows = torch.zeros(DRAWS, VOCABULARY)
-    both = over_positions(rows) * VOCABULARY + over_positions(rows, stream=1)
-    counts = torch.bincount(both, minlength=VOCABULARY**2).double()
-    wanted = torch.full((VOCABULARY**2,), DRAWS / VOCABULARY**2)
-    assert chi_squared(counts, wanted) > 0.001
 
 
 @pytest.mark.parametrize("distance", [0.1, 0.5, 1.5])

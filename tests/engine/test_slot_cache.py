@@ -310,40 +310,6 @@ def run(runner: ModelRunner, *steps: Step) -> list[torch.Tensor]:
         return [rows.logits for rows in runner.forward(steps)]
 
 
-def test_copies_wait_while_their_slots_change_hands() -> None:
-    """A chain of copies; then its links are released, taken again and written in one forward."""
-    model, reference = models("llama", 0)
-    runner = make_runner(model, 4, MAX_LENGTH)
-    cache, first, other = runner.cache, text(1)[:50], text(2)[:50]
-    donor, _ = cache.acquire()
-    foreign, _ = cache.acquire()
-    run(runner, Step(donor, 0, first, 0), Step(foreign, 0, other, 0))
-    one = cache.acquire(first)
-    assert one.length == 50
-    cache.release(donor)
-    # The donor's slot is taken for the other text, before anything was copied from it.
-    runner.cache.release(foreign)
-    leases = [cache.acquire(other), cache.acquire(other), cache.acquire(first)]
-    assert [lease.length for lease in leases] == [50, 50, 50]
-    assert len({one.slot, *(lease.slot for lease in leases)}) == 4
-    logits = run(runner, *(Step(lease.slot, 50, [3], 1) for lease in (one, *leases)))
-    with float64_throughout():
-        for begun, rows in zip((first, other, other, first), logits, strict=True):
-            expected = reference_logits(reference, [*begun, 3])[-1:]
-            assert (rows - expected).abs().max() < TOLERANCE
-
-
-def test_a_long_sequence_outlives_one_that_only_begins_like_it() -> None:
-    runner = make_runner(models("llama", 0)[0], 3, MAX_LENGTH)
-    cache, long = runner.cache, text(1)[:140]
-    slot, _ = cache.acquire(long)
-    run(runner, Step(slot, 0, long, 0))
-    cache.release(slot)
-    begins_alike, length = cache.acquire([*long[:30], *text(2)[:30]])
-    assert (begins_alike != slot, length) == (True, 30)
-    assert cache.acquire(long) == (slot, 140)
-
-
 def test_a_step_beyond_the_end_of_its_slot_writes_nothing() -> None:
     model, reference = models("llama", 0)
     runner = make_runner(model, 2, MAX_LENGTH)
