@@ -1,4 +1,4 @@
-"""The slot cache and packed attention, driven at random, equal recomputing from scratch."""
+"""Slots: the cache and packed attention, driven at random, equal recomputing from scratch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from hypothesis.stateful import (
 )
 
 from flyspec.engine.attention.base import MAX_FOLDED_ROWS
+from flyspec.engine.cache_table import Copy
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
-from flyspec.engine.slots import MIN_REUSE
+from flyspec.engine.slots import MIN_REUSE, SlotTable
 from flyspec.errors import ResourceExhaustedError
 from tests.engine.random_models import (
     VOCABULARY,
@@ -332,3 +333,42 @@ def test_without_reuse_every_prompt_is_computed() -> None:
     cache.reuse = True
     cache.forget()
     assert cache.acquire(tokens).length == 0
+
+
+PROMPT = [*range(40)]
+ANSWER = [*range(100, 200)]
+
+
+@pytest.fixture
+def slots():
+    """Three free slots; the first holds a prompt and its answer."""
+    table = SlotTable(3, 256)
+    slot = table.acquire(PROMPT).slot
+    table.record(slot, 0, [*PROMPT, *ANSWER])
+    table.release(slot)
+    return table
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slot", "length", "copied"),
+    [
+        ([*PROMPT, *ANSWER, 7], 0, 140, 0),  # the next turn
+        (PROMPT, 0, 40, 0),  # again, for another answer
+        ([*PROMPT[:30], *range(300, 330)], 1, 30, 30),  # the same beginning: both are kept
+        (PROMPT[: MIN_REUSE - 1], 1, 0, 0),
+        ([9] * 50, 1, 0, 0),
+    ],
+)
+def test_a_sequence_keeps_what_may_be_asked_for_again(slots, tokens, slot, length, copied):
+    assert slots.acquire(tokens) == (slot, length)
+    assert slots.take_moves().copies == ([Copy(0, slot, copied)] if copied else [])
+
+
+def test_a_busy_slot_is_copied(slots):
+    slots.acquire(PROMPT)
+    slots.record(0, 0, PROMPT)
+    assert slots.acquire([*PROMPT, 5]) == (1, 40)
+    assert slots.take_moves().copies == [Copy(0, 1, 40)]
+    slots.acquire()
+    with pytest.raises(ResourceExhaustedError, match="all 3 sessions are in use"):
+        slots.acquire()

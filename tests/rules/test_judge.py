@@ -1,4 +1,4 @@
-"""`judge` on single rounds: its verdicts, what it reads, what it refuses."""
+"""`judge` on single rounds: what it reads and refuses, criteria at their edges, limits."""
 
 from __future__ import annotations
 
@@ -10,15 +10,24 @@ import torch
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
+from flyspec.engine.sampling import choose
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Rule, WindowScope
+from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
 from tests.autojudges import random_judge
 from verify_service.rules import judge
+from verify_service.rules.criteria.divergence import (
+    comparable,
+    jensen_shannon,
+    kl,
+    reversed_jensen_shannon,
+    total_variation,
+)
 from verify_service.rules.criteria.entropy import Entropy
 from verify_service.rules.criteria.typical import Typical
+from verify_service.rules.speculative_sampling import residual_log_weights
 
 ACROSS = WindowScope.ACROSS_ROUNDS
 EXACT, LOOSE, PROVISIONAL = Outcome.EXACT, Outcome.LOOSE, Outcome.PROVISIONAL
@@ -157,3 +166,87 @@ def test_logits_that_are_not_finite_are_refused(
     logits[row, 5] = value
     with pytest.raises(FloatingPointError, match="not finite"):
         judge(name, drafts, logits, **given)
+
+
+def test_an_empty_residual_is_drawn_from_the_target() -> None:
+    logits = torch.randn(3, 8, generator=torch.Generator().manual_seed(1))
+    q = Distributions(torch.softmax(logits, -1).log() + 0.01, None)  # p < q everywhere
+    expected = torch.softmax(logits, -1).log()
+    torch.testing.assert_close(residual_log_weights(torch.softmax(logits, -1), q), expected)
+
+
+def test_point_masses_are_infinitely_far_by_kl_and_not_by_js() -> None:
+    logits = torch.zeros(1, 8)
+    p, q = comparable(logits, point_masses([2]), 0)
+    one = Distributions(torch.zeros(1, 1), torch.tensor([[2]]))
+    listed = comparable(logits, one, 0)
+    assert kl(p, q).item() == kl(*listed).item() == math.inf
+    for formula in (jensen_shannon, total_variation):  # a list of one token is all there is to it
+        torch.testing.assert_close(formula(p, q), formula(*listed))
+    assert jensen_shannon(p, q).item() < math.log(2)
+    assert reversed_jensen_shannon(p, q).item() == math.inf
+
+
+def test_half_floats_that_add_up_to_one_rule_nothing_out() -> None:
+    """q has 1e-5 outside its list, which rounding hides: KL must stay finite."""
+    logits = torch.tensor([[8.0, 7.0, *[-4.0] * 30]])
+    q = logits.log_softmax(-1)[:, :2].half().float()
+    q[0, 0] += 1.0 - q.exp().sum()
+    draft = Distributions(q, torch.tensor([[0, 1]]))
+    assert abs(kl(*comparable(logits, draft, 2)).item()) < 1e-3
+
+
+def closed_rules() -> list[Rule]:
+    """The parameters that give `exact`, whatever the window."""
+    normalized = EntropyMeasure.NORMALIZED
+    rules = [
+        Rule(name, 0, 1.0, None, normalized, scope)
+        for name in ("fly", "fly-paper")
+        for scope in WindowScope
+    ]
+    rules.append(Rule("fly-reference", 0, 1.0, None, normalized))
+    for scope in WindowScope:
+        shared = {"fly_window_size": 0, "window_scope": scope}
+        rules.append(Rule("margin", margin_threshold=0.0, **shared))
+        rules.append(Rule("random", random_acceptance=0.0, **shared))
+        rules.append(Rule("kl", divergence_threshold=0.0, **shared))
+        rules.append(Rule("mars", mars_ratio=1.0, **shared))
+        rules += [
+            Rule("fuzzy", divergence=kind, divergence_threshold=0.0, divergence_top_k=k, **shared)
+            for kind in Divergence
+            for k in (0, 4)
+        ]
+    return rules
+
+
+WIDE = [  # within a round, W >= K
+    Rule("fly", 8, 0.0),
+    Rule("fly-paper", 9, 0.0),
+    Rule("fly-reference", 8, 0.0),
+    Rule("margin", 8, margin_threshold=50.0, window_scope=WindowScope.WITHIN_ROUND),
+    Rule("fuzzy", 8, divergence_threshold=50.0),
+    Rule("typical", 8, typical_epsilon=0.0),
+    Rule("kl", 8, divergence_threshold=50.0, confidence_threshold=1.0),
+    Rule("relaxed", 8, relaxed_ratio=0.0),
+    Rule("mars", 8, mars_ratio=0.0),
+    Rule("random", 8, random_acceptance=1.0),
+]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("rule", [*closed_rules(), *WIDE], ids=str)
+def test_limits_give_exact(rule: Rule, temperature: float) -> None:
+    """Uniform rows make the entropy 1 and the margin 0 exactly; q = p makes divergences 0."""
+    if rule.name == "fly-reference" and temperature > 0:
+        pytest.skip("its second sample is a match of its own, whatever the gate")
+    generator = torch.Generator().manual_seed(3)
+    for seed in range(9):
+        logits = torch.randn(9, 16, generator=generator)
+        logits[seed % 9] = 0.0
+        drafts = torch.randint(0, 16, (8,), generator=generator).tolist()
+        for i in range(0, 8, 2):
+            drafts[i] = int(choose(logits[i : i + 1], SamplingParams(temperature), i, seed)[0])
+        given: dict[str, Any] = {"sampling": SamplingParams(temperature), "seed": seed}
+        q = Distributions((logits[:8] / (temperature or 1.0)).log_softmax(-1), None)
+        got = judge(rule, drafts, logits, draft_distributions=q, **given)
+        assert got == judge("exact", drafts, logits, **given)
