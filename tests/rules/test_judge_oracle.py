@@ -40,7 +40,7 @@ SCOPES: dict[str, list[str | None]] = {
 }
 LOOSENED = ("ensemble", "cactus")  # speculative sampling
 RULES = [(rule, scope) for rule, scopes in SCOPES.items() for scope in scopes]
-SHORT = 500
+SHORT = 600
 ANY_RULE = ["K=1", "tie", "-inf", "before EOS"]
 LOSSY = [*ANY_RULE, "threshold=measure", "W=0", "control", "guarded", "impossible"]
 LOSSY += ["budget of one", "too dear"]
