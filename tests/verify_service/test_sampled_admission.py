@@ -17,11 +17,10 @@ from torch import Tensor
 
 from draft_service.drafters.model import ModelDrafter
 from flyspec import rpc, wire
-from flyspec.config import VerifySettings
 from flyspec.rules import Rule
 from flyspec.step_costs import StepCosts
 from flyspec.v1 import verify_pb2_grpc
-from flyspec.values.admin import MeasuredStep, TokenizerBundle
+from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import (
     DistributionSpec,
     DraftDistributions,
@@ -33,9 +32,7 @@ from flyspec.values.rounds import (
 from flyspec.values.tokens import Drafted, SamplingParams
 from orchestrator.generation.experience import DrafterExperience
 from tests.scripted import ScriptedModel
-from verify_service.engine import VerifyEngine
-from verify_service.server import SERVICE_NAME
-from verify_service.service import VerifyServicer
+from tests.verify_service.sessions import engine_over, serving, tokenizer_of
 
 HOT, DRAWN = SamplingParams(1.0), DistributionSpec(draw_from_it=True)
 VOCABULARY = 4
@@ -67,7 +64,7 @@ DRAFT = torch.tensor(
 K, SESSIONS, LENGTH = 3, 6, 130
 CROWDED = StepCosts([MeasuredStep(1, 500), MeasuredStep(9, 1300), MeasuredStep(64, 6800)])
 """Of six rounds in a step, drafts pay whose chance is above 0.6; of fewer, less likely ones."""
-TOKENIZER = TokenizerBundle(b"", "", (), (), None, "", "{}")
+TOKENIZER = tokenizer_of()
 
 
 def following(table: Tensor) -> ScriptedModel:
@@ -140,25 +137,18 @@ class Generating:
 
 
 async def test_sessions_that_share_steps_follow_the_rules_law() -> None:
-    target, tally = following(TARGET), Tally()
-    engine = VerifyEngine(target, TOKENIZER, max_queue=64)
-    engine.start().result()
-    engine.costs = CROWDED
-    servicer = VerifyServicer(engine, TOKENIZER, VerifySettings(model="x"))
-    add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
-    server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME])
-    port = await server.start()
-    drafter = following(DRAFT)
-    try:
-        async with rpc.connect(f"127.0.0.1:{port}") as channel:
-            stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            for first in range(0, 3 * SESSIONS, SESSIONS):
-                seeds = range(first, first + SESSIONS)
-                crowd = [Generating(stub, drafter, RULE, seed) for seed in seeds]
-                await asyncio.gather(*(each.run(tally) for each in crowd))
-    finally:
-        await server.stop(0)
-        await asyncio.to_thread(engine.stop)
+    target, drafter, tally = following(TARGET), following(DRAFT), Tally()
+    async with (
+        engine_over(target, TOKENIZER) as engine,
+        serving(engine, TOKENIZER) as address,
+        rpc.connect(address) as channel,
+    ):
+        engine.costs = CROWDED
+        stub = verify_pb2_grpc.VerifyServiceStub(channel)
+        for first in range(0, 3 * SESSIONS, SESSIONS):
+            seeds = range(first, first + SESSIONS)
+            crowd = [Generating(stub, drafter, RULE, seed) for seed in seeds]
+            await asyncio.gather(*(each.run(tally) for each in crowd))
     shared = sum(len(steps) > 1 for steps in target.calls)
     assert shared > len(target.calls) / 4
     assert tally.num_left_out > 50, "all drafts were checked"

@@ -109,18 +109,6 @@ async def test_the_same_rounds_as_if_each_were_sent(engine, head, rule, temperat
         assert (times.head_ns > 0) == (verdict.drafts is not None)
 
 
-async def test_they_are_the_targets_text(engine, head, greedy):
-    session = engine.open(opening(PROMPT))
-    start = VerifyRound(1, len(PROMPT), (), (), head=asking(12))
-    tokens = []
-    for verdict in await hear(engine, session, start):
-        drafts = verdict.drafts.token_ids if verdict.drafts else ()
-        tokens += [*drafts[: verdict.num_accepted], verdict.next_token_id]
-    assert tokens == greedy(PROMPT, len(tokens))
-    assert list(session.sequence.tokens) == [*PROMPT, *tokens]
-    engine.close(session)
-
-
 async def test_an_end_of_sequence_ends_them(engine, head, greedy):
     text = greedy(PROMPT, 40)
     end = next(token for i, token in enumerate(text) if i > 12 and token not in text[:i])

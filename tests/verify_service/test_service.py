@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from contextlib import asynccontextmanager
 
 import grpc
 import numpy as np
@@ -13,11 +12,9 @@ import pytest
 import torch
 
 from flyspec import rpc, wire
-from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.rpc import malformed
-from flyspec.rpc.sizes import MAX_STREAMS
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
@@ -33,13 +30,13 @@ from tests.verify_service.sessions import (
     open_message,
     round_message,
     rules_message,
+    serving,
     status_of,
 )
 from tests.waiting import until
 from verify_service.engine import VerifyEngine
 from verify_service.heads import Heads
 from verify_service.server import SERVICE_NAME
-from verify_service.service import VerifyServicer
 
 
 def owned_message(orchestrator_id):
@@ -205,16 +202,14 @@ REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 NO_MESSAGE = b"\xff\xff\xff"
 
 
-@asynccontextmanager
-async def address_of(engine, loaded, max_streams=MAX_STREAMS, **options):
-    """A server's address, for clients other than flyspec's."""
-    servicer = VerifyServicer(engine, loaded.tokenizer, VerifySettings(model="x", **options))
-    add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
-    server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME], max_streams)
-    try:
-        yield f"127.0.0.1:{await server.start()}"
-    finally:
-        await server.stop(0)
+@pytest.fixture
+async def channel(engine, loaded):
+    """A channel as other clients than flyspec's open it."""
+    async with (
+        serving(engine, loaded.tokenizer) as address,
+        grpc.aio.insecure_channel(address) as opened,
+    ):
+        yield opened
 
 
 async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, monkeypatch):
@@ -226,7 +221,7 @@ async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, 
     engine.heads = Heads({"head": head}, info.vocab_size, info.context_length)
     engine.start()
     try:
-        async with address_of(engine, loaded, idle_timeout_s=6.0) as address:
+        async with serving(engine, loaded.tokenizer, idle_timeout_s=6.0) as address:
             report = await fuzz("verify", {"verify": address}, 1000)
         assert report.statuses["OK"] > 20
         assert report.statuses["INVALID_ARGUMENT"] > 40
@@ -242,8 +237,11 @@ async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, 
     "method", [SERVICE + "Describe", SERVICE + "GetTokenizer", SERVICE + "Verify", REFLECTION,
                "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"],
 )  # fmt: skip
-async def test_what_is_no_message_is_the_clients_fault(engine, loaded, method):
-    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+async def test_what_is_no_message_is_the_clients_fault(channel, method):
+    async with (
+        serving(engine, loaded.tokenizer) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         with logged() as lines:
             call = channel.stream_stream(method)()
             await call.write(NO_MESSAGE)
@@ -255,8 +253,11 @@ async def test_what_is_no_message_is_the_clients_fault(engine, loaded, method):
 
 
 @pytest.mark.parametrize("method", ["Describe", "GetTokenizer"])
-async def test_a_call_without_its_request_is_told_so(engine, loaded, method, monkeypatch):
-    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+async def test_a_call_without_its_request_is_told_so(channel, method, monkeypatch):
+    async with (
+        serving(engine, loaded.tokenizer) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         closed = channel.stream_stream(SERVICE + method)()
         await closed.done_writing()
         code, details = await status_of(closed)
@@ -268,9 +269,12 @@ async def test_a_call_without_its_request_is_told_so(engine, loaded, method, mon
 
 
 @pytest.mark.parametrize("method", ["Describe", "GetTokenizer"])
-async def test_a_call_with_two_requests_is_told_so(engine, loaded, method):
+async def test_a_call_with_two_requests_is_told_so(channel, method):
     """Left unread, the second would leak memory."""
-    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+    async with (
+        serving(engine, loaded.tokenizer) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         call = channel.stream_stream(SERVICE + method)()
         for _ in range(2):
             await call.write(b"")
@@ -279,8 +283,11 @@ async def test_a_call_with_two_requests_is_told_so(engine, loaded, method):
         assert "more than one request" in details
 
 
-async def test_a_method_that_grpc_does_not_implement_is_no_bug_of_the_server(engine, loaded):
-    async with address_of(engine, loaded) as address, grpc.aio.insecure_channel(address) as channel:
+async def test_a_method_that_grpc_does_not_implement_is_no_bug_of_the_server(channel):
+    async with (
+        serving(engine, loaded.tokenizer) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
         with logged() as lines:
             call = channel.unary_unary("/grpc.health.v1.Health/List")(b"")
             code, details = await call.code(), await call.details()
@@ -292,7 +299,7 @@ async def test_a_method_that_grpc_does_not_implement_is_no_bug_of_the_server(eng
 async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
     """Nor does opening more of them than one connection allows."""
     async with (
-        address_of(engine, loaded, max_streams=300, idle_timeout_s=1.0) as address,
+        serving(engine, loaded.tokenizer, max_streams=300, idle_timeout_s=1.0) as address,
         grpc.aio.insecure_channel(address) as silent,
         rpc.connect(address) as channel,
     ):
@@ -399,7 +406,7 @@ async def test_absurd_rounds_are_refused(service, engine, message, text):
 
 
 async def test_a_client_that_does_not_read_loses_its_session(engine, loaded):
-    async with address_of(engine, loaded, idle_timeout_s=0.3) as address:
+    async with serving(engine, loaded.tokenizer, idle_timeout_s=0.3) as address:
         options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             call = verify_pb2_grpc.VerifyServiceStub(channel).Verify()
