@@ -238,62 +238,46 @@ async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, 
                "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"],
 )  # fmt: skip
 async def test_what_is_no_message_is_the_clients_fault(channel, method):
-    async with (
-        serving(engine, loaded.tokenizer) as address,
-        grpc.aio.insecure_channel(address) as channel,
-    ):
-        with logged() as lines:
-            call = channel.stream_stream(method)()
-            await call.write(NO_MESSAGE)
-            await call.done_writing()
-            code, details = await status_of(call)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert "cannot be parsed" in details
-        assert not lines
+    with logged() as lines:
+        call = channel.stream_stream(method)()
+        await call.write(NO_MESSAGE)
+        await call.done_writing()
+        code, details = await status_of(call)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "cannot be parsed" in details
+    assert not lines
 
 
 @pytest.mark.parametrize("method", ["Describe", "GetTokenizer"])
 async def test_a_call_without_its_request_is_told_so(channel, method, monkeypatch):
-    async with (
-        serving(engine, loaded.tokenizer) as address,
-        grpc.aio.insecure_channel(address) as channel,
-    ):
-        closed = channel.stream_stream(SERVICE + method)()
-        await closed.done_writing()
-        code, details = await status_of(closed)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert "without its request" in details
-        monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 0.1)
-        silent = channel.stream_stream(SERVICE + method)()
-        assert (await status_of(silent))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
+    closed = channel.stream_stream(SERVICE + method)()
+    await closed.done_writing()
+    code, details = await status_of(closed)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "without its request" in details
+    monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 0.1)
+    silent = channel.stream_stream(SERVICE + method)()
+    assert (await status_of(silent))[0] is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 @pytest.mark.parametrize("method", ["Describe", "GetTokenizer"])
 async def test_a_call_with_two_requests_is_told_so(channel, method):
     """Left unread, the second would leak memory."""
-    async with (
-        serving(engine, loaded.tokenizer) as address,
-        grpc.aio.insecure_channel(address) as channel,
-    ):
-        call = channel.stream_stream(SERVICE + method)()
-        for _ in range(2):
-            await call.write(b"")
-        code, details = await status_of(call)
-        assert code is grpc.StatusCode.INVALID_ARGUMENT
-        assert "more than one request" in details
+    call = channel.stream_stream(SERVICE + method)()
+    for _ in range(2):
+        await call.write(b"")
+    code, details = await status_of(call)
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "more than one request" in details
 
 
 async def test_a_method_that_grpc_does_not_implement_is_no_bug_of_the_server(channel):
-    async with (
-        serving(engine, loaded.tokenizer) as address,
-        grpc.aio.insecure_channel(address) as channel,
-    ):
-        with logged() as lines:
-            call = channel.unary_unary("/grpc.health.v1.Health/List")(b"")
-            code, details = await call.code(), await call.details()
-        assert code is grpc.StatusCode.UNIMPLEMENTED
-        assert "Health/List is not implemented" in details
-        assert not lines
+    with logged() as lines:
+        call = channel.unary_unary("/grpc.health.v1.Health/List")(b"")
+        code, details = await call.code(), await call.details()
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert "Health/List is not implemented" in details
+    assert not lines
 
 
 async def test_streams_that_say_nothing_keep_nobody_out_and_end(engine, loaded):
