@@ -1,4 +1,4 @@
-"""What a session drafts ahead of verdicts is what it would draft after them, and costs no slots."""
+"""Drafts ahead of verdicts are those that would follow them, and cost no slots."""
 
 from __future__ import annotations
 

@@ -298,7 +298,7 @@ def test_each_token_was_drawn_from_the_distribution_sent_with_it(
 
 
 def closely(one: TokenDistribution, other: TokenDistribution) -> bool:
-    """Whether they are equal up to a unit in the last place: forwards of other shapes differ."""
+    """Equal up to a unit in the last place: forwards of other shapes differ."""
     values, others = (np.frombuffer(q.log_probs, "<f2").astype(np.float32) for q in (one, other))
     return one.token_ids == other.token_ids and np.allclose(values, others, rtol=2e-3, atol=1e-6)
 

@@ -136,23 +136,6 @@ async def test_proposals_are_text_in_the_targets_ids(service: Service) -> None:
     assert 0 < chunks[-1].timings.model_ns < chunks[-1].timings.service_ns
 
 
-async def test_rounds_equal_fresh_sessions(service: Service) -> None:
-    """Whatever was kept, a proposal equals that of a session opened with the whole sequence."""
-    drafter = "multi_level"
-    client = await open_(service, drafter=drafter)
-    tokens, sentence = list(PROMPT), TARGET.encode(" 12 Äpfel 😀 are left.", False)
-    held = len(tokens)
-    moves = [(0, []), (4, sentence[:7]), (0, sentence[7:9]), (15, sentence[9:]), (-20, [END, USER])]
-    for accepted, append in moves:
-        keep = min(len(tokens), held + accepted)
-        ids = await proposed(client, keep, append)
-        tokens = tokens[:keep] + list(append)
-        held = len(tokens)
-        fresh = await open_(service, tokens, drafter)
-        assert ids == await proposed(fresh, held)
-        tokens += ids
-
-
 async def test_multi_level_proposes_what_the_model_proposes(service: Service) -> None:
     context = [*PROMPT, *TARGET.encode("Tom has 12 apples. Ann has 12 apples. Tom has 12", False)]
     chunks = {}

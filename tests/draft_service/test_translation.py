@@ -144,7 +144,7 @@ def test_control_tokens_without_a_name_there() -> None:
 
 
 def test_a_beginning_of_its_own() -> None:
-    """What the draft's tokenizer prepends to a text is there exactly once."""
+    """The prefix that the draft's tokenizer adds to a text is there exactly once."""
     pair = translator("byte-level", "bytes")
     ids = vocabulary("byte-level").encode(b"Tom has").ids
     alignment = Alignment(pair, ids, 1000)

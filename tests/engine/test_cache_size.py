@@ -1,4 +1,4 @@
-"""How many sessions fit: planned from headers, sized by free memory, refused with calculations."""
+"""Sessions that fit: planned from headers, sized by free memory, refused with calculations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How FlashInfer is called: against its documented interface, computed step by step.
+"""Calls of FlashInfer, against its documented interface, computed step by step.
 
 The library itself needs a GPU. `Wrapper` does what its documentation says of the wrapper that we
 use, with the same argument names, and refuses what its code refuses.

@@ -87,7 +87,7 @@ class Broken(Exception):
 
 
 class Session:
-    """What one client knows: its slot, the slot's contents, and what is still to run."""
+    """A client's knowledge: its slot, the slot's contents, and what is still to run."""
 
     def __init__(self, slot: int, tokens: list[int], cached: int) -> None:
         self.slot, self.tokens, self.cached = slot, tokens, cached

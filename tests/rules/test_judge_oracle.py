@@ -40,7 +40,7 @@ SCOPES: dict[str, list[str | None]] = {
 }
 LOOSENED = ("ensemble", "cactus")  # speculative sampling
 RULES = [(rule, scope) for rule, scopes in SCOPES.items() for scope in scopes]
-SHORT = 600
+SHORT = 1000
 ANY_RULE = ["K=1", "tie", "-inf", "before EOS"]
 LOSSY = [*ANY_RULE, "threshold=measure", "W=0", "control", "guarded", "impossible"]
 LOSSY += ["budget of one", "too dear"]
@@ -117,7 +117,7 @@ EACH = 60
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many numbers each read returned."""
+    """The number of values that each read returned."""
     counts: list[int] = []
     original = readings.read
 

@@ -55,7 +55,7 @@ class Drafter:
         return round_off(rows, self.spec).draw(positions, SEED)
 
     def read(self) -> list[Distributions]:
-        """What the verify service knows about q after each token."""
+        """Return q after each token as the verify service knows it."""
         if self.spec is None:
             favourites = self.logits.argmax(dim=-1).tolist()
             points = [

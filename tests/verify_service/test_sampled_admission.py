@@ -1,4 +1,4 @@
-"""Where steps leave drafts out, rules that draw still follow the law that they state.
+"""Rules that draw follow the law that they state, also in steps that leave drafts out.
 
 Whether a drafted position is checked may depend on the drafts before it, never on the draft itself:
 to leave a token out for being unlikely, and then to draw from the target, is a selection.
@@ -56,7 +56,7 @@ TARGET = torch.tensor(
     [[0.4, 0.3, 0.2, 0.1], [0.2, 0.5, 0.1, 0.2], [0.25, 0.2, 0.3, 0.25], [0.15, 0.15, 0.2, 0.5]],
     dtype=torch.float64,
 )
-"""What follows each token."""
+"""The distribution after each token."""
 DRAFT = torch.tensor(
     [[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.3, 0.3, 0.2, 0.2], [0.1, 0.05, 0.05, 0.8]],
     dtype=torch.float64,

@@ -189,7 +189,7 @@ async def test_a_window_without_drafts_fails_once(engine):
 
 
 def close_to(logprobs, row, token, top):
-    """Whether one position's log-probs are those of a row of log_softmax."""
+    """Check that one position's log-probs are those of a row of log_softmax."""
     assert logprobs.logprob == pytest.approx(float(row[token]), abs=1e-4)
     best = torch.topk(row, top)
     assert list(logprobs.top_token_ids) == best.indices.tolist()
