@@ -107,7 +107,7 @@ async def test_random_verdicts(
     await client.open(tokens, sampling, drafter=drafter)
     keep, append, confirmed, num_pushed, num_deep = len(tokens), [], None, 0, 0
     known: dict[int, Place] = {}
-    for _ in range(16):
+    for _ in range(24):
         count = rng.choice([1, 2, 4, 8])
         if confirmed is None:
             drafts, known, root = await client.ask(keep, append, K, DraftAhead(count, K)), {}, 0
@@ -141,7 +141,7 @@ async def test_random_verdicts(
             keep, append = len(tokens) + rng.randrange(len(drafts) + 1), [rng.randrange(1, 90)]
         confirmed = verdict.chunk if verdict and rng.random() < 0.7 else None
         tokens = [*[*tokens, *drafts][:keep], *append]
-    assert num_pushed > 6
+    assert num_pushed > 10
     assert num_deep
     client.call.cancel()
 

@@ -154,7 +154,7 @@ def test_a_program_reads_nothing(kind: str, attention: Any) -> None:
     programs.clear()
     rng = random.Random(3)
     slots = [runner.cache.acquire(text(rng, 14)).slot for _ in range(3)]
-    for sampling in SAMPLINGS:
+    for sampling in SAMPLINGS * 2:
         steps = [Step(slot, 0, text(rng, 14)) for slot in slots]
         runner.draw([Draw(step, sampling, max_tokens=8, min_confidence=1e-9) for step in steps])
         runner.forward(steps)

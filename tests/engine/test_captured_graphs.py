@@ -78,7 +78,7 @@ def test_replays_equal_eager_steps_and_never_wait(target: str) -> None:
             assert counts.operations < 12
         for rows, expected in zip(found, cpu.forward(steps), strict=True):
             assert (rows.logits.cpu() - expected.logits).abs().max() < 1e-12
-    assert replays > 1
+    assert replays
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])

@@ -23,7 +23,7 @@ from tests.rules.rule_cases import arguments, cases, draw_parameters, draw_thres
 from tests.rules.rule_comparison import differences
 from verify_service.rules import decide_all, hear, judge
 
-COUNT = 150
+COUNT = 300
 SECOND = ("exact", "fly", "fly-reference", "margin", "typical", "relaxed", "random", "mars")
 FIRST = [
     ("exact", None), ("fly", "within"), ("fly", "across"), ("fly-reference", None),

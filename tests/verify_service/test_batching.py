@@ -68,7 +68,7 @@ async def check_crowd(target_dir, members, slots, concurrent, every_scout, **opt
     assert copies > 10
     assert status.opened_total > 2 * slots, "slots are given up and taken again"
     assert 0.1 < status.prefix_cache_hits / status.prefix_cache_queries < 1
-    assert min(rollbacks, loose, returns) > 3
+    assert min(rollbacks, loose, returns) > 0
 
 
 async def test_forty_sessions_are_told_what_each_is_told_alone(target_dir):
