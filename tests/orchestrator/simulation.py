@@ -20,9 +20,8 @@ from flyspec.values.rounds import (
     VerifyTimings,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.generation.experience import Experience
-from orchestrator.generation.following import Overtaken
-from orchestrator.generation.pace import CheckedRound, Pace
+from orchestrator.pace.pace import CheckedRound, Overtaken, Pace
+from orchestrator.pace.policy import Experience
 
 MS = 1_000_000
 EXACT, REJECTED = Decision(Outcome.EXACT), Decision(Outcome.REJECTED, 1, None, 1.0)
@@ -44,6 +43,7 @@ class Costs:
     read_ns: int = 20_000
     prompt_ns: int = 40 * MS
     burst: int = 2
+    relative_size: float = 0.3
 
     def target_ns(self, num_rows: int) -> int:
         return self.step_ns + (num_rows - 1) * self.row_ns
@@ -101,6 +101,7 @@ class Simulation:
         self._rng = random.Random(self.seed)
         self._known: list[bool] = []
         self._read = self._followed = 0
+        self._has_read = False
         self._overtaken: DraftChunk | None = None
         self._follower: Asked | None = None
 
@@ -118,6 +119,8 @@ class Simulation:
         """Add that many tokens."""
         began, start, drafted = self.now_ns, self.position, 0
         if not start:
+            if k := pace.follows(0):
+                self._follower = self._ask(k, scores=False)
             self.now_ns += self.costs.prompt_ns
             self._plain(pace, 1, self.costs.prompt_ns)
         while self.position - start < num_tokens:
@@ -194,9 +197,11 @@ class Simulation:
 
     def _ask(self, k: int, scores: bool) -> Asked:
         costs, unread = self.costs, self.position - self._read
-        model_ns = unread * costs.read_ns + k * costs.draft_ns + costs.prompt_ns * (not self._read)
+        reading_ns = 0 if self._has_read else costs.prompt_ns * costs.relative_size
+        model_ns = int(unread * costs.read_ns + k * costs.draft_ns + reading_ns)
         scored = unread if scores else 0
         self._read = self._followed = self.position
+        self._has_read = True
         ready = self.now_ns + costs.hop_ns + model_ns
         return Asked(k, self.position, self.now_ns, ready, scored, model_ns)
 

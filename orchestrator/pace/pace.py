@@ -1,17 +1,16 @@
-"""Decides how many tokens each round drafts, or whether it decodes without drafts.
+"""The number of tokens that each round drafts: the interface, a fixed K, and Ks of an earlier run.
 
-A pace observes the results of rounds and returns the next turn. The ones here are predetermined: a
-fixed K, and the Ks of an earlier run. `adaptive` has the one that learns.
+A pace observes the results of rounds and returns the next turn. `policy` has the one that learns.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from flyspec.values.rounds import DraftChunk, Verdict
-from orchestrator.generation.following import Overtaken
+from flyspec.values.rounds import DraftChunk, DraftTimings, Verdict
 
 SHORT_PROMPT = 512
 """Tokens. The drafter only reads a longer prompt after the target's first token."""
@@ -52,6 +51,29 @@ class CheckedRound(NamedTuple):
         return self.num_emitted * plain_ns - self.round_ns
 
 
+class Overtaken(NamedTuple):
+    """A proposal that arrived after `num_behind` more tokens were decoded, `num_matched` matching.
+
+    It was requested `asked_ns` ago.
+    """
+
+    proposal: DraftChunk
+    num_matched: int
+    num_behind: int
+    asked_ns: int
+
+    @property
+    def missed(self) -> bool:
+        return self.num_matched < min(self.num_behind, len(self.proposal.token_ids))
+
+    def rest(self, most: int) -> DraftChunk | None:
+        """Return the part of the proposal that follows the sequence now, with zero timings."""
+        if self.num_matched < self.num_behind:
+            return None
+        rest = self.proposal.cut(self.num_matched, self.num_matched + most)
+        return replace(rest, timings=DraftTimings(), ahead=False) if rest.token_ids else None
+
+
 class Pace(ABC):
     """A strategy for choosing K. Its methods must be called for all events, in order."""
 
@@ -79,6 +101,9 @@ class Pace(ABC):
 
     def checked(self, round_: CheckedRound) -> None:  # noqa: B027 - optional
         """Record a verdict."""
+
+    def close(self) -> None:  # noqa: B027
+        """Record the end of the generation."""
 
     def nothing_drafted(self) -> None:  # noqa: B027
         """Record that the drafter had no proposal."""
@@ -184,6 +209,9 @@ class RepeatedPace(Pace):
         """Do nothing while repeating: the earlier run had no proposal here either."""
         if not self._left:
             self._rest.nothing_drafted()
+
+    def close(self) -> None:
+        self._rest.close()
 
     def window_failed(self) -> None:
         """Advance: the earlier run counted this as a round without drafts."""

@@ -1,0 +1,187 @@
+"""Chances of drafts to be accepted, with their uncertainty; recent evidence counts most. Pure.
+
+A draft that equals the target's token is accepted; one that differs is where the rule's window has
+room, in a share of cases that is learned. A text is described by one number, how much more or less
+often its drafts equal the target's tokens than those of other texts with the drafter and rule; the
+positions of a round by those other texts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
+
+from flyspec.rules.room import Room
+from flyspec.values.rounds import Decision, Outcome
+
+MEMORY, TEXT_MEMORY = 0.999, 0.97
+"""Factors by which evidence fades with each further draft: about 1,000 count of all texts, 33 of
+one."""
+PRIOR, PRIOR_WEIGHT = 0.8, 4.0
+"""Share of drafts that equal the target's tokens before anything is known; its weight in drafts,
+and that of what is known of all texts in one text, while texts have not shown how alike they are."""
+GRADES = 16
+"""Distinguished confidences of a drafter."""
+
+
+class Share:
+    """A share of cases: `seen` cases, `held` of them true, recent ones counting most."""
+
+    __slots__ = ("held", "seen")
+
+    def __init__(self, seen: float = 0.0, held: float = 0.0) -> None:
+        self.seen, self.held = seen, held
+
+    def observe(self, held: float, memory: float, seen: float = 1.0) -> None:
+        self.fade(memory**seen)
+        self.seen, self.held = self.seen + seen, self.held + held
+
+    def fade(self, factor: float) -> None:
+        self.seen, self.held = self.seen * factor, self.held * factor
+
+    def value(self, prior: float, weight: float) -> float:
+        return (self.held + weight * prior) / (self.seen + weight)
+
+
+class SharedAcceptance:
+    """Evidence of all texts with one drafter and rule."""
+
+    def __init__(self, lossy: bool, most: int) -> None:
+        self.matches = Share()
+        self._positions = [Share() for _ in range(most)]
+        self._grades = [Share() for _ in range(GRADES)]
+        self._loosened = Share(PRIOR_WEIGHT, PRIOR_WEIGHT / 2 if lossy else 0.0)
+        self._texts = Share(), Share(), Share()  # their means, the squares, and sampling variances
+
+    @property
+    def mean(self) -> float:
+        """Share of reached drafts that equal the target's token."""
+        return self.matches.value(PRIOR, PRIOR_WEIGHT)
+
+    def loosened(self, z: float = 0.0) -> float:
+        """Return the share accepted of drafts that differ where they may."""
+        share, seen = self._loosened.held / self._loosened.seen, self._loosened.seen
+        return drawn(share, seen, z)
+
+    @property
+    def text_weight(self) -> float:
+        """Weight of all texts in one, in drafts: large where texts are alike. By moments."""
+        means, squares, errors = self._texts
+        if not means.seen:
+            return PRIOR_WEIGHT
+        mean = means.held / means.seen
+        spread = max(1e-9, mean * (1.0 - mean))
+        between = max(0.0, (squares.held - errors.held) / means.seen - mean * mean)
+        usual = spread / (PRIOR_WEIGHT + 1.0)
+        between = (between * (means.seen - 1.0) + usual) / means.seen
+        return max(1.0, spread / max(between, spread * (1.0 - TEXT_MEMORY)) - 1.0)
+
+    def positions(self, most: int) -> list[float]:
+        """Return for each position the share of drafts reached there that equal the target's."""
+        usual = PRIOR_WEIGHT * self.mean
+        shares = self._positions[:most]
+        return [(share.held + usual) / (share.seen + PRIOR_WEIGHT) for share in shares]
+
+    def checked(
+        self, decisions: Sequence[Decision], confidences: Sequence[float], room: Room
+    ) -> list[bool]:
+        """Learn from decisions; return of each draft that was reached whether it matched."""
+        matches = []
+        for index, decision in enumerate(decisions):
+            if decision.outcome is Outcome.NOT_REACHED:
+                break
+            matched = decision.outcome is Outcome.EXACT
+            matches.append(matched)
+            if index < len(self._positions):
+                self._positions[index].observe(matched, MEMORY)
+            if index < len(confidences):
+                self._grade(confidences[index]).observe(matched, MEMORY)
+            if not matched and room.at(index, len(decisions)):
+                self._loosened.observe(decision.outcome is not Outcome.REJECTED, MEMORY)
+        self.matches.observe(sum(matches), MEMORY, len(matches))
+        return matches
+
+    def fade(self, num_tokens: int) -> None:
+        """Forget as much as with so many drafts."""
+        self.matches.fade(MEMORY**num_tokens)
+
+    def ended(self, text: Share) -> None:
+        """Learn from a whole text how much texts differ."""
+        if text.seen <= 1.0:
+            return
+        mean, shared = text.held / text.seen, self.mean
+        values = mean, mean * mean, shared * (1.0 - shared) / text.seen
+        for share, value in zip(self._texts, values, strict=True):
+            share.observe(value, TEXT_MEMORY)
+
+    def _grade(self, confidence: float) -> Share:
+        return self._grades[min(GRADES - 1, int(max(0.0, confidence) * GRADES))]
+
+    def chance(self, confidence: float) -> float:
+        """Return the chance that a draft of this confidence is accepted, where it may differ."""
+        confidence = min(1.0, max(0.0, confidence))
+        matches = self._grade(confidence).value(confidence, PRIOR_WEIGHT)
+        return matches + (1.0 - matches) * self.loosened()
+
+    def confidence_for(self, chance: float) -> float:
+        """Return the least confidence at which drafts are accepted with at least this chance."""
+        grades = (grade / GRADES for grade in range(GRADES))
+        return next((c for c in grades if self.chance(c) >= chance), 1.0 - 1.0 / GRADES)
+
+
+class Acceptance:
+    """The chances of one text's drafts."""
+
+    def __init__(self, shared: SharedAcceptance) -> None:
+        self._shared, self.matches = shared, Share()
+
+    def saw(self, matches: Sequence[bool]) -> None:
+        """Learn of consecutive tokens whether the drafter's equalled the target's."""
+        self.matches.observe(sum(matches), TEXT_MEMORY, len(matches))
+
+    def equal(self, most: int, z: float = 0.0) -> list[float]:
+        """Return for each position the chance of a draft reached there to equal the target's token.
+
+        It is `z` standard errors above what is known of this text.
+        """
+        shared, weight = self._shared, self._shared.text_weight
+        usual = shared.mean
+        mean = drawn(self.matches.value(usual, weight), self.matches.seen + weight, z)
+        ratio = (1.0 - mean) / max(1e-9, 1.0 - usual)
+        return [max(0.0, 1.0 - ratio * (1.0 - chance)) for chance in shared.positions(most)]
+
+    def accepted(self, most: int, room: Room, z: float = 0.0) -> list[float]:
+        """Return how many drafts of a round of 1 up to `most` are accepted on average."""
+        equal, loosened = self.equal(most, z), self._shared.loosened(z)
+        either = [chance + (1.0 - chance) * loosened for chance in equal]
+        numbers: list[float] = []
+        chance, number = 1.0, 0.0  # to get to a position, and the drafts accepted until there
+        judged = room.length or most
+        for first in range(0, most, judged + 1):  # behind a window's round is a bonus token
+            free = [(chance, number)]
+            for index in range(first, min(most, first + judged)):
+                chance *= either[index]
+                number += chance
+                free.append((chance, number))
+            for k in range(1, min(most - first, judged + 1) + 1):
+                begins = max(0, min(k, judged) - room.reach) if room.reach else min(k, judged)
+                chance, number = free[begins]
+                for index in range(first + begins, first + k):
+                    chance *= equal[index]
+                    number += chance
+                numbers.append(number)
+        return numbers
+
+    def chances(self, confidences: Sequence[float], most: int) -> Iterable[float]:
+        """Return each draft's chance to be reached and accepted, by confidence where known."""
+        if confidences:
+            return accumulate(map(self._shared.chance, confidences), mul)
+        loosened = self._shared.loosened()
+        return accumulate((m + (1.0 - m) * loosened for m in self.equal(most)), mul)
+
+
+def drawn(share: float, seen: float, z: float) -> float:
+    """Return a share, `z` standard errors up."""
+    return min(1.0, max(0.0, share + z * math.sqrt(share * (1.0 - share) / (seen + 1.0))))
