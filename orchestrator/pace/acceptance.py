@@ -1,9 +1,9 @@
 """Chances of drafts to be accepted, with their uncertainty; recent evidence counts most. Pure.
 
 A draft that equals the target's token is accepted; one that differs is where the rule's window has
-room, in a share of cases that is learned. A text is described by one number, how much more or less
-often its drafts equal the target's tokens than those of other texts with the drafter and rule; the
-positions of a round by those other texts.
+room, in a share of cases that is learned. The shares of drafts that are equal, by position, are
+those of all texts with the drafter and rule. A text is described by one number: its misses, as a
+multiple of those that other texts lead one to expect (a Gamma distribution).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ MEMORY, TEXT_MEMORY = 0.999, 0.97
 """Factors by which evidence fades with each further draft: about 1,000 count of all texts, 33 of
 one."""
 PRIOR, PRIOR_WEIGHT = 0.8, 4.0
-"""Share of drafts that equal the target's tokens before anything is known; its weight in drafts,
-and that of what is known of all texts in one text, while texts have not shown how alike they are."""
+"""Share of drafts that equal the target's tokens before anything is known; its weight in drafts."""
 GRADES = 16
 """Distinguished confidences of a drafter."""
 
@@ -53,7 +52,7 @@ class SharedAcceptance:
         self._positions = [Share() for _ in range(most)]
         self._grades = [Share() for _ in range(GRADES)]
         self._loosened = Share(PRIOR_WEIGHT, PRIOR_WEIGHT / 2 if lossy else 0.0)
-        self._texts = Share(), Share(), Share()  # their means, the squares, and sampling variances
+        self._texts = Share(), Share()  # squared differences, and what chance explains of them
 
     @property
     def mean(self) -> float:
@@ -67,16 +66,10 @@ class SharedAcceptance:
 
     @property
     def text_weight(self) -> float:
-        """Weight of all texts in one, in drafts: large where texts are alike. By moments."""
-        means, squares, errors = self._texts
-        if not means.seen:
-            return PRIOR_WEIGHT
-        mean = means.held / means.seen
-        spread = max(1e-9, mean * (1.0 - mean))
-        between = max(0.0, (squares.held - errors.held) / means.seen - mean * mean)
-        usual = spread / (PRIOR_WEIGHT + 1.0)
-        between = (between * (means.seen - 1.0) + usual) / means.seen
-        return max(1.0, spread / max(between, spread * (1.0 - TEXT_MEMORY)) - 1.0)
+        """Weight in one text, in misses, of what others expect: large where texts are alike."""
+        differing, chance = self._texts
+        variance = (1.0 + max(0.0, differing.held - chance.held)) / (1.0 + differing.seen)
+        return min(1.0 / (1.0 - TEXT_MEMORY), 1.0 / max(variance, 1e-9))
 
     def positions(self, most: int) -> list[float]:
         """Return for each position the share of drafts reached there that equal the target's."""
@@ -107,14 +100,13 @@ class SharedAcceptance:
         """Forget as much as with so many drafts."""
         self.matches.fade(MEMORY**num_tokens)
 
-    def ended(self, text: Share) -> None:
+    def ended(self, text: Acceptance) -> None:
         """Learn from a whole text how much texts differ."""
-        if text.seen <= 1.0:
-            return
-        mean, shared = text.held / text.seen, self.mean
-        values = mean, mean * mean, shared * (1.0 - shared) / text.seen
-        for share, value in zip(self._texts, values, strict=True):
-            share.observe(value, TEXT_MEMORY)
+        if expected := text.expected:
+            for share, value in zip(
+                self._texts, ((text.misses / expected - 1.0) ** 2, 1.0 / expected), strict=True
+            ):
+                share.observe(value, TEXT_MEMORY)
 
     def _grade(self, confidence: float) -> Share:
         return self._grades[min(GRADES - 1, int(max(0.0, confidence) * GRADES))]
@@ -135,22 +127,32 @@ class Acceptance:
     """The chances of one text's drafts."""
 
     def __init__(self, shared: SharedAcceptance) -> None:
-        self._shared, self.matches = shared, Share()
+        self._shared = shared
+        self.misses = self.expected = 0.0
 
-    def saw(self, matches: Sequence[bool]) -> None:
+    def saw(self, matches: Sequence[bool], in_round: bool = True) -> None:
         """Learn of consecutive tokens whether the drafter's equalled the target's."""
-        self.matches.observe(sum(matches), TEXT_MEMORY, len(matches))
+        count = len(matches)
+        self.fade(count)
+        usual = self._shared.positions(count) if in_round else [self._shared.mean] * count
+        self.misses += count - sum(matches)
+        self.expected += count - sum(usual)
+
+    def fade(self, num_tokens: int) -> None:
+        """Forget as much as with so many drafts."""
+        fade = TEXT_MEMORY**num_tokens
+        self.misses, self.expected = self.misses * fade, self.expected * fade
 
     def equal(self, most: int, z: float = 0.0) -> list[float]:
         """Return for each position the chance of a draft reached there to equal the target's token.
 
         It is `z` standard errors above what is known of this text.
         """
-        shared, weight = self._shared, self._shared.text_weight
-        usual = shared.mean
-        mean = drawn(self.matches.value(usual, weight), self.matches.seen + weight, z)
-        ratio = (1.0 - mean) / max(1e-9, 1.0 - usual)
-        return [max(0.0, 1.0 - ratio * (1.0 - chance)) for chance in shared.positions(most)]
+        weight = self._shared.text_weight
+        misses, expected = self.misses + weight, self.expected + weight
+        ratio = max(0.0, misses - z * math.sqrt(misses)) / expected
+        chances = self._shared.positions(most)
+        return [max(0.0, 1.0 - ratio * (1.0 - chance)) for chance in chances]
 
     def accepted(self, most: int, room: Room, z: float = 0.0) -> list[float]:
         """Return how many drafts of a round of 1 up to `most` are accepted on average."""

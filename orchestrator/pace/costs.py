@@ -91,7 +91,8 @@ class Costs:
         level = max(1, self.running).bit_length()
         if (drafter, level) not in self._lines:
             fewer = [self._lines[drafter, i] for i in range(level) if (drafter, i) in self._lines]
-            step, slope = self._step(max(1, self.running)), fewer[-1].slope if fewer else 0.0
+            step = max(1.0, self._step(max(1, self.running)))
+            slope = fewer[-1].slope if fewer else 0.0
             besides = fewer[-1](0) if fewer else 0.0
             if drafter and not fewer:
                 besides, slope = 2 * self._line("")(0), relative_size * self.plain_ns()
@@ -101,7 +102,7 @@ class Costs:
     def plain_ns(self, z: float = 0.0) -> float:
         """Return the time per token of plain decoding while nobody drafts."""
         step = self._step(max(1, self.running))
-        return max(step / 2, step + self._line("")(0, z))
+        return max(1.0, step / 2, step + self._line("")(0, z))
 
     def rounds_ns(
         self, drafter: str, relative_size: float, most: int, z: float = 0.0

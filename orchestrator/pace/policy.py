@@ -81,14 +81,15 @@ class AdaptivePace(Pace):
         self._experience, self._text, self._costs = experience, text, experience.costs
         self._drafter, self._size = text.drafter, text.first.relative_size
         self._take(text.drafter)
-        self._matches = self._acceptance.matches
         self._num_tokens, self._unread = 0, text.first.prompt_length
         self._saved_ns = 0.0
         self._disturbs = self._entered = self._asks = False
-        self._draw_at, self._z, self._k = 0, 0.0, 0
+        self._drafted_at = self._draw_at = self._k = 0
+        self._z = 0.0
         self._turn = NextRound(0)
         draws = random.Random(text.seed)
-        experience.z_plain, experience.z_round = draws.gauss(0, 1), draws.gauss(0, 1)
+        # Plain decoding is never taken for slower than it is known to be.
+        experience.z_plain, experience.z_round = -abs(draws.gauss(0, 1)), draws.gauss(0, 1)
         if self._account.saved_ns is None:
             self._account.saved_ns = self._loss_allowed()
         self._seen = self._costs.num_drafted
@@ -98,7 +99,7 @@ class AdaptivePace(Pace):
 
     def close(self) -> None:
         self._disturb(False)
-        self._account.acceptance.ended(self._matches)
+        self._account.acceptance.ended(self._acceptance)
         self._account.length.observe(self._num_tokens, MEMORY)
 
     @property
@@ -121,6 +122,7 @@ class AdaptivePace(Pace):
         if verdict.decisions and proposal.drafter != PREDICTION:
             self._take(proposal.drafter)
             self._unread, costs.num_drafted = 0, costs.num_drafted + 1
+            self._drafted_at = self._draw_at = self._num_tokens
             shared, k = self._account.acceptance, len(proposal.token_ids)
             matches = shared.checked(verdict.decisions, proposal.confidences, self._text.room)
             self._acceptance.saw(matches)
@@ -128,6 +130,7 @@ class AdaptivePace(Pace):
                 costs.checked(self._drafter, self._size, k, round_.round_ns)
         elif not verdict.decisions:
             self._unread += round_.num_emitted
+            self._acceptance.fade(max(0, round_.num_emitted))
         if begun:  # before that, a round's time includes the prompt
             self._settle(round_)
         if verdict.decisions or self._turn.num_drafts or self._num_tokens >= self._draw_at:
@@ -167,7 +170,7 @@ class AdaptivePace(Pace):
     def _choose(self) -> None:
         """Choose K; 0 if the account is overdrawn, or plain decoding is faster."""
         if self._num_tokens >= self._draw_at:
-            self._draw_at = 2 * self._num_tokens + 1
+            self._draw_at = 2 * self._num_tokens - self._drafted_at + 1
             self._z = random.Random(hash((self._text.seed, self._num_tokens))).gauss(0, 1)
         costs, text, experience = self._costs, self._text, self._experience
         self._k, self._rate = 0, 1.0 / costs.plain_ns(experience.z_plain)
@@ -223,7 +226,7 @@ class AdaptivePace(Pace):
             *[True] * overtaken.num_matched,
             *[False] * overtaken.missed,
         ]
-        self._acceptance.saw(matches)
+        self._acceptance.saw(matches, in_round=False)
         self._account.acceptance.matches.observe(sum(matches), MEMORY, len(matches))
         self._choose()
         if self._k and proposal.token_ids:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import grpc
+from orchestrator.generation.pace import FixedPace, Pace
 
 from flyspec import wire
 from flyspec.prefix import TokenSequence
@@ -34,7 +35,6 @@ from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
-from orchestrator.generation.pace import FixedPace, Pace
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
