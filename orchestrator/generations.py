@@ -25,6 +25,7 @@ from orchestrator.fleet.target import Target
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
+from orchestrator.generation.pace import FirstToken, FixedPace, Pace, RepeatedPace
 from orchestrator.generation.plan import GenerationPlan, make_plan
 from orchestrator.generation.prompt import is_long
 from orchestrator.generation.recoveries import Recoveries
@@ -34,7 +35,6 @@ from orchestrator.generation.scoring import Scoring
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Token
-from orchestrator.pace.pace import FirstToken, FixedPace, Pace, RepeatedPace
 from orchestrator.pace.policy import AdaptivePace, Experience, TextPlan
 from orchestrator.telemetry.requests import Observation, RequestObserver
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from flyspec.prefix import num_same
-from flyspec.values.rounds import DraftChunk
-from orchestrator.pace.pace import Overtaken
+from flyspec.values.rounds import DraftChunk, DraftTimings
 
 
 class Follower(NamedTuple):
@@ -29,3 +29,26 @@ class Follower(NamedTuple):
         proposal, behind = self.task.result(), tokens[self.length :]
         matched = num_same(proposal.token_ids, behind)
         return Overtaken(proposal, matched, len(behind), now_ns - self.asked_ns)
+
+
+class Overtaken(NamedTuple):
+    """A proposal that arrived after `num_behind` more tokens were decoded, `num_matched` matching.
+
+    It was requested `asked_ns` ago.
+    """
+
+    proposal: DraftChunk
+    num_matched: int
+    num_behind: int
+    asked_ns: int
+
+    @property
+    def missed(self) -> bool:
+        return self.num_matched < min(self.num_behind, len(self.proposal.token_ids))
+
+    def rest(self, most: int) -> DraftChunk | None:
+        """Return the part of the proposal that follows the sequence now, with zero timings."""
+        if self.num_matched < self.num_behind:
+            return None
+        rest = self.proposal.cut(self.num_matched, self.num_matched + most)
+        return replace(rest, timings=DraftTimings(), ahead=False) if rest.token_ids else None

@@ -14,10 +14,10 @@ from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, HeadRequ
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.following import Follower
 from orchestrator.generation.ledger import NOTHING, Ledger
+from orchestrator.generation.pace import Pace
 from orchestrator.generation.proposals import PredictedDrafts
 from orchestrator.generation.recent import Recent
 from orchestrator.generation.staging import Begun
-from orchestrator.pace.pace import Pace
 
 AHEAD = 0.5
 """Minimum share of recent rounds in which drafting ahead was, or would have been, useful."""

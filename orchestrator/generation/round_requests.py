@@ -12,11 +12,11 @@ from orchestrator.generation.head_rounds import HeadRounds
 from orchestrator.generation.ledger import NOTHING, Ledger
 from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.next_proposal import NextProposal
+from orchestrator.generation.pace import Pace
 from orchestrator.generation.phases import Phases
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Command, Commit, WindowState
-from orchestrator.pace.pace import Pace
 
 
 class RoundRequests:

@@ -18,6 +18,7 @@ from flyspec.values.rounds import (
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.next_proposal import NextProposal
+from orchestrator.generation.pace import SHORT_PROMPT, CheckedRound, Pace
 from orchestrator.generation.phases import Phases
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.prediction import Prediction
@@ -37,7 +38,6 @@ from orchestrator.generation.window import (
     RollBack,
     step,
 )
-from orchestrator.pace.pace import SHORT_PROMPT, CheckedRound, Pace
 
 KEPT_S = 0.005
 """Maximum seconds a round is kept back while the drafter works."""

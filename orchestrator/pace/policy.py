@@ -21,9 +21,10 @@ from flyspec.rules.room import ANYWHERE, Room
 from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk
+from orchestrator.generation.following import Overtaken
+from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
 from orchestrator.pace.acceptance import MEMORY, Acceptance, Share, SharedAcceptance
 from orchestrator.pace.costs import Costs
-from orchestrator.pace.pace import CheckedRound, FirstToken, NextRound, Overtaken, Pace
 
 MAX_LOSS, MAX_TEXT_LOSS = 0.02, 0.06
 """Share of the time of plain decoding that drafts may cost all texts together, beyond what they
@@ -80,7 +81,8 @@ class AdaptivePace(Pace):
     def __init__(self, experience: Experience, text: TextPlan) -> None:
         self._experience, self._text, self._costs = experience, text, experience.costs
         self._drafter, self._size = text.drafter, text.first.relative_size
-        self._take(text.drafter)
+        self._account = experience.account(text.drafter, text.rule)
+        self._acceptance = Acceptance(self._account.acceptance)
         self._num_tokens, self._unread = 0, text.first.prompt_length
         self._saved_ns = 0.0
         self._disturbs = self._entered = self._asks = False
@@ -203,7 +205,7 @@ class AdaptivePace(Pace):
         """Use the experience with the drafter that proposes now."""
         self._drafter = drafter
         account = self._experience.account(drafter, self._text.rule)
-        if not hasattr(self, "_account") or account is not self._account:
+        if account is not self._account:
             self._account, self._acceptance = account, Acceptance(account.acceptance)
 
     def nothing_drafted(self) -> None:

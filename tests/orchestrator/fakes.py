@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 
 import grpc
-from orchestrator.generation.pace import FixedPace, Pace
 
 from flyspec import wire
 from flyspec.prefix import TokenSequence
@@ -35,6 +34,7 @@ from orchestrator.fleet.target_replicas import TargetReplicas
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
+from orchestrator.generation.pace import FixedPace, Pace
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds

@@ -20,7 +20,8 @@ from flyspec.values.rounds import (
     VerifyTimings,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.pace.pace import CheckedRound, Overtaken, Pace
+from orchestrator.generation.following import Overtaken
+from orchestrator.generation.pace import CheckedRound, Pace
 from orchestrator.pace.policy import Experience
 
 MS = 1_000_000

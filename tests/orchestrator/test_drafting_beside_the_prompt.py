@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from orchestrator.generation.pace import FixedPace, NextRound
 
 from flyspec.rules import Rule
+from orchestrator.generation.pace import FixedPace, NextRound
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
 from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import GOOD, text_of

@@ -22,17 +22,17 @@ from flyspec.values.rounds import (
     VerifyTimings,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.pace.acceptance import Acceptance, SharedAcceptance
-from orchestrator.pace.costs import Costs as MeasuredCosts
-from orchestrator.pace.costs import TimeLine
-from orchestrator.pace.pace import (
+from orchestrator.generation.following import Overtaken
+from orchestrator.generation.pace import (
     CheckedRound,
     FirstToken,
     FixedPace,
     NextRound,
-    Overtaken,
     RepeatedPace,
 )
+from orchestrator.pace.acceptance import Acceptance, SharedAcceptance
+from orchestrator.pace.costs import Costs as MeasuredCosts
+from orchestrator.pace.costs import TimeLine
 from orchestrator.pace.policy import MAX_LOSS, MAX_TEXT_LOSS, AdaptivePace, Experience, TextPlan
 from tests.examples import examples
 from tests.orchestrator.simulation import MS, Costs, Simulation

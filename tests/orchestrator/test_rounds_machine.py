@@ -16,12 +16,12 @@ from hypothesis.stateful import (
     invariant,
     rule,
 )
-from orchestrator.generation.pace import FixedPace, NextRound, Pace, RepeatedPace
 
 from flyspec.rules import Rule
 from flyspec.values.rounds import DistributionSpec, DraftChunk
 from flyspec.values.tokens import Origin
 from orchestrator.generation.ledger import RoundOutcome
+from orchestrator.generation.pace import FixedPace, NextRound, Pace, RepeatedPace
 from orchestrator.generation.window import Hide, Show
 from tests.examples import examples
 from tests.orchestrator.fakes import Fakes, plan_of

@@ -1,16 +1,16 @@
 """The number of tokens that each round drafts: the interface, a fixed K, and Ks of an earlier run.
 
-A pace observes the results of rounds and returns the next turn. `policy` has the one that learns.
+A pace observes the results of rounds and returns the next turn. `orchestrator.pace` has the one that learns.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from flyspec.values.rounds import DraftChunk, DraftTimings, Verdict
+from flyspec.values.rounds import DraftChunk, Verdict
+from orchestrator.generation.following import Overtaken
 
 SHORT_PROMPT = 512
 """Tokens. The drafter only reads a longer prompt after the target's first token."""
@@ -49,29 +49,6 @@ class CheckedRound(NamedTuple):
     def saved_ns(self, plain_ns: float) -> float:
         """Return the ns saved over plain decoding, of which a token takes `plain_ns`."""
         return self.num_emitted * plain_ns - self.round_ns
-
-
-class Overtaken(NamedTuple):
-    """A proposal that arrived after `num_behind` more tokens were decoded, `num_matched` matching.
-
-    It was requested `asked_ns` ago.
-    """
-
-    proposal: DraftChunk
-    num_matched: int
-    num_behind: int
-    asked_ns: int
-
-    @property
-    def missed(self) -> bool:
-        return self.num_matched < min(self.num_behind, len(self.proposal.token_ids))
-
-    def rest(self, most: int) -> DraftChunk | None:
-        """Return the part of the proposal that follows the sequence now, with zero timings."""
-        if self.num_matched < self.num_behind:
-            return None
-        rest = self.proposal.cut(self.num_matched, self.num_matched + most)
-        return replace(rest, timings=DraftTimings(), ahead=False) if rest.token_ids else None
 
 
 class Pace(ABC):
