@@ -1,6 +1,6 @@
 """The number of tokens that each round drafts: the interface, a fixed K, and Ks of an earlier run.
 
-A pace observes the results of rounds and returns the next turn. `orchestrator.pace` has the one that learns.
+A pace observes the results of rounds and returns the next turn. `orchestrator.pace` learns.
 """
 
 from __future__ import annotations

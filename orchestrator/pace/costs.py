@@ -59,7 +59,7 @@ class TimeLine:
 
 
 class Costs:
-    """Times with a target, in ns, which `running` generations share, `drafting` of them with drafts.
+    """Times with a target, in ns, shared by `running` generations, `drafting` of them with drafts.
 
     `step_costs` are its step times as it measured them; what they do not explain is learned, for
     each power of two of running generations, beginning with what is known of fewer.

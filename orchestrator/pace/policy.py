@@ -128,7 +128,7 @@ class AdaptivePace(Pace):
             shared, k = self._account.acceptance, len(proposal.token_ids)
             matches = shared.checked(verdict.decisions, proposal.confidences, self._text.room)
             self._acceptance.saw(matches)
-            if begun and not entered and not round_.asked_head:
+            if begun and not entered:
                 costs.checked(self._drafter, self._size, k, round_.round_ns)
         elif not verdict.decisions:
             self._unread += round_.num_emitted
@@ -147,14 +147,15 @@ class AdaptivePace(Pace):
         costs = self._costs
         quiet = not (self._disturbs or costs.drafting or costs.num_drafted != self._seen)
         self._seen = costs.num_drafted
-        if quiet:
+        if quiet and round_.num_emitted > 0:
             costs.decoded(round_.num_emitted, round_.round_ns)
             self._account.add(MAX_LOSS * round_.round_ns)
             self._account.acceptance.fade(round_.num_emitted)
         else:
             saved_ns = round_.saved_ns(costs.plain_ns())
-            self._account.add(saved_ns)
             self._saved_ns += saved_ns
+            if round_.proposal.drafter != PREDICTION:
+                self._account.add(saved_ns)
 
     def _loss_allowed(self) -> float:
         """Return what this text may lose, ns."""
@@ -164,10 +165,7 @@ class AdaptivePace(Pace):
         """Return the likely number of tokens to come: as in other texts, or as many as so far."""
         usual, longest = self._account.length, self._text.max_tokens
         length = usual.held / usual.seen if usual.seen else longest
-        return max(
-            1.0,
-            min(longest - self._num_tokens, max(length, 2 * self._num_tokens) - self._num_tokens),
-        )
+        return max(1.0, min(longest, max(length, 2 * self._num_tokens)) - self._num_tokens)
 
     def _choose(self) -> None:
         """Choose K; 0 if the account is overdrawn, or plain decoding is faster."""
