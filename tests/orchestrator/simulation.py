@@ -82,16 +82,12 @@ class Asked(NamedTuple):
 
 @dataclass
 class Simulation:
-    """A text of which the drafter knows token i if `agrees(i)`; its `confidence` says so or not.
-
-    The target is `sure` of its own tokens with this probability; 0: it does not say.
-    """
+    """A text of which the drafter knows token i if `agrees(i)`; its `confidence` says so or not."""
 
     costs: Costs
     agreement: Callable[[int], float]
     seed: int = 0
     confident: bool = False
-    sure: float = 0.0
     now_ns: int = 0
     position: int = 0
     follows_ns: list[int] = field(default_factory=list)
@@ -172,7 +168,6 @@ class Simulation:
         verdict = Verdict(
             self.position - 1, 1, start_length=self.position - count, plain_token_ids=before,
             timings=VerifyTimings(forward_ns=count * self.costs.target_ns(1)),
-            plain_confidence=self.sure,
         )  # fmt: skip
         pace.checked(CheckedRound(DraftChunk(), verdict, count, round_ns))
         follower = self._follower
