@@ -53,7 +53,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
          -x 'torch/(testing|include)/' /opt/venv/lib
 
 # flyspec itself, separate from its dependencies, so that a new version is a small layer. The native
-# step is compiled here, for every instruction set; the images need no compiler.
+# step is compiled here, for every instruction set; at run time only CUDA images need a compiler.
 FROM core AS app
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 COPY pyproject.toml setup.py README.md LICENSE /src/
@@ -92,6 +92,12 @@ WORKDIR /var/cache/flyspec
 USER 10001:10001
 
 FROM runtime AS runtime-models
+ARG VARIANT=cpu
+# torch's compiler for GPUs, Triton, builds what starts its kernels; without gcc nothing is compiled.
+USER 0
+RUN if [ "${VARIANT}" = cuda ]; then apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; fi
+USER 10001:10001
 COPY --from=models /opt/venv /opt/venv
 COPY --from=app /opt/flyspec /opt/flyspec
 # For NVIDIA's container toolkit; without it they have no effect.

@@ -3,7 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # $(call install,EXTRA): pip would compile on one core. Files that this Python cannot compile are left alone.
-install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[$(1)]" \
+# The extra dev needs flyspec-lab, which is installed from its folder in the same call.
+install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+	$(if $(filter dev,$(1)),-e lab) -e ".[$(1)]" \
 	&& { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
@@ -27,7 +29,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt $(wildcard flyspec/engine/nat
 	@$(BIN)/python -m flyspec.engine.native.library
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+$(VENV)/.installed-dev: $(VENV)/.installed lab/pyproject.toml lab/setup.py
 	@echo "== installing the development tools"
 	@$(call install,dev)
 	@touch $@
@@ -159,8 +161,8 @@ $(SITE)/venv/.installed: docs/requirements.txt | $(VENV)/.installed-dev
 docs: $(SITE)/venv/.installed ## build the site of the documentation in build/site/html; a broken link fails
 	@echo "== Sphinx: the documentation"
 	@rm -rf $(SITE)/source
-	@PYTHONPATH=$$PWD $(SITE)/venv/bin/python -m docs.site $(SITE)/source
-	@PYTHONPATH=$$PWD $(SITE)/venv/bin/python -m sphinx --fail-on-warning --keep-going --quiet -j 2 \
+	@PYTHONPATH=$$PWD:$$PWD/lab $(SITE)/venv/bin/python -m docs.site $(SITE)/source
+	@PYTHONPATH=$$PWD:$$PWD/lab $(SITE)/venv/bin/python -m sphinx --fail-on-warning --keep-going --quiet -j 2 \
 		-d $(SITE)/doctrees $(SITE)/source $(SITE)/html
 	@echo "$(SITE)/html/index.html"
 
@@ -170,7 +172,7 @@ test-full: $(VENV)/.installed-dev prometheus bubblewrap ## run every test in its
 # Either runs without the virtual environment, too, for example GPU_PYTHON=python3: docs/gpu.md.
 GPU_PYTHON ?= $(BIN)/python
 GPU_SITE ?= build/gpu-site
-gpu-env = PYTHONPATH="$(GPU_SITE):$$PWD$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=8
+gpu-env = PYTHONPATH="$$PWD:$$PWD/lab:$(GPU_SITE)$${PYTHONPATH:+:$$PYTHONPATH}" OMP_NUM_THREADS=8
 # Compiling takes most of the time, and a test's runs on one core.
 GPU_WORKERS ?= 4
 gpu-needs := $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.installed-dev)
@@ -188,19 +190,20 @@ gpu-wheels: ## collect what a machine with only torch and transformers lacks in 
 		--python-version 3.12 --implementation cp \
 		$(foreach glibc,17 27 28 34,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64 \
 		-c constraints.txt -r bench/gpu/wheels.txt -d build/gpu-wheels
+	@$(PYTHON) -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/gpu-wheels ./lab
 	@du -sh build/gpu-wheels
 
 stubs: $(VENV)/.installed-dev ## regenerate flyspec/v1 from protos/
 	PATH="$(BIN):$$PATH" $(BIN)/python protos/generate.py
 
-models: $(VENV)/.installed ## retrain the bundled models (about an hour on two cores)
+models: $(VENV)/.installed-dev ## retrain the bundled models (about an hour on two cores)
 	$(BIN)/python -m demo.train --what all
 
 check-rules: $(VENV)/.installed-dev ## run the tests of the rules in their long form
 	@$(BIN)/python -m pytest --hypothesis-profile=full tests/rules tests/test_validation.py $(PYTEST_ARGS)
 
 DATA ?= ../shared/data
-check-exact: $(VENV)/.installed ## compare exact with transformers and with plain decoding
+check-exact: $(VENV)/.installed-dev ## compare exact with transformers and with plain decoding
 	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
@@ -223,7 +226,7 @@ check-cancel: $(VENV)/.installed-dev ## check that cancelled requests leave noth
 pin-images: ## append current digests to third-party images in .env
 	@sh deploy/pin_images.sh
 
-chaos: $(VENV)/.installed ## kill, stop and cut off services under load (five minutes)
+chaos: $(VENV)/.installed-dev ## kill, stop and cut off services under load (five minutes)
 	@$(BIN)/python -m loadtest.chaos --seconds 300 $(ARGS)
 
 images-check: $(VENV)/.installed-dev ## build and test the images with podman (root on Debian)
@@ -280,17 +283,17 @@ PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench
 	pair-3.6 pair-11.7 pair-long-3.6 pair-long-11.7 pair-real pair-real-auto pair-slow-auto
 bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## measure everything in docs/performance.md (two hours)
 
-$(PERFORMANCE)/%.json: | $(VENV)/.installed
+$(PERFORMANCE)/%.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
 	@echo "== flyspec bench: $*"
 	@$(SPEED) $(bench-$(firstword $(subst @, ,$*))) $(WRITE)
 
-$(PERFORMANCE)/round.json: | $(VENV)/.installed
+$(PERFORMANCE)/round.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
 	@echo "== flyspec bench round"
 	@$(BIN)/flyspec bench round $(WRITE)
 
-$(PERFORMANCE)/pair-%.json: | $(VENV)/.installed
+$(PERFORMANCE)/pair-%.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
 	@echo "== flyspec bench pair: $*"
 	@$(BIN)/flyspec bench pair $(pair-$*) $(WRITE)
@@ -339,12 +342,13 @@ loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak
 		--html build/load-$(SCENARIO).html --output build/load-$(SCENARIO).json $(ARGS)
 
 MESSAGES ?= 200000
-fuzz: $(VENV)/.installed-dev ## send hostile messages to every server (40 minutes)
+fuzz: $(VENV)/.installed-dev ## send hostile messages to every server, and large bodies (45 minutes)
 	@$(BIN)/python -m loadtest.fuzz --num-messages $(MESSAGES) $(ARGS)
+	@$(BIN)/python -m loadtest.fuzz.bodies
 
 audit: $(VENV)/.installed-dev ## look for known vulnerabilities in pinned dependencies
 	@$(call install,audit)
 	@$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip --strict $(ARGS)
 
 clean: ## remove everything that make created
-	rm -rf $(VENV) .venv-manifests node_modules build *.egg-info
+	rm -rf $(VENV) .venv-manifests node_modules build *.egg-info lab/build lab/*.egg-info

@@ -10,13 +10,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flyspec.bench.conditions import parse_ks
-from flyspec.bench.options import MaxTokens, names_listed, names_of
-from flyspec.bench.reference import Reference
 from flyspec.cli.options import with_flags
 from flyspec.cli.options.stack import setting
 from flyspec.cli.program import run, say, single
-from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import HEAD_DRAFTERS, StackOptions
@@ -31,6 +27,10 @@ from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.tables import table_of
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.bench.conditions import parse_ks
+from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
+from flyspec_lab.bench.reference import Reference
+from flyspec_lab.results import BenchReport, Results
 
 TIE_NATS = 1e-3
 CONCURRENCY = 8

@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from flyspec import bundled
-from flyspec.bench.options import Problems, ProblemSeed
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
-from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
-from flyspec.lab.statistics import mcnemar_p
 from flyspec.progress import progress
 from flyspec.tables import table_of
 from flyspec.word_problems import problems as word_problems
+from flyspec_lab.bench.options import Problems, ProblemSeed
+from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.statistics import mcnemar_p
 
 TASKS = Path(__file__).parent / "harness_tasks"
 TASK = "word_problems_solve"

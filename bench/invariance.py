@@ -15,11 +15,9 @@ from typing import Annotated, get_args
 import torch
 
 from bench.exactness import EXACT, Data, prompt_sets
-from flyspec.bench.options import MaxTokens, Repeats, names_of, numbers_flag
 from flyspec.bundled import TARGET
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
-from flyspec.cli.results import BenchReport, Results
 from flyspec.cli.runtime import run_async
 from flyspec.client import Chat
 from flyspec.concurrency import all_or_first_error
@@ -32,6 +30,8 @@ from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.bench.options import MaxTokens, Repeats, names_of, numbers_flag
+from flyspec_lab.results import BenchReport, Results
 from verify_service.engine import VerifyEngine
 
 WRONG_DRAFTS = 0.15

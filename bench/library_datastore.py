@@ -11,7 +11,7 @@ from pathlib import Path
 from flyspec.cli.datastore import build_datastore
 from flyspec.cli.program import say
 from flyspec.datastore.store import FACTS
-from flyspec.python_source import is_held_out, python_files, python_version
+from flyspec_lab.python_source import is_held_out, python_files, python_version
 
 FOLDER = Path("build/datastores")
 

@@ -21,8 +21,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from demo.gguf import FOLDER, TYPES, convert, file_name
-from flyspec.bench.openai import OpenAIServer
-from flyspec.bench.pair_checkpoints import pad_layers
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
@@ -33,6 +31,8 @@ from flyspec.process import available_cores
 from flyspec.prompts import PromptFiles, PromptLimit
 from flyspec.tokenizer import Tokenizer
 from flyspec.word_problems import problems
+from flyspec_lab.bench.openai import OpenAIServer
+from flyspec_lab.bench.pair_checkpoints import pad_layers
 
 SERVER = Path("build/llama.cpp/bin/llama-server")
 BESIDE = "beside"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from flyspec.bench.prompts import DEFAULT_SEED, Group, groups
-from flyspec.bench.summaries import grouped
 from flyspec.flags import Flag
+from flyspec_lab.bench.prompts import DEFAULT_SEED, Group, groups
+from flyspec_lab.bench.summaries import grouped
 
 WORD_PROBLEMS, PYTHON = "word_problems", "python"
 """Sets that need no file, named like the corpora that heads learn from."""

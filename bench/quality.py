@@ -21,9 +21,9 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from flyspec.lab.studies.catalogue import STUDIES
-from flyspec.lab.studies.report import CLAIMS_HEADING
 from flyspec.tables import markdown
+from flyspec_lab.studies.catalogue import STUDIES
+from flyspec_lab.studies.report import CLAIMS_HEADING
 
 StudyPages = Mapping[str, Mapping[str, Any]]
 """Reports of `flyspec study` by the study's name."""

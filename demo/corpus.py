@@ -1,7 +1,7 @@
 """The bundled models' corpus: chats about word problems, equation drills, Python source.
 
 Everything but the Python source depends only on the seed; the source is the running interpreter's
-standard library (`flyspec.python_source`), so its version is part of the recipe. No torch, no
+standard library (`flyspec_lab.python_source`), so its version is part of the recipe. No torch, no
 network.
 
     python -m demo.corpus --problems 500 --seed 7 --format gsm8k > problems.jsonl
@@ -19,9 +19,9 @@ from typing import Annotated, Literal
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from flyspec.python_source import is_held_out, python_files
 from flyspec.word_problems import WordProblem, problems
 from flyspec.word_problems.families import LIMIT
+from flyspec_lab.python_source import is_held_out, python_files
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"

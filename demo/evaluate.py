@@ -17,15 +17,15 @@ from transformers import LlamaForCausalLM
 
 from demo import corpus
 from flyspec import word_problems
-from flyspec.bench.options import Problems, ProblemSeed
 from flyspec.bundled import MODELS
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
-from flyspec.cli.results import BenchReport, Results
 from flyspec.flags import Flag
-from flyspec.python_source import python_version
 from flyspec.tables import markdown
 from flyspec.word_problems import WordProblem
+from flyspec_lab.bench.options import Problems, ProblemSeed
+from flyspec_lab.python_source import python_version
+from flyspec_lab.results import BenchReport, Results
 
 Threads = Annotated[int, Flag("CPU threads.", min=1)]
 THRESHOLD = 0.3  # for both entropy measures, as in FLy's presets

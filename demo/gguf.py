@@ -19,11 +19,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flyspec import bundled
-from flyspec.bench.options import names_of
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
 from flyspec.model_files import find_weights, finder, weight_files
+from flyspec_lab.bench.options import names_of
 
 ARCHITECTURE = gguf.MODEL_ARCH.LLAMA
 PRE_TOKENIZER = "smollm"

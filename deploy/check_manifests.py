@@ -24,7 +24,8 @@ TOOLS = ROOT / ".venv-manifests"
 REQUIREMENTS = ROOT / "deploy" / "manifest-tools.txt"
 NODE_MODULES = ROOT / "node_modules"
 COMPOSE_FILES = ("docker-compose.yml", "docker-compose.tls.yml")
-KUBERNETES = "1.34"
+KUBERNETES = ("1.30", "1.37")
+"""The oldest release with all that the manifests use (`preStop.sleep`), and the newest."""
 MODELS = {
     "monitoring.coreos.com/v1": "prometheus-operator",
     "cert-manager.io/v1": "cert-manager",
@@ -124,8 +125,9 @@ def check_objects(overlays: dict[str, list[Object]], log: Log) -> None:
             path.write_text(json.dumps(workload))
             check(log, f"LeaderWorkerSet of {overlay}", TOOLS / "bin" / "check-jsonschema",
                   "--schemafile", ROOT / "deploy" / "leader_worker_set.yaml", path)  # fmt: skip
-    check(log, f"overlays against Kubernetes {KUBERNETES}",
-          TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", KUBERNETES, *paths)  # fmt: skip
+    for release in KUBERNETES:
+        check(log, f"overlays against Kubernetes {release}",
+              TOOLS / "bin" / "kubernetes-validate", "--strict", "-k", release, *paths)  # fmt: skip
     check_safety(paths, log)
 
 
@@ -178,10 +180,11 @@ def check_manifests() -> None:
     """Check Kubernetes manifests and compose files, within a minute on one core.
 
     kubectl renders every overlay of k8s/ into build/manifests/. kubernetes-validate checks the
-    result strictly against Kubernetes' schemas. Custom resources are checked against the types of
-    @kubernetes-models; LeaderWorkerSets, which have none, against deploy/leader_worker_set.yaml,
-    and their pod templates as Pods. checkov looks for unsafe settings; k8s/checkov.yaml lists what
-    is skipped, with reasons. Compose files are checked against the Compose Specification.
+    result strictly against the schemas of the oldest and the newest Kubernetes. Custom resources
+    are checked against the types of @kubernetes-models; LeaderWorkerSets, which have none, against
+    deploy/leader_worker_set.yaml, and their pod templates as Pods. checkov looks for unsafe
+    settings; k8s/checkov.yaml lists what is skipped, with reasons. Compose files are checked
+    against the Compose Specification.
 
     The tools are installed into .venv-manifests and node_modules. If one cannot be installed, its
     checks are skipped, visibly. The exit code is 1 if a check failed.

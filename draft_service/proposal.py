@@ -68,15 +68,16 @@ class Ahead(Protocol):
 class SessionState:
     """A session's drafter state, opened by its first proposal in the thread that drives it.
 
-    Setting `interrupted`, from any thread, ends a proposal with the tokens it has.
+    Setting `interrupted`, from any thread, ends a proposal with the tokens it has; `overdue` ends
+    it once it has any.
     """
 
-    __slots__ = ("_opener", "current", "interrupted")
+    __slots__ = ("_opener", "current", "interrupted", "overdue")
 
     def __init__(self, opener: Callable[[], DrafterSession]) -> None:
         self._opener = opener
         self.current: DrafterSession | None = None
-        self.interrupted = False
+        self.interrupted = self.overdue = False
 
     def session(self) -> DrafterSession:
         """Return the drafter's session. Raises `ResourceExhaustedError` if it cannot be opened."""
@@ -136,6 +137,7 @@ def propose(
             work = session.propose(left, needed, num_scored)
         model_ns = yield from draft(state, work, chunks, chunk_tokens)
     chunks.flush(DraftTimings(queue_ns, model_ns, perf_counter_ns() - arrival_ns))
+    state.overdue = False  # what is drafted ahead has no limit
     if ahead is not None and (wanted := advance.ahead):
         num_proposed = wanted.num_unverified or len(session.token_ids) - begin
         yield from ahead.go_on(advance.round_id, wanted, num_proposed, arrival_ns, deliver)
@@ -148,7 +150,7 @@ def draft(
     chunk_tokens: int = MAX_TOKENS,
     also: Callable[[Drafted], None] = lambda _: None,
 ) -> Generator[Draw, Ran[Drafted], int]:
-    """Run a proposal until it ends or the session is interrupted; return its time in the model, ns.
+    """Run a proposal until it ends, or `state` ends it; return its time in the model, ns.
 
     Its tokens go to `chunks` as they are made, and to `also`.
     """
@@ -165,7 +167,7 @@ def draft(
                 chunks.agreements = item.agreements
                 item = next(work, None)
                 continue
-            if state.interrupted:
+            if state.interrupted or (state.overdue and chunks.num_tokens):
                 break
             if chunks.waiting >= chunk_tokens:
                 chunks.flush()
@@ -203,6 +205,11 @@ class Chunks:
     @property
     def waiting(self) -> int:
         return len(self._ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all chunks so far."""
+        return self._sent - self._base + self.waiting
 
     def add(self, drafted: Drafted) -> None:
         """Add tokens to the chunk, flushing it first where their distributions do not fit."""

@@ -139,6 +139,7 @@ class ClientSession:
         self._state = SessionState(partial(drafter.open, open_))
         self._chunks: asyncio.Queue[DraftChunk | Exception | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
+        self._limit: asyncio.TimerHandle | None = None
         self._branches: Branches | None = None
         if self._engine is not None and self._checks.max_proposals_ahead:
             self._branches = Branches(
@@ -168,15 +169,22 @@ class ClientSession:
     def advance(self, advance: DraftAdvance, arrival_ns: int) -> None:
         """Start a proposal after the previous one has ended. Raises `InvalidArgumentError`."""
         advance = self._checks.advanced(advance)
-        chunk_tokens, self._state.interrupted = self._settings.chunk_tokens, False
-        work = propose(
-            self._state, advance, chunk_tokens, arrival_ns, self._deliver, self._branches
-        )
+        state, chunk_tokens = self._state, self._settings.chunk_tokens
+        state.interrupted = state.overdue = False
+        work = propose(state, advance, chunk_tokens, arrival_ns, self._deliver, self._branches)
         if self._engine is None:
             for _ in work:
                 raise AssertionError("a drafter without a model requested a step")
         else:
-            self._engine.add(self._state, work, self._deliver)
+            self._engine.add(state, work, self._deliver)
+            if advance.time_limit_ms:
+                self._limit = self._loop.call_later(advance.time_limit_ms / 1000, self._expire)
+
+    def _expire(self) -> None:
+        """End the current proposal after the current token, if it has any."""
+        assert self._engine is not None
+        self._state.overdue = True
+        self._engine.nudge()
 
     def interrupt(self) -> None:
         """End the current proposal after the current token."""
@@ -188,6 +196,8 @@ class ClientSession:
         """Return the next chunk of the proposal, or raise the error that ended it."""
         chunk = await self._next()
         assert chunk is not None
+        if chunk.last:
+            self._forget_limit()
         return chunk
 
     async def next_ahead(self) -> DraftChunk | None:
@@ -202,10 +212,15 @@ class ClientSession:
 
     def close(self) -> None:
         """Close the session; its slots are free within one step."""
+        self._forget_limit()
         if self._engine is None:
             self._state.close()
         else:
             self._engine.drop(self._state, self._close)
+
+    def _forget_limit(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
 
     def _close(self) -> None:
         """Close it in the engine's thread, and its branches, before the next step."""

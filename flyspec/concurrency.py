@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 V = TypeVar("V")
+LONG = 1 << 12
+"""Bytes of a request, or characters or tokens of a prompt, above which its work is done `in_turn`.
+
+Reading a byte takes up to 5 µs, and encoding a character as long."""
+_turns = ThreadPoolExecutor(1, "in-turn")
 
 
 class StoppedEarly(KeyboardInterrupt):
@@ -52,6 +58,14 @@ class UntilCtrlC:
         if self.stopped:
             raise StoppedEarly(found)
         return found
+
+
+async def in_turn(work: Callable[[], T]) -> T:
+    """Do a long request's work in the process's one thread for it, after the work before it.
+
+    One thread, since each that runs Python keeps the event loop waiting, by up to 5 ms at a time.
+    """
+    return await asyncio.get_running_loop().run_in_executor(_turns, work)
 
 
 async def all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -215,7 +215,7 @@ class ModelServerSettings(ServerSettings):
         "sdpa (copies keys; slow), or auto: on a GPU flashinfer if it is installed, else flex",
     )
     enforce_eager: bool = Field(
-        False, description="do not compile layers or capture steps as graphs on a GPU"
+        False, description="compile nothing for a GPU, and capture no steps as graphs"
     )
     max_num_batched_tokens: int = Field(
         2048, ge=128, description="maximum tokens per step, over all sessions"
@@ -336,6 +336,12 @@ class OrchestratorSettings(ServerSettings):
         description="comma-separated origins whose pages may call the HTTP API from a browser, "
         "such as https://chat.example.com; * for all (empty: none)",
     )
+    allowed_hosts: str = Field(
+        "",
+        description="comma-separated names by which clients may call an HTTP API that needs "
+        "neither API keys nor client certificates, such as llm.example.com or *.example.com; * for "
+        "all (IP addresses and localhost need no entry)",
+    )
     admin_port: int = Field(
         ADMIN_PORT, ge=0, le=65535, description="admin port (0: pick a free one)"
     )
@@ -429,6 +435,11 @@ class OrchestratorSettings(ServerSettings):
         DEFAULT_RULE, description="default acceptance rule: a preset, or one from the rules file"
     )
     rules_file: str = Field("", description="TOML file with named rules and limits on requests")
+    allow_special_tokens: bool = Field(
+        False,
+        description="encode the text of special tokens in a chat's messages, tools and documents "
+        "as those tokens; otherwise it stays text",
+    )
     num_speculative_tokens: _DefaultLength = Field(
         AUTO,
         description="default K (maximum drafted tokens per round), or auto to adapt K each round",
@@ -493,6 +504,10 @@ class OrchestratorSettings(ServerSettings):
     @property
     def origins(self) -> tuple[str, ...]:
         return _names(self.http_allowed_origins)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        return _names(self.allowed_hosts)
 
     def upstream_security(self) -> ChannelSecurity | None:
         """Return the TLS of connections to the services, or None. Raises `ConfigError`."""

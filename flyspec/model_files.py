@@ -33,6 +33,11 @@ _TOKENIZERS = (
     "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
 )  # fmt: skip
 """Files from which transformers makes a tokenizer; the first is best."""
+_NUM_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_LAYER = re.compile(r"(?:^|\.)(\d+)\.")
+"""The number of a tensor's layer, the first number in its name."""
+_MOST_HEADER_BYTES = 100_000_000
+"""The limit of the safetensors format."""
 _TRUE = {"1", "true", "yes", "on"}
 _HUB_S = 0.5
 """Seconds to wait for a hub's name or port, to say early that there is no network."""
@@ -175,7 +180,9 @@ def check_model_files(name: str) -> Mapping[str, Any] | None:
             f"transformers; {_FORMAT}"
         )
     if is_path(name):
-        _check_shards(name, find_weights(name, find, config.get("transformers_weights")))
+        weights = find_weights(name, find, config.get("transformers_weights"))
+        _check_shards(name, weights)
+        _check_layers(name, config, weights)
         if not any(map(find, _TOKENIZERS)):
             raise ConfigError(
                 f"--model {name}: no tokenizer there ({', '.join(_TOKENIZERS[:3])} or the like); "
@@ -315,6 +322,41 @@ def _check_shards(name: str, weights: Path) -> None:
             f"--model {name}: {len(missing)} of its {len(files)} weights files are missing, "
             f"such as {missing[0]}; was the download interrupted?"
         )
+
+
+def safetensors_header(path: Path) -> dict[str, Any]:
+    """Return what a safetensors file says of its tensors, by name. Raises `OSError`, `ValueError`.
+
+    8 bytes of length (little-endian), then JSON.
+    """
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MOST_HEADER_BYTES:
+            raise ValueError(f"{path}: header too large: {length} bytes")
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header
+
+
+def _check_layers(name: str, config: Mapping[str, Any], weights: Path) -> None:
+    """Reject a configuration with more layers than the weights have; building them may not end."""
+    try:
+        if weights.name.endswith(_INDEX_SUFFIX):
+            tensors = json.loads(weights.read_text())["weight_map"]
+        else:
+            tensors = safetensors_header(weights)
+    except (OSError, ValueError):
+        return  # loading reports what is wrong
+    stored = 1 + max((int(found[1]) for found in map(_LAYER.search, tensors) if found), default=-1)
+    text = config.get("text_config")
+    text = text if isinstance(text, Mapping) else config
+    for key in _NUM_LAYERS:
+        count = text.get(key)
+        if isinstance(count, int | float) and count > stored > 0:
+            raise ConfigError(
+                f"--model {name}: its {CONFIG} has {key} {count:,.0f}, but its weights have "
+                f"{stored} layers; get both files from one model"
+            )
 
 
 def _unsafe(name: str, reason: str) -> ConfigError:

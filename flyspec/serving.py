@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import uvloop
@@ -43,6 +43,10 @@ class Loaded(Protocol):
     def lost(self) -> Future[str] | None:
         """Resolves to the reason when the model is lost; None for a service without a model."""
 
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Parts that are missing though the service is ready, with the reasons."""
+
     async def start(self) -> dict[str, int]:
         """Listen and become ready. Return the ports by the names they are announced under."""
 
@@ -57,6 +61,7 @@ class OnePort:
     server: rpc.GrpcServer
     close: Callable[[], None]
     lost: Future[str] | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
 
     async def start(self) -> dict[str, int]:
         port = await self.server.start()
@@ -97,7 +102,11 @@ async def serve(
                 f", {k.removesuffix('_port')} on {v}" for k, v in ports.items() if k != "port"
             )
             log.info("listening on %s:%d%s", settings.host, ports["port"], "".join(others))
-            announce({**ports, "metrics_port": metrics_port})
+            missing = dict(running.missing)
+            if missing:
+                without = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+                log.warning("ready without %s", without)
+            announce({**ports, "metrics_port": metrics_port, "missing": missing})
             lost = asyncio.ensure_future(_lost(running))
             await asyncio.wait({termination, lost}, return_when=asyncio.FIRST_COMPLETED)
             if lost.done():

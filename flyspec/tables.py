@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ _GAP = 2
 _FOLDED = 24
 """Cells that a column always has; if the table does not fit, wider ones are folded."""
 _UNFOLDED = 1 << 16
+_UNLIMITED = 1000
+"""Cells of a line in a file."""
 _FLEXIBLE = 10, 44
 """Least and most cells of what takes the space that there is, such as bars."""
 
@@ -158,3 +161,15 @@ def cell(form: str | Callable[[Any], str], record: Any) -> str:
         return form.format(record)
     except TypeError:  # None cannot be formatted as a number
         return "-"
+
+
+def result_console() -> Console:
+    """Return a console on standard output for tables.
+
+    On a terminal they fit it. A file or a pipe gets them whole, one line per row, unless the
+    environment variable COLUMNS says how wide they may be.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _UNLIMITED
+    return console

@@ -16,6 +16,7 @@ from tokenizers.decoders import DecodeStream
 
 from flyspec.chat_template import DEFAULT, ChatTemplates
 from flyspec.errors import InvalidArgumentError
+from flyspec.special_tokens import SpecialTokens
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.chat import Chat
 
@@ -87,10 +88,15 @@ def fingerprints(table: Mapping[int, bytes], pad_token_ids: Iterable[int | None]
 
 
 class Tokenizer:
-    """Encodes prompts and decodes outputs with the target's tokenizer."""
+    """Encodes prompts and decodes outputs with the target's tokenizer.
 
-    def __init__(self, bundle: TokenizerBundle) -> None:
+    With `allow_special_tokens`, the text of a special token in a chat's messages is that token.
+    """
+
+    def __init__(self, bundle: TokenizerBundle, allow_special_tokens: bool = False) -> None:
         self._tokenizer = RustTokenizer.from_buffer(bundle.tokenizer_json)
+        control = () if allow_special_tokens else bundle.control_token_ids
+        self._special = SpecialTokens(self._tokenizer, control)
         self.eos_token_ids = frozenset(bundle.eos_token_ids)
         templates = dict(bundle.named_chat_templates)
         if bundle.chat_template:
@@ -103,18 +109,16 @@ class Tokenizer:
 
         Raises `InvalidArgumentError` for an unpaired surrogate, which has no UTF-8.
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidArgumentError(
-                f"text: character {error.start} is an unpaired surrogate; send whole characters"
-            ) from None
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        return _encode(self._tokenizer, text, add_special_tokens)
 
     def encode_chat(self, chat: Chat) -> list[int]:
-        """Encode a chat as the target's chat template renders it."""
-        return self.encode(self._templates.render(chat), add_special_tokens=False)
+        """Encode a chat as the target's chat template renders it. Raises `InvalidArgumentError`."""
+        shown = self._special.as_text(chat)
+        text = self._templates.render(shown)
+        if shown is chat:
+            return self.encode(text, add_special_tokens=False)
+        encoded = _encode(self._special.tokenizer, text, add_special_tokens=False)
+        return self._special.ids_of(encoded, text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Decode tokens, without special ones."""
@@ -137,6 +141,19 @@ class Tokenizer:
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer)
+
+
+def _encode(tokenizer: RustTokenizer, text: str, add_special_tokens: bool) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"text: character {error.start} is an unpaired surrogate; send whole characters"
+        ) from None
+    # Unlike `encode`, this lets other threads run meanwhile.
+    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+    ids: list[int] = encoding.ids
+    return ids
 
 
 class Detokenizer:

@@ -1,17 +1,30 @@
-"""Validates sampling parameters, and determines which draft distributions a rule needs."""
+"""Validates sampling parameters and lengths, and which draft distributions a rule needs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.flags import flags_of
-from flyspec.rules import Rule
+from flyspec.rules import MAX_GUARDED_TOKENS, Rule
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.rounds import DistributionSpec
+from flyspec.values.phases import EXACT_INSIDE, MAX_PHASES
+from flyspec.values.rounds import MAX_STOP_TOKEN_IDS, DistributionSpec
 from flyspec.values.tokens import LOGIT_BIAS, MAX_TEMPERATURE, MIN_TEMPERATURE, SamplingParams
 
 MAX_LOGIT_BIAS_TOKENS = 1024
+MAX_STOP_STRINGS = 16
+LENGTHS: Mapping[str, int] = {
+    "exact_inside": len(EXACT_INSIDE),
+    "guarded_token_ids": MAX_GUARDED_TOKENS,
+    "logit_bias": MAX_LOGIT_BIAS_TOKENS,
+    "phases": MAX_PHASES,
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKEN_IDS,
+    "until": MAX_STOP_STRINGS,
+    "until_token_ids": MAX_STOP_TOKEN_IDS,
+}
+"""Maximum length of a request's lists, by field; that of all others is the model's context."""
 BIAS_LENGTH = (MAX_LOGIT_BIAS_TOKENS, f"tokens; send at most {MAX_LOGIT_BIAS_TOKENS}")
 """For `flyspec.rpc.check_lengths`."""
 DISTRIBUTION_WARNING_ABOVE_MB = 1.0

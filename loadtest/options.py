@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from flyspec.cli.program import check_file
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.config import HTTP_PORT
-from flyspec.drawing import check_file
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength

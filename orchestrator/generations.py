@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 import time
@@ -10,10 +9,13 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from dataclasses import replace
+from functools import partial
 from typing import NoReturn
 
+from flyspec.concurrency import in_turn
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
+from flyspec.rule_files import RuleBook
 from flyspec.values.chat import Chat
 from flyspec.values.generation import Chunk, Completion, Event, Models, ScoredTokens
 from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
@@ -30,7 +32,6 @@ from orchestrator.generation.plan import GenerationPlan, make_plan
 from orchestrator.generation.prompt import is_long
 from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generation.scoring import Scoring
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
@@ -67,9 +68,7 @@ class Generations:
         `caller`, not from the request. Raises `FlyspecError`.
         """
         with self._observer.request(caller) as observation:
-            visit = self._admission.visit(
-                caller.client, caller.deadline, caller.key, caller.counted
-            )
+            visit = self._visit(caller)
             async with visit, aclosing(self._admitted(request, caller, visit, observation)) as told:
                 async for event in told:
                     visit.pause()
@@ -113,6 +112,7 @@ class Generations:
                         model,
                         *accounts,
                         sharing_scope=self._sharing_scope(caller),
+                        repeat_timeout_s=self._settings.reopen_timeout_s,
                     )
                 ) as drafting,
                 closing(self._pace(plan, drafting, experience)) as pace,
@@ -136,9 +136,12 @@ class Generations:
                 eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
                 ends = eos, target.bundle.control_token_ids
                 staging = self._staging(drafting)
-                rounds = Rounds(
-                    plan, pace, drafting, verifying, ledger, recoveries, *ends, phases, staging
-                )
+                make_rounds = partial(
+                    Rounds, plan, pace, drafting, verifying, ledger, recoveries, *ends, phases,
+                    staging,
+                )  # fmt: skip
+                long = is_long(plan.prompt_token_ids, plan.prediction)
+                rounds = await in_turn(make_rounds) if long else make_rounds()
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)
@@ -163,6 +166,7 @@ class Generations:
         if self._twins is not None and kept and not verifying.mixed_numerics:
             self._twins.consider(LossyText(plan, target, kept))
         ledger.metrics.saved_ns = pace.saved_ns
+        ledger.metrics.num_unrepeated_rounds = pace.num_unrepeated
         ledger.finish()
         timings.total_ns = time.perf_counter_ns() - arrived
         observation.completed(output, ledger)
@@ -208,7 +212,7 @@ class Generations:
         Counts as a request, and takes a slot, like a generation.
         """
         with self._observer.request(caller) as observation:
-            async with self._admission.visit(caller.client, caller.deadline, caller.key) as visit:
+            async with self._visit(caller) as visit:
                 target = self._fleet.target
                 options = GenerateOptions(logprobs=request.logprobs, max_tokens=1)
                 plan = await self._plan(GenerationRequest(request.prompt, options), target)
@@ -247,7 +251,7 @@ class Generations:
                 plan.seed,
             )
             pace = AdaptivePace(experience, text)
-        return RepeatedPace(earlier, pace) if earlier else pace
+        return RepeatedPace(earlier, pace, drafting.assigned_name) if earlier else pace
 
     def _staging(self, drafting: Drafting) -> StagingTrial | None:
         """Return what decides whether rounds are staged; None: never."""
@@ -265,7 +269,7 @@ class Generations:
         offer = self._fleet.offer(target)
         rest = target.tokenizer, offer, self._settings, most, rules
         if is_long(request.prompt, request.options.prediction):
-            return await asyncio.to_thread(make_plan, request, *rest)
+            return await in_turn(partial(make_plan, request, *rest))
         return make_plan(request, *rest)
 
     @property
@@ -277,8 +281,25 @@ class Generations:
         """Whether requests are accepted: a target works, and nothing is being drained."""
         return not self._admission.draining and bool(self._fleet.targets.usable)
 
+    def arrive(self, caller: Caller) -> Visit:
+        """Begin a request of which nothing was read yet; `end` the visit if it is not run.
+
+        Raises `FlyspecError`.
+        """
+        try:
+            return self._visit(caller)
+        except FlyspecError as error:
+            self.refuse(error, caller)
+
+    def _visit(self, caller: Caller) -> Visit:
+        """Return the visit with which the caller's request began, unless it was used before."""
+        begun: Visit | None = caller.visit
+        if begun is not None and not begun.entered:
+            return begun
+        return self._admission.visit(caller.client, caller.deadline, caller.key, caller.counted)
+
     def refuse(self, error: FlyspecError, caller: Caller = NOBODY) -> NoReturn:
-        """Count a request that could not be decoded, and raise `error`."""
+        """Count a request that is not run, and raise `error`."""
         with self._observer.request(caller):
             raise error
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from flyspec import rpc, serving
 from flyspec.config import NO_PORT, OrchestratorSettings
 from flyspec.errors import ConfigError
+from flyspec.rule_files import load_rules
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.security import ApiKeys, PortSecurity, Scope
@@ -23,8 +24,7 @@ from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
 from orchestrator.front.access import KeyCheck, audit
 from orchestrator.front.admin import AdminServicer
-from orchestrator.front.grpc import GenerationServicer
-from orchestrator.generation.rule_files import load_rules
+from orchestrator.front.grpc import Arrivals, GenerationServicer
 from orchestrator.generations import Generations
 from orchestrator.heap import return_large_blocks
 from orchestrator.telemetry.requests import RequestObserver
@@ -89,7 +89,7 @@ class Orchestrator:
             max_request_bytes=rpc.max_request_bytes(fleet.target.info.model.context_length),
             credentials=self._credentials,
             interceptors=self._telemetry.interceptors(make_ids=True),
-            checks=self._checks(settings.port_security, Scope.GENERATE),
+            checks=[*self._checks(settings.port_security, Scope.GENERATE), Arrivals(generations)],
         )
         self._http = self._http_face(
             generations, rpc.max_request_bytes(fleet.target.info.model.context_length)
@@ -152,6 +152,11 @@ class Orchestrator:
         if security.keys and self._keys is not None:
             checks.append(KeyCheck(self._keys, scope))
         return checks
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Drafters that are not there, and why; generations do without them until they are."""
+        return self.fleet.missing
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -333,7 +333,7 @@ def test_events_are_read_whole() -> None:
         "rejected_cost_nats": 4.5, "round_bytes": 11, "distribution_bytes": 12,
         "num_plain_tokens": 13, "num_plain_bursts": 14, "num_drafter_stops": 15,
         "num_scored_tokens": 16, "num_agreed_tokens": 17, "saved_ns": -18,
-        "num_staging_rounds": 19, "num_staged_hits": 20,
+        "num_staging_rounds": 19, "num_staged_hits": 20, "num_unrepeated_rounds": 21,
     }  # fmt: skip
     assert set(values) == {f.name for f in dataclasses.fields(SpeculationMetrics)}
     completion = g.GenerationCompletion(

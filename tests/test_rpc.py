@@ -19,6 +19,8 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from flyspec.rpc import sizes
+from flyspec.v1 import generation_pb2
 from tests.waiting import until
 
 Code = grpc.StatusCode
@@ -174,3 +176,18 @@ async def test_calls_that_wait_for_a_busy_server_are_not_cancelled():
             channel.close()
         await server.stop(0)
     assert codes == {Code.OK: 2400}
+
+
+def test_parts_of_a_message_are_counted_up_to_where_it_can_be_parsed(monkeypatch):
+    kind = generation_pb2.GenerateRequest
+    request = kind(text="x", stop=["a", "b"], stop_token_ids=[1, 2, 3], sampling={"min_p": 0.5})
+    request.speculation.phases.add(until=["c", ""], until_token_ids=[4, 5])
+    request.speculation.phases.add().rule.guarded_token_ids.append(3)
+    request.sampling.logit_bias[3] = 1.5
+    data, count = request.SerializeToString(), 17
+    for whole in (data, data + b"\xff", data + b"\x0a\x7f"):  # the parser also gets that far
+        monkeypatch.setattr(sizes, "MAX_PARTS", count + 1)
+        sizes.check_parts(whole, kind.DESCRIPTOR)
+        monkeypatch.setattr(sizes, "MAX_PARTS", count - 1)
+        with pytest.raises(InvalidArgumentError, match=f"more than {count - 1} fields"):
+            sizes.check_parts(whole, kind.DESCRIPTOR)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 
 import pytest
 from tokenizers import Tokenizer as RustTokenizer
@@ -81,3 +83,17 @@ def test_bytes_of_one_token_and_of_all(kind):
     assert found.all() == expected
     assert {i: found.of(i) for i in expected} == expected
     assert found.of(99) == b""
+
+
+def test_others_run_while_a_long_text_is_encoded(data):
+    """Else every stream of a server waits for each long prompt."""
+    tokenizer = Tokenizer(TokenizerBundle(data, "f", (), ()))
+    encoding = threading.Thread(target=tokenizer.encode, args=("a the é " * 40_000,))
+    begin = last = time.perf_counter()
+    longest = 0.0
+    encoding.start()
+    while encoding.is_alive():
+        time.sleep(0.0005)
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+    assert longest < (last - begin) / 2

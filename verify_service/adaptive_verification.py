@@ -2,8 +2,12 @@
 
 Like vLLM's `adaptive_verification` for exact acceptance: every drafted position has a probability
 of being reached and accepted, and the most likely across all rounds of the step are admitted, as
-many as maximise its tokens per second. Here the probabilities are the sender's estimates under the
-request's own rule. Pure, without torch.
+long as the step yields more tokens per second for it. Here the probabilities are the sender's
+estimates under the request's own rule. Pure, without torch.
+
+What follows the first draft that does not pay is not looked at, though it might pay together with
+it: what follows a draft tells what that draft is, and a rule that draws is bent by leaving tokens
+out for what they are.
 """
 
 from __future__ import annotations
@@ -25,17 +29,16 @@ def admit(survivals: Sequence[Sequence[float]], num_tokens: int, costs: StepCost
     size = num_tokens - sum(map(len, survivals))
     # Every round yields a token of its own, and so does every plain step.
     expected = float(len(survivals))
-    best, best_rate = counts[:], expected / costs(size)
     heap = [(-chances[0], index) for index, chances in enumerate(survivals) if chances]
     heapify(heap)
     while heap:
         chance, index = heappop(heap)
+        if (expected - chance) / costs(size + 1) < expected / costs(size):
+            break
         counts[index] += 1
         size += 1
         expected -= chance
-        if (rate := expected / costs(size)) >= best_rate:
-            best, best_rate = counts[:], rate
         chances = survivals[index]
         if counts[index] < len(chances):
             heappush(heap, (-min(chances[counts[index]], -chance), index))
-    return best
+    return counts

@@ -13,7 +13,7 @@ from flyspec.rules import MAX_GUARDED_TOKENS
 from flyspec.validation import BIAS_LENGTH
 from flyspec.values.admin import ModelInfo
 from flyspec.values.phases import MAX_RULES
-from flyspec.values.rounds import DraftDistributions, VerifyRound
+from flyspec.values.rounds import MAX_STOP_TOKEN_IDS, DraftDistributions, VerifyRound
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, TokenDistribution
 
 RULE_LENGTHS: Lengths = {
@@ -32,6 +32,7 @@ def length_limits(info: ModelInfo, settings: VerifySettings) -> dict[str, Length
             **{f"rule.{name}": limit for name, limit in RULE_LENGTHS.items()},
             "other_rules": (MAX_RULES - 1, f"rules; send at most {MAX_RULES - 1}"),
             "sampling.logit_bias": BIAS_LENGTH,
+            "stop_token_ids": (MAX_STOP_TOKEN_IDS, f"tokens; send at most {MAX_STOP_TOKEN_IDS}"),
         },
         "round": {
             "append_token_ids": sequence,

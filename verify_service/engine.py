@@ -154,6 +154,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             info=self.info,
             place=place,
             logprobs=open_.logprobs,
+            stop_token_ids=frozenset(open_.stop_token_ids),
         )
 
     def submit(
@@ -328,7 +329,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 want = want._replace(
                     sampling=session.sampling,
                     max_tokens=steps,
-                    stop_token_ids=self._judge.eos,
+                    stop_token_ids=self._judge.ends(session),
                     confidences=round_.return_plain_confidence,
                 )
             self._rounds_of[slot] = context
@@ -358,7 +359,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 return to_judge.following(verdict, head_ns)
             remaining -= 1 + len(verdict.plain_token_ids)
             # A round whose window failed does not continue as plain decoding.
-            ended = verdict.failed or verdict.next_token_id in self._judge.eos
+            ended = verdict.failed or verdict.next_token_id in self._judge.ends(session)
             last = ended or remaining <= 0 or session.interrupted
             first = False
             telling.tell(verdict, ran.began_ns, judging_ns, head_ns, last)

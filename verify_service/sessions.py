@@ -93,6 +93,7 @@ def check_open(open_: VerifyOpen, info: ModelInfo, judge: JudgeInfo | None = Non
     validate_sampling(open_.sampling)
     common_distribution_spec([resolve_rule(rule) for rule in open_.rules], open_.sampling)
     check_token_ids("open.token_ids", open_.token_ids, info)
+    check_token_ids("open.stop_token_ids", open_.stop_token_ids, info)
     for rule in open_.rules:
         check_token_ids("open.rule.guarded_token_ids", rule.guarded_token_ids, info)
     check_token_ids("open.sampling.logit_bias", [t for t, _ in open_.sampling.logit_bias], info)
@@ -114,6 +115,7 @@ class TargetSession:
     info: ModelInfo
     place: SessionPlace
     logprobs: int | None = None
+    stop_token_ids: frozenset[int] = frozenset()
     slot: int | None = None
     cached: int = 0
     heads: dict[str, int] = field(default_factory=dict)

@@ -66,6 +66,10 @@ class RoundJudge:
         self._control = frozenset(control_token_ids)
         self.autojudge = autojudge
 
+    def ends(self, session: TargetSession) -> frozenset[int]:
+        """Return the tokens that end the session's text: to the rules, all are EOS."""
+        return self.eos | session.stop_token_ids if session.stop_token_ids else self.eos
+
     def judge_all(
         self, rounds: Sequence[tuple[RoundContext, Rows]], at_once: bool | None = None
     ) -> list[Verdict | Exception]:
@@ -116,7 +120,7 @@ class RoundJudge:
                 sampling=session.sampling,
                 seed=session.seed,
                 start_position=len(session.sequence),
-                eos_token_ids=self.eos,
+                eos_token_ids=self.ends(session),
                 control_token_ids=self._control,
                 budget=round_.budget,
                 exact_until_position=round_.exact_until_position,

@@ -1,7 +1,7 @@
 """`python -m bench.drafters`: every drafter of a stack on sets of prompts, in one run.
 
 The rule is exact, greedy, so that all texts are plain decoding's. Modes take turns prompt by
-prompt (`flyspec.bench.speed`).
+prompt (`flyspec_lab.bench.speed`).
 """
 
 from __future__ import annotations
@@ -26,18 +26,8 @@ from bench.library_datastore import library_datastore
 from bench.prompt_sets import WORD_PROBLEMS, NamedPromptFiles, file_group, files_by_set
 from draft_service.drafters.sources import DatastoreSource, LookupSource
 from flyspec import bundled
-from flyspec.bench.conditions import EXACT, PLAIN, parse_ks
-from flyspec.bench.machine import this_machine
-from flyspec.bench.modes import Item, Noise, Sample
-from flyspec.bench.options import Chat, MaxTokens, ProblemSeed, SpeedOptions, names_listed
-from flyspec.bench.prompts import Group, fresh_problems
-from flyspec.bench.speed import flyspec_modes, measure, read_items
-from flyspec.bench.summaries import grouped
-from flyspec.cli.added_drafters import Drafts, with_added_drafters
-from flyspec.cli.bench.common import models_of
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.program import run, say, single
-from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.cli.runtime import run_async, with_server
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
@@ -47,6 +37,16 @@ from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.tables import Column, FittedTable, make_table, record_table
+from flyspec_lab.bench.conditions import EXACT, PLAIN, parse_ks
+from flyspec_lab.bench.machine import this_machine
+from flyspec_lab.bench.modes import Item, Noise, Sample
+from flyspec_lab.bench.options import Chat, MaxTokens, ProblemSeed, SpeedOptions, names_listed
+from flyspec_lab.bench.prompts import Group, fresh_problems
+from flyspec_lab.bench.speed import flyspec_modes, measure, read_items
+from flyspec_lab.bench.summaries import grouped
+from flyspec_lab.commands.added_drafters import Drafts, with_added_drafters
+from flyspec_lab.commands.bench.common import models_of
+from flyspec_lab.results import BenchReport, Results, notes
 
 BYTES = "bytes"
 """The drafter that is the byte-level draft model, whose tokens are translated."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flyspec.bench.conditions import PLAIN
-from flyspec.bench.modes import FlyspecMode, Sample
-from flyspec.bench.report import Ratio, compared, report
-from flyspec.bench.summaries import grouped
 from flyspec.drafter_names import DRAFTER_KINDS
 from flyspec.speculation_length import SpeculationLength
+from flyspec_lab.bench.conditions import PLAIN
+from flyspec_lab.bench.modes import FlyspecMode, Sample
+from flyspec_lab.bench.report import Ratio, compared, report
+from flyspec_lab.bench.summaries import grouped
 
 COMPOSED = "composed"
 PARTS = frozenset(DRAFTER_KINDS) - {"multi_level", COMPOSED}

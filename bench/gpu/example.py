@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from flyspec.bench.shapes import SHAPES
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine.cache_size import Fit, activation_bytes
 from flyspec.engine.checkpoint import Checkpoint
@@ -22,6 +21,7 @@ from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from flyspec.engine.heads import replicated_numbers
 from flyspec.engine.memory import plan_kv_cache, readable, slot_bytes
 from flyspec.tables import markdown
+from flyspec_lab.bench.shapes import SHAPES
 
 GPU_BYTES = 81_559 << 20
 """What the driver reports of an H100 of 80 GB."""

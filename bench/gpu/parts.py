@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.documents import read_documents
-from flyspec.bench.conditions import PLAIN
-from flyspec.bench.device.tables import MODE_NAMES
 from flyspec.tables import Column, cell, markdown
+from flyspec_lab.bench.conditions import PLAIN
+from flyspec_lab.bench.device.tables import MODE_NAMES
 
 Document = Mapping[str, Any]
 

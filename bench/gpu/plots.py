@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.gpu.parts import Document
-from flyspec.bench.device.tables import MODE_NAMES
-from flyspec.drawing import BLUE, GREY, ORANGE, ORDERED, check_matplotlib, powers_of_two, save
+from flyspec_lab.bench.device.tables import MODE_NAMES
+from flyspec_lab.drawing import BLUE, GREY, ORANGE, ORDERED, powers_of_two, save
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +22,6 @@ def plot_steps(documents: Sequence[Document], path: Path) -> bool:
     document = max(documents, key=lambda d: int(d["target_parameters"]), default=None)
     if document is None or not document["steps"]:
         return False
-    check_matplotlib("bench.gpu")
     context = max(s["context"] for s in document["steps"])
     steps = [s for s in document["steps"] if s["context"] == context]
     tokens = sorted({s["tokens"] for s in steps})

@@ -2,7 +2,7 @@
 
 Each judge has a stack of its own, the first one with all heads and other drafters; speed is
 relative to plain decoding on the same stack. Requests come one at a time, and the methods of each
-prompt in a drawn order (`flyspec.lab.run`).
+prompt in a drawn order (`flyspec_lab.run`).
 """
 
 from __future__ import annotations
@@ -25,14 +25,9 @@ from bench.out_of_domain.figures import (
 )
 from bench.prompt_sets import PYTHON, WORD_PROBLEMS, NamedPromptFiles, files_by_set
 from flyspec import bundled
-from flyspec.bench.conditions import PLAIN, Condition
-from flyspec.bench.machine import this_machine
-from flyspec.bench.options import Chat, MaxTokens, ProblemSeed
-from flyspec.bench.summaries import grouped
-from flyspec.cli.bench.common import models_of
+from flyspec.cli.conditions import Condition
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import needing, run, single
-from flyspec.cli.results import BenchReport, Results, notes
 from flyspec.cli.runtime import run_async, with_server
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
@@ -40,19 +35,25 @@ from flyspec.client import AsyncClient, Models
 from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from flyspec.lab import compare
-from flyspec.lab.answered import COLUMNS, Answered
-from flyspec.lab.arms import Arm, make_arms
-from flyspec.lab.evaluation import settings_of
-from flyspec.lab.options import EvalOptions
-from flyspec.lab.problems import PromptFile, TaskProblems
-from flyspec.lab.run import ServedModel, make_samples, wanted_samples
-from flyspec.lab.run_directory import open_run
-from flyspec.lab.statistics import Interval
-from flyspec.lab.tasks.python_code import PythonCode
-from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules import Rule
 from flyspec.tables import Column, FittedTable, make_table, record_table
+from flyspec_lab import compare
+from flyspec_lab.answered import COLUMNS, Answered
+from flyspec_lab.arms import Arm, make_arms
+from flyspec_lab.bench.conditions import PLAIN
+from flyspec_lab.bench.machine import this_machine
+from flyspec_lab.bench.options import Chat, MaxTokens, ProblemSeed
+from flyspec_lab.bench.summaries import grouped
+from flyspec_lab.commands.bench.common import models_of
+from flyspec_lab.evaluation import settings_of
+from flyspec_lab.options import EvalOptions
+from flyspec_lab.problems import PromptFile, TaskProblems
+from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.run import ServedModel, make_samples, wanted_samples
+from flyspec_lab.run_directory import open_run
+from flyspec_lab.statistics import Interval
+from flyspec_lab.tasks.python_code import PythonCode
+from flyspec_lab.tasks.word_problems import WordProblems
 
 IN_DOMAIN = (WORD_PROBLEMS, PYTHON)
 """What the bundled models, and heads and judges without --trained-on, have learned."""
@@ -145,7 +146,7 @@ def out_of_domain(options: DomainOptions, results: Results) -> None:
     accept drafts of the bundled draft model. Prompts of word_problems and python (files held out
     from training) are always there; those of --prompt-file are of nobody's domain.
     """
-    with needing("this comparison", "lab,models"):
+    with needing("this comparison", "models"):
         import pyarrow  # noqa: F401
     sets = tasks_of(options)
     check(options, [task.name for task in sets])

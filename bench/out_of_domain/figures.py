@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from flyspec.lab.compare import ConditionReport
-from flyspec.lab.statistics import Interval
+from flyspec_lab.compare import ConditionReport
+from flyspec_lab.statistics import Interval
 
 
 @dataclass(frozen=True)

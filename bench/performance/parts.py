@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bench.performance.reports import HINDSIGHT, Document, groups, is_dtype, others_of
-from flyspec.bench.conditions import PLAIN
-from flyspec.bench.speed import AGAIN
-from flyspec.bench.summaries import grouped
 from flyspec.tables import Column, cell, markdown
+from flyspec_lab.bench.conditions import PLAIN
+from flyspec_lab.bench.speed import AGAIN
+from flyspec_lab.bench.summaries import grouped
 
 Record = Mapping[str, Any]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyspec.bench.conditions import PLAIN
-from flyspec.drawing import BLUE, GREY, ORANGE, check_matplotlib, powers_of_two, save
+from flyspec_lab.bench.conditions import PLAIN
+from flyspec_lab.drawing import BLUE, GREY, ORANGE, powers_of_two, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,6 @@ _INCHES_PER_GROUP = 0.42
 
 def plot_groups(groups: Sequence[Group], others: Sequence[str], start: Path) -> None:
     """START-groups.svg against plain decoding, START-others.svg against each other."""
-    check_matplotlib("bench.performance")
     shown = [g for g in groups if any(mode in g[1] for mode in ("fly", "exact"))]
     if shown:
         _panels([PLAIN], shown, start.with_name(f"{start.name}-groups.svg"))

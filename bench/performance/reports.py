@@ -9,10 +9,10 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from bench.documents import read_documents
-from flyspec.bench.conditions import PLAIN
-from flyspec.bench.modes import Sample
-from flyspec.bench.report import report
 from flyspec.errors import ConfigError
+from flyspec_lab.bench.conditions import PLAIN
+from flyspec_lab.bench.modes import Sample
+from flyspec_lab.bench.report import report
 
 Document = Mapping[str, Any]
 

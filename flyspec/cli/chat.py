@@ -17,7 +17,7 @@ from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 from flyspec.values.requests import GenerateOptions
 
-_DEFAULTS = replace(DEFAULTS, max_tokens=1024)
+_DEFAULTS = replace(DEFAULTS, max_tokens=None)
 
 
 # fmt: off

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flyspec.cli import render
+from flyspec.cli.conditions import parse_condition
 from flyspec.cli.stack import Stack
 from flyspec.cli.streaming import StreamedAnswer, note, stream_or_stop
 from flyspec.client import AsyncClient, Chat, Completion
@@ -254,8 +255,6 @@ class Conversation:
                 )
 
     def _rule(self, text: str) -> None:
-        from flyspec.bench.conditions import parse_condition
-
         try:
             condition = parse_condition(text)
         except ValueError as error:

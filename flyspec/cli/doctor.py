@@ -75,7 +75,7 @@ def _planned(options: StackOptions) -> Sequence[Diagnosis]:
     from flyspec.doctor import Diagnosis, Mark
     from flyspec.doctor.examination import Planned
     from flyspec.errors import FlyspecError
-    from orchestrator.generation.rule_files import load_rules
+    from flyspec.rule_files import load_rules
 
     stack = Stack(options)
     flags = {name: stack.flags(name) for name in ("verify", "draft", "orchestrator")}

@@ -149,7 +149,7 @@ def remove(
 
 
 def _show(drafters: list[DrafterStatus]) -> None:
-    from flyspec.cli.results import result_console
+    from flyspec.tables import result_console
 
     result_console().print(table_of_drafters(drafters), markup=False)
 

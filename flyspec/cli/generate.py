@@ -17,6 +17,7 @@ import typer
 from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
 from flyspec.cli.phases import Then, Until, with_phases
+from flyspec.cli.program import check_file
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
@@ -30,7 +31,6 @@ from flyspec.cli.streaming import (
     write,
 )
 from flyspec.credentials import Credentials
-from flyspec.drawing import check_file
 from flyspec.errors import ConfigError, DeadlineExceededError, InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.progress import error_console, progress_bar

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.main import get_group
 
 from flyspec.cli.help import HelpCommand, HelpGroup
 from flyspec.cli.program import program, run
+from flyspec.errors import ConfigError
 from flyspec.version import __version__
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoints
 
 _COMMANDS = {
     "serve": ("serve", "Run all services on this machine until Ctrl-C."),
@@ -22,28 +26,50 @@ _COMMANDS = {
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
     "datastore": ("app", "Build datastores for the drafter rest."),
     "keys": ("app", "Create API keys."),
-    "bench": ("app", "Measure the speed of decoding modes and of single parts."),
-    "plan": ("plan", "Calculate the speed of a deployment from a bench's measurements."),
-    "study": ("study", "Answer questions about rules, each in a report."),
-    "tune": ("tune", "Find thresholds for your own prompts."),
-    "autojudge": ("app", "Train the judge of the rule autojudge."),
-    "heads": ("app", "Train draft heads of a target, and measure them."),
-    "eval": ("evaluate", "Compare the outputs of plain decoding and acceptance rules."),
-    "audit": ("audit", "Check whether recorded generations follow from a target."),
 }
 """Each command's attribute in its module, and its line in the list of commands."""
+_OF_THE_LABORATORY = {
+    "bench": "Measure the speed of decoding modes and of single parts.",
+    "plan": "Calculate the speed of a deployment from a bench's measurements.",
+    "study": "Answer questions about rules, each in a report.",
+    "tune": "Find thresholds for your own prompts.",
+    "autojudge": "Train the judge of the rule autojudge.",
+    "heads": "Train draft heads of a target, and measure them.",
+    "eval": "Compare the outputs of plain decoding and acceptance rules.",
+    "audit": "Check whether recorded generations follow from a target.",
+}
+"""Commands of the distribution flyspec-lab, which has an entry point for each."""
+
+
+def _entry_points() -> EntryPoints:
+    from importlib.metadata import entry_points
+
+    return entry_points(group="flyspec.commands")
+
+
+def _imported(name: str) -> Any:
+    if name in _COMMANDS:
+        return getattr(import_module(f"flyspec.cli.{name}"), _COMMANDS[name][0])
+    found = _entry_points().select(name=name)
+    if not found:
+        raise ConfigError(
+            f"flyspec {name} is part of the laboratory; install it with: pip install 'flyspec[lab]'"
+        )
+    return next(iter(found)).load()
 
 
 class _OnDemand(HelpGroup):
     """Imports a command when it is called; until then only its help line is known."""
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        installed = _entry_points().names
+        return [n for n in super().list_commands(ctx) if n in _COMMANDS or n in installed]
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] in _COMMANDS:
-            name, (attribute, _) = args[0], _COMMANDS[args[0]]
-            module = import_module(f"flyspec.cli.{'evaluate' if name == 'eval' else name}")
-            found = getattr(module, attribute)
-            alone = program()
-            if attribute == "app":
+        if args and args[0] in self.commands:
+            name = args[0]
+            found, alone = _imported(name), program()
+            if isinstance(found, typer.Typer):
                 for command in found.registered_commands:
                     command.cls = HelpCommand
                 alone.add_typer(found, name=name, cls=HelpGroup)
@@ -54,7 +80,8 @@ class _OnDemand(HelpGroup):
 
 
 app = program(name="flyspec", cls=_OnDemand, no_args_is_help=True, add_completion=True)
-for _name, (_, _help) in _COMMANDS.items():
+_HELP = {name: line for name, (_, line) in _COMMANDS.items()} | _OF_THE_LABORATORY
+for _name, _help in _HELP.items():
     app.command(_name, help=_help)(lambda: None)
 
 

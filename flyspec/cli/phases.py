@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from flyspec.errors import ConfigError
+from flyspec.cli.conditions import parse_phase, parse_until
 from flyspec.flags import Flag
 from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerateOptions
@@ -33,8 +33,6 @@ def with_phases(
 
     The first phase has the options' own rule. Raises `typer.BadParameter`.
     """
-    from flyspec.bench.conditions import parse_phase, parse_until
-
     if len(until) != len(then):
         raise typer.BadParameter(
             f"--until: give one --then for each, the rule after that text; there are {len(until)} "
@@ -50,6 +48,6 @@ def with_phases(
         phases[-1] = replace(phases[-1], until=end.until, until_token_ids=end.until_token_ids)
         try:
             phases.append(parse_phase(rule))
-        except (ConfigError, ValueError) as error:
-            raise typer.BadParameter(f"--then: {str(error).removeprefix('--rules: ')}") from None
+        except ValueError as error:
+            raise typer.BadParameter(f"--then: {error}") from None
     return replace(options, phases=tuple(phases))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -35,6 +36,16 @@ def single(command: Callable[..., None]) -> typer.Typer:
 def say(line: str) -> None:
     """Report progress on standard error."""
     print(line, file=sys.stderr, flush=True)
+
+
+def check_file(flag: str, path: Path | None, suffixes: Sequence[str] = ()) -> None:
+    """Check before any work that a file can be written. Raises `ConfigError`."""
+    if path is None:
+        return
+    if suffixes and path.suffix not in suffixes:
+        raise ConfigError(f"{flag} {path}: must end in {' or '.join(suffixes)}")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{flag} {path}: no such directory: {path.parent}")
 
 
 @contextmanager

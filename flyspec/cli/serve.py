@@ -114,6 +114,7 @@ def _document(stack: Stack) -> dict[str, object]:
         "draft_address": stack.options.draft_address,
         "verify_address": stack.options.verify_address,
         "metrics_ports": _metrics_ports(stack),
+        "missing_drafters": stack.missing,
         "pids": {name: service.pid for name, service in stack.services.items()},
     }
 
@@ -130,7 +131,8 @@ def _welcome(stack: Stack) -> str:
     )  # fmt: skip
     return "\n".join(
         [
-            "flyspec is ready",
+            " without ".join(["flyspec is ready", *filter(None, [", ".join(stack.missing)])]),
+            *(f"  missing     {name}: {reason}" for name, reason in stack.missing.items()),
             f"  generation  {stack.address}",
             f"  HTTP        {stack.http_url or 'none: install flyspec[http]'}",
             f"  admin       {stack.admin_address}",

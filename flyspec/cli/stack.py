@@ -82,6 +82,12 @@ class Stack:
         """Base URL of the HTTP API; None without one."""
         return self.options.http_url
 
+    @property
+    def missing(self) -> dict[str, str]:
+        """Drafters that had not answered when the orchestrator was ready, and why."""
+        missing: dict[str, str] = self.services["orchestrator"].facts.get("missing", {})
+        return missing
+
     def flags(self, name: str) -> list[str]:
         """Return the flags with which a service is started."""
         return self.options.flags(name)
@@ -171,7 +177,7 @@ class Stack:
 
     def _check(self) -> None:
         """Find errors before a large model is loaded."""
-        from orchestrator.generation.rule_files import load_rules
+        from flyspec.rule_files import load_rules
 
         o = self.options
         check_port("--port", o.host, o.port)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 
 from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.gpus import gpus
+from flyspec.engine.compiling import compiler_problem
 from flyspec.engine.device_memory import host_memory
 from flyspec.engine.memory import readable
 from flyspec.engine.native.library import INSTRUCTION_SETS, find, processor_flags
@@ -124,6 +125,10 @@ def _devices() -> Iterator[Diagnosis]:
     for gpu in found:
         text = f"{gpu.name}, {readable(gpu.memory.free)} of {readable(gpu.memory.total)} free"
         yield Diagnosis(SECTION, f"cuda:{gpu.index}", Mark.OK, text)
+    if problem := compiler_problem():
+        text = f"nothing is compiled for GPUs, so steps take longer: {problem}"
+        yield Diagnosis(SECTION, "compiler", Mark.WARNING, text)
     if find_spec("flashinfer") is None:
-        text = "not installed; blocks attend by FlexAttention, which is slower"
+        how = "on copies of keys and values" if problem else "by FlexAttention"
+        text = f"not installed; blocks attend {how}, which is slower"
         yield Diagnosis(SECTION, "FlashInfer", Mark.OK, text)

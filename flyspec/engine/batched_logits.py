@@ -7,14 +7,14 @@ fills `sampling`'s tables). On a CPU, `logits` and `sampling` do less work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from flyspec.engine.compiling import compiled
 from flyspec.engine.logits import computable
 from flyspec.engine.sampling import likeliest, noise_of, token_steps
 from flyspec.engine.upload import upload
@@ -86,19 +86,15 @@ def draw_rows(processed: Tensor, keys: Tensor, greedy: Tensor) -> Tensor:
     Greedy rows yield the first of their largest logits. A row whose largest logit is not finite
     yields `NOT_FINITE`.
     """
-    draw = fused_draw() if processed.device.type == "cuda" else _draw
+    draw = _draw
+    if processed.device.type == "cuda":  # one kernel, instead of some twenty over 64-bit integers
+        draw = compiled(_draw, dynamic=True)
     return draw(processed, keys, greedy, token_steps(processed.shape[-1], keys.device))
 
 
 def _draw(processed: Tensor, keys: Tensor, greedy: Tensor, steps: Tensor) -> Tensor:
     noise = noise_of(keys, steps)
     return likeliest(torch.where(greedy[:, None], processed, processed + noise))
-
-
-@lru_cache(maxsize=1)
-def fused_draw() -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Return `_draw` as one kernel, instead of some twenty over 64-bit integers [R, V]."""
-    return torch.compile(_draw, dynamic=True)
 
 
 def joined(views: Sequence[Tensor]) -> tuple[Tensor, list[int]]:

@@ -38,6 +38,7 @@ def tokenizer_bundle(tokenizer: Any, generation_config: Any) -> TokenizerBundle:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError("the model has no fast tokenizer (tokenizer.json); convert it first")
+    _check_ids(backend.get_vocab(False))
     eos = generation_config.eos_token_id
     if eos is None:
         eos = tokenizer.eos_token_id
@@ -59,3 +60,14 @@ def tokenizer_bundle(tokenizer: Any, generation_config: Any) -> TokenizerBundle:
         named_chat_templates=tuple(sorted((n, t) for n, t in templates.items() if n != DEFAULT)),
         special_tokens=tuple(sorted(tokenizer.special_tokens_map.items())),
     )
+
+
+def _check_ids(vocabulary: dict[str, int]) -> None:
+    """Reject a vocabulary with an id for two tokens: written out again, it lacks one of them."""
+    tokens = {token_id: token for token, token_id in vocabulary.items()}
+    for token, token_id in vocabulary.items() if len(tokens) < len(vocabulary) else ():
+        if (other := tokens[token_id]) != token:
+            raise ConfigError(
+                f"the model's tokenizer.json gives id {token_id} to both {token!r} and {other!r}; "
+                "each token needs an id of its own: get the file again"
+            )

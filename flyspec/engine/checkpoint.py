@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flyspec.engine.devices import AnyDevice, ElementType, NamedType, stored_type
-from flyspec.model_files import weight_files
+from flyspec.model_files import safetensors_header, weight_files
 from flyspec.process import available_cores
 
-_MOST_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors format."""
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 """Converted to the data type that the model runs in; others stay as they are."""
 
@@ -67,17 +65,9 @@ class Checkpoint(NamedTuple):
 def loaded_sizes(path: Path, dtype: ElementType) -> Iterator[tuple[str, int]]:
     """Yield the tensors of a safetensors file, each with its bytes once it is loaded in a type.
 
-    Reads the header alone: 8 bytes of length (little-endian), then JSON. Raises `OSError` and
-    `ValueError`.
+    Reads the header alone. Raises `OSError` and `ValueError`.
     """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if length > _MOST_HEADER_BYTES:
-            raise ValueError(f"{path}: header too large: {length} bytes")
-        header = json.loads(file.read(length))
-    for name, tensor in header.items():
-        if name == "__metadata__":
-            continue
+    for name, tensor in safetensors_header(path).items():
         begin, end = tensor["data_offsets"]
         floats = tensor["dtype"] in _FLOATS
         yield name, prod(tensor["shape"]) * dtype.itemsize if floats else end - begin

@@ -12,7 +12,7 @@ from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_need
 def ends_after(draw: Draw, token_ids: Sequence[int], chances: Sequence[float]) -> int:
     """Return how many of a draw's tokens it keeps: up to a stop, or the one that makes it unsure.
 
-    `chances` are the tokens' processed probabilities.
+    `chances` are the tokens' confidences.
     """
     left = draw.min_confidence
     for count, (token_id, chance) in enumerate(zip(token_ids, chances, strict=True), 1):

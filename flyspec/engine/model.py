@@ -136,9 +136,9 @@ class Draw(NamedTuple):
 
     With `max_tokens` above 1, for steps of a single row, the model continues from the token it
     drew, up to that many tokens. It stops after one of `stop_token_ids`, and after the token at
-    which the product of the drawn tokens' processed probabilities falls below `min_confidence`; to
-    continue in another call, divide `min_confidence` by the `confidences` so far. The last token
-    drawn is not in the cache.
+    which the product of the `confidences` falls below `min_confidence`; to continue in another
+    call, divide `min_confidence` by the `confidences` so far. The last token drawn is not in the
+    cache.
     """
 
     step: Step
@@ -150,7 +150,8 @@ class Draw(NamedTuple):
     stop_token_ids: Collection[int] = ()
     min_confidence: float = 0.0
     confidences: bool = False
-    """Whether to return each token's probability; implied by `min_confidence`."""
+    """Whether to return with each token the largest processed probability at its place, which says
+    nothing of the token that is drawn; implied by `min_confidence`."""
 
     def part(self, step: Step, max_tokens: int) -> Draw:
         """Return the part of this draw for `step`, a piece of its step, and `max_tokens`."""

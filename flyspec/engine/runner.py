@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 from flyspec.config import ModelServerSettings
-from flyspec.engine import batch_invariance, stepwise
+from flyspec.engine import batch_invariance, compiling, stepwise
 from flyspec.engine.attention import hook
 from flyspec.engine.attention.base import SegmentAttention
 from flyspec.engine.attention.choice import choose_attention
@@ -137,6 +137,7 @@ class ModelRunner:
         On a GPU, `warm_up` will capture its steps, unless ranks sum through the host. `agree` is
         as in `plan_cache`. Raises `ConfigError`.
         """
+        compiling.settle(settings.enforce_eager)
         measure = partial(cls.step_bytes, loaded, settings)
         with naming_memory(loaded.info.name, "planning the KV cache"):
             plan = plan_cache(loaded, settings, tensor_parallel_size, measure, agree)
@@ -148,7 +149,8 @@ class ModelRunner:
             runner = cls(loaded, plan.num_slots, batch_invariant=batch_invariant, paging=paging)
         if runner._device.type == "cuda" and not settings.enforce_eager and captures_collectives():
             runner._capture = CudaCapture()
-            runner._compiles = tensor_parallel_size == 1  # a group's layers have not been tried
+            # A group's layers have not been tried.
+            runner._compiles = tensor_parallel_size == 1 and not compiling.refusal()
         return runner
 
     @classmethod

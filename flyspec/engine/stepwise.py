@@ -60,8 +60,7 @@ def _choose(draw: Draw, rows: Tensor) -> tuple[Drafted, Draw | None]:
         distributions = rounded.encode(num_same(tokens, guess) + 1)
     confidences: list[float] = []
     if draw.confidences or draw.min_confidence > 0:
-        chosen = torch.tensor(tokens, device=processed.device)[:, None]
-        confidences = processed.double().softmax(dim=-1).gather(1, chosen)[:, 0].tolist()
+        confidences = processed.double().softmax(dim=-1).amax(dim=-1).tolist()
     drawn = Drafted(tokens, [Origin.EXACT_MODEL] * num_rows, distributions, confidences)
     return drawn, _going_on(draw, tokens, confidences)
 

@@ -32,6 +32,8 @@ def check_model(runner: Model, model: Any, windows: Mapping[int, int | None]) ->
     """
     name, ids = runner.info.name, _trial_ids(runner)
     expected = _own_logits(name, model, ids)
+    if not expected.isfinite().all():
+        raise _not_finite(name, model)
     try:
         got = _through_slots(runner, ids)
     except NotImplementedError as error:
@@ -65,6 +67,20 @@ def _trial_ids(runner: Model) -> list[int]:
 def _difference(got: Tensor, expected: Tensor) -> float | None:
     difference = float((got - expected).abs().max() / expected.abs().max())
     return None if difference <= TOLERANCE.get(expected.dtype, 0.1) else difference
+
+
+def _not_finite(name: str, model: Any) -> ConfigError:
+    """Return the error for a model whose own logits are NaN or infinite, and whose fault it is."""
+    for tensor, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            return ConfigError(
+                f"--model {name}: its weight {tensor} has values that are not finite (NaN or "
+                "infinite); get the weights again, or use another --dtype if they overflow in it"
+            )
+    return ConfigError(
+        f"--model {name}: its logits are not finite (NaN or infinite) in {model.dtype} on "
+        f"{model.device}; try another --dtype or --device"
+    )
 
 
 def _line(error: Exception) -> str:

@@ -16,6 +16,7 @@ from flyspec.rpc.server import SERVER_OPTIONS as SERVER_OPTIONS
 from flyspec.rpc.server import GrpcServer as GrpcServer
 from flyspec.rpc.sizes import Lengths as Lengths
 from flyspec.rpc.sizes import check_lengths as check_lengths
+from flyspec.rpc.sizes import check_lists as check_lists
 from flyspec.rpc.sizes import check_request_lengths as check_request_lengths
 from flyspec.rpc.sizes import max_request_bytes as max_request_bytes
 from flyspec.rpc.sizes import max_streams as max_streams

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,9 +11,6 @@ from flyspec.interceptors import Interceptor, wrap
 from flyspec.rpc.statuses import abort
 from flyspec.security import PortSecurity
 
-log = logging.getLogger(__name__)
-
-MAX_LOGGED_PER_SECOND = 10
 HEALTH = "/grpc.health.v1.Health/"
 
 Check = Callable[[str, Any], None]
@@ -30,7 +25,6 @@ class Gate(Interceptor):
 
     def __init__(self, checks: Collection[Check]) -> None:
         self._checks = list(checks)
-        self._second, self._logged = 0, 0
 
     def around_method(self, found: Any, details: Any) -> Any:
         method = details.method
@@ -44,18 +38,8 @@ class Gate(Interceptor):
             for check in self._checks:
                 check(method, context)
         except FlyspecError as error:
-            if self._should_log():
-                log.info("%s from %s refused: %s", method.lstrip("/"), context.peer(), error)
             await abort(context, method, error)
         yield
-
-    def _should_log(self) -> bool:
-        """Whether to log a refusal now: refused clients must not fill the disk."""
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._logged = second, 0
-        self._logged += 1
-        return self._logged <= MAX_LOGGED_PER_SECOND
 
 
 class CertificateNames:

@@ -1,8 +1,9 @@
 """Ends calls with malformed requests with INVALID_ARGUMENT, where grpc.aio would say UNKNOWN.
 
 An exception in a deserializer reaches no servicer. So none is raised here: an unreadable request
-becomes `Malformed`, and the reader that receives it raises the error. Also ends calls that never
-send their request, which would otherwise wait forever, and unary ones that send more than one.
+becomes `Malformed`, and the reader that receives it raises the error. The request of a unary method
+is parsed after it was read, in turn if it is long. Also ends calls that never send their request,
+which would otherwise wait forever, and unary ones that send more than one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
+from flyspec.concurrency import LONG, in_turn
 from flyspec.errors import FlyspecError, InvalidArgumentError, UnimplementedError
 from flyspec.interceptors import Interceptor
-from flyspec.rpc.streams import Malformed, read
+from flyspec.rpc.sizes import check_parts
+from flyspec.rpc.streams import Malformed, read, unparsable
 
 REQUEST_TIMEOUT_S = 30.0
 """Seconds that a call may take to send its first message; nothing else limits idle calls."""
@@ -62,7 +66,9 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
                 await context.send_initial_metadata(())
             except grpc.aio.InternalError as error:
                 raise asyncio.CancelledError from error  # the client is already gone
-        return _checked(context) if found.request_streaming else await _only_one(context)
+        if found.request_streaming:
+            return _checked(context)
+        return await _parsed(await _only_one(context), parse)
 
     async def call(requests: Any, context: Any) -> Any:
         try:
@@ -81,7 +87,21 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
 
     wrapped = generate if inspect.isasyncgenfunction(behavior) else call
     make = getattr(grpc, f"stream_{answer}_rpc_method_handler")
-    return make(wrapped, read_request, found.response_serializer)
+    reader = read_request if found.request_streaming else bytes
+    return make(wrapped, reader, found.response_serializer)
+
+
+async def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:
+    """Parse a request. Raises `InvalidArgumentError`."""
+
+    def checked() -> Any:
+        check_parts(data, parse.__self__.DESCRIPTOR)  # type: ignore[attr-defined]
+        return parse(data)
+
+    try:
+        return await in_turn(checked) if len(data) > LONG else parse(data)
+    except DecodeError as error:
+        raise unparsable(error) from None
 
 
 async def _only_one(context: Any) -> Any:

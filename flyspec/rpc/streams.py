@@ -116,11 +116,16 @@ class _Reader(Generic[T]):
             self._came.get_nowait()
 
 
+def unparsable(reason: Exception) -> InvalidArgumentError:
+    """Return the error for a request that protobuf cannot parse."""
+    return InvalidArgumentError(f"the request cannot be parsed: {reason}")
+
+
 async def receive(context: Any) -> Any:
     """Return the next message of a stream, None at its end. Must not be cancelled (`unbroken`)."""
     message = await context.read()
     if isinstance(message, Malformed):
-        raise InvalidArgumentError(f"the request cannot be parsed: {message.reason}")
+        raise unparsable(message.reason)
     return None if message is grpc.aio.EOF else message
 
 

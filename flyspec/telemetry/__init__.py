@@ -9,5 +9,6 @@ from flyspec.telemetry.logs import fields as fields
 from flyspec.telemetry.request_ids import new_request_id as new_request_id
 from flyspec.telemetry.request_ids import request_id as request_id
 from flyspec.telemetry.request_ids import request_id_of as request_id_of
+from flyspec.telemetry.request_ids import set_client as set_client
 from flyspec.telemetry.request_ids import set_request_id as set_request_id
 from flyspec.telemetry.service import Telemetry as Telemetry

@@ -1,4 +1,4 @@
-"""Server interceptor that sets the request ID of each call and counts calls."""
+"""Server interceptor that sets the request ID of each call, counts calls and logs their errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from flyspec.interceptors import Interceptor, wrap
-from flyspec.telemetry.request_ids import new_request_id, request_id_of, set_request_id
+from flyspec.telemetry.logs import errors_returned, fields
+from flyspec.telemetry.request_ids import (
+    client,
+    new_request_id,
+    request_id_of,
+    set_request_id,
+)
 
 
 class CallMetrics:
@@ -33,7 +39,7 @@ class CallMetrics:
 
 
 class Calls(Interceptor):
-    """Counts calls and sets the request ID of a call's task from its metadata.
+    """Counts calls, logs errors and sets the request ID of a call's task from its metadata.
 
     With `make_ids`, a call without an ID gets a new one.
     """
@@ -61,7 +67,14 @@ class Calls(Interceptor):
         finally:
             self._metrics.open.labels(method).dec()
             said = _CODES.get(context.code() or 0, "UNKNOWN")
-            self._metrics.ended.labels(method, otherwise if said == "OK" else said).inc()
+            code = otherwise if said == "OK" else said
+            self._metrics.ended.labels(method, code).inc()
+            if code not in ("OK", "CANCELLED"):
+                why = fields(
+                    method=method, code=code, client=client() or context.peer(),
+                    reason=context.details(),
+                )  # fmt: skip
+                errors_returned.info("call ended with an error", extra=why)
 
 
 # A context has its status as a number, or as an enum member if that was set.

@@ -15,11 +15,17 @@ from flyspec.telemetry.request_ids import request_id
 
 LogFormat = Literal["text", "json"]
 
-_ONE_LINE = str.maketrans({"\n": "\\n", "\r": "\\r"})
+_CONTROL = (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+_ONE_LINE = {code: ascii(chr(code))[1:-1] for code in _CONTROL}
+MAX_PER_SECOND = 10
+"""Maximum lines of `errors_returned`."""
 
 
 class TextFormatter(logging.Formatter):
-    """Text lines: time, service, level, message, then fields as `name=value`."""
+    """Text lines: time, service, level, message, then fields as `name=value`.
+
+    A value that could be taken for more than one is a JSON string.
+    """
 
     def __init__(self, service: str) -> None:
         super().__init__(f"%(asctime)s {service} %(levelname)s %(message)s", "%H:%M:%S")
@@ -27,7 +33,7 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Format all but the traceback on one line, even if it quotes line breaks from a peer."""
         line = super().formatMessage(record)
-        parts = [line, *(f"{name}={value}" for name, value in _fields(record).items())]
+        parts = [line, *(f"{name}={_value(value)}" for name, value in _fields(record).items())]
         return " ".join(parts).translate(_ONE_LINE)
 
 
@@ -54,6 +60,12 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, default=str)
 
 
+def _value(value: Any) -> str:
+    text = str(value)
+    plain = text.isprintable() and text and not any(c in text for c in ' "=')
+    return text if plain else json.dumps(text, ensure_ascii=not text.isprintable())
+
+
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """Return the request ID, if any, and the fields of `extra=fields(...)`."""
     found: dict[str, Any] = {}
@@ -66,6 +78,32 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 def fields(**values: Any) -> dict[str, Any]:
     """Return `extra` for a log call, to add these fields to its line."""
     return {"fields": values}
+
+
+class _Bounded(logging.Filter):
+    """Drops what exceeds `MAX_PER_SECOND`; the next line has the number of those dropped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._second, self._count, self._dropped = 0, 0, 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        second = int(time.monotonic())
+        if second != self._second:
+            self._second, self._count = second, 0
+        self._count += 1
+        if self._count > MAX_PER_SECOND:
+            self._dropped += 1
+            return False
+        if self._dropped:
+            record.__dict__.update(fields(**_fields(record), not_logged=self._dropped))
+            self._dropped = 0
+        return True
+
+
+errors_returned = logging.getLogger("flyspec.errors_returned")
+"""For requests and calls that end with an error: refused clients must not fill the disk."""
+errors_returned.addFilter(_Bounded())
 
 
 @contextmanager

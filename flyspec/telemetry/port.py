@@ -16,7 +16,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from flyspec.errors import ConfigError
-from flyspec.security import PortSecurity, watch_server_context
+from flyspec.security import PortSecurity, is_loopback, watch_server_context
+from flyspec.security.hosts import is_served
 
 PATH = "/metrics"
 SILENCE_S = 10.0
@@ -37,7 +38,9 @@ class MetricsPort:
         host = security.host
         server = _server_class(security)
         try:
-            self._server = make_server(host, port, _only_metrics(registry), server, _Handler)
+            self._server = make_server(
+                host, port, _only_metrics(registry, security), server, _Handler
+            )
         except (OSError, OverflowError) as error:
             raise PortTakenError(
                 f"--metrics-port {port}: cannot listen on {host}: "
@@ -100,11 +103,21 @@ def _server_class(security: PortSecurity) -> type[WSGIServer]:
     return Server
 
 
-def _only_metrics(registry: CollectorRegistry) -> Callable[..., Iterable[bytes]]:
-    """Return prometheus_client's application at `PATH`, and 404 elsewhere."""
+def _only_metrics(
+    registry: CollectorRegistry, security: PortSecurity
+) -> Callable[..., Iterable[bytes]]:
+    """Return prometheus_client's application at `PATH`, and 404 elsewhere.
+
+    On loopback it is called by IP address or `localhost`: other names are those of web pages.
+    """
     metrics = make_wsgi_app(registry)
+    names = [security.host] if is_loopback(security.host) else ["*"]
 
     def application(environ: Any, start_response: Any) -> Iterable[bytes]:
+        host = environ.get("HTTP_HOST", "")
+        if host and not is_served(host, names):
+            start_response("403 Forbidden", [("Content-Type", "text/plain")])
+            return [b"call this port by its IP address\n"]
         if environ.get("PATH_INFO") == PATH:
             answer: Iterable[bytes] = metrics(environ, start_response)
             return answer

@@ -1,4 +1,4 @@
-"""Request IDs, which appear in logs and spans and are passed from service to service."""
+"""Request IDs, which appear in logs and spans and are passed from service to service; clients."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from flyspec.metadata import REQUEST_ID_KEY, is_request_id
 
 _current: ContextVar[str] = ContextVar("request_id", default="")
+_client: ContextVar[str] = ContextVar("client", default="")
 
 
 def new_request_id() -> str:
@@ -24,6 +25,15 @@ def request_id() -> str:
 def set_request_id(value: str) -> None:
     """Set the request ID of the current task and of tasks it starts from now on."""
     _current.set(value)
+
+
+def client() -> str:
+    """Return the client of the current task's request, as in logs; empty if it is not known."""
+    return _client.get()
+
+
+def set_client(name: str) -> None:
+    _client.set(name)
 
 
 def request_id_of(metadata: Iterable[Any] | None) -> str:

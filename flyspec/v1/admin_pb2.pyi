@@ -33,7 +33,9 @@ class _BreakerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BreakerS
     BREAKER_STATE_OPEN: _BreakerState.ValueType  # 2
     """It failed; nothing is sent to it for now."""
     BREAKER_STATE_HALF_OPEN: _BreakerState.ValueType  # 3
-    """One generation tries it; others wait for the outcome."""
+    """It is tried, by the orchestrator or one generation; the others wait for the
+    outcome.
+    """
 
 class BreakerState(_BreakerState, metaclass=_BreakerStateEnumTypeWrapper):
     """State of a replica's circuit breaker."""
@@ -45,7 +47,9 @@ BREAKER_STATE_CLOSED: BreakerState.ValueType  # 1
 BREAKER_STATE_OPEN: BreakerState.ValueType  # 2
 """It failed; nothing is sent to it for now."""
 BREAKER_STATE_HALF_OPEN: BreakerState.ValueType  # 3
-"""One generation tries it; others wait for the outcome."""
+"""It is tried, by the orchestrator or one generation; the others wait for the
+outcome.
+"""
 Global___BreakerState: _TypeAlias = BreakerState  # noqa: Y015
 
 class _DrafterState:

@@ -292,6 +292,7 @@ class DraftAdvance(_message.Message):
     TOP_TOKENS_FIELD_NUMBER: _builtins.int
     AHEAD_FIELD_NUMBER: _builtins.int
     MAX_TREE_TOKENS_FIELD_NUMBER: _builtins.int
+    TIME_LIMIT_MS_FIELD_NUMBER: _builtins.int
     round_id: _builtins.int
     """Identifies the responses to this message; increases with each message."""
     keep_length: _builtins.int
@@ -304,8 +305,8 @@ class DraftAdvance(_message.Message):
     ignored.
     """
     min_confidence: _builtins.float
-    """End the proposal after the token with which its probability, as the drafter
-    estimates it, falls below this, in [0, 1]. 0: never.
+    """End the proposal after the token with which the product of its `confidences`
+    falls below this, in [0, 1]. 0: never.
     """
     score: _builtins.bool
     """Report for each appended token whether the drafter would have proposed it."""
@@ -313,6 +314,10 @@ class DraftAdvance(_message.Message):
     """The proposal may be a tree of up to so many tokens, in [max_tokens,
     max_speculative_tokens], if the drafter makes trees (`DrafterInfo.makes_trees`);
     no path is longer than max_tokens. 0: propose a chain.
+    """
+    time_limit_ms: _builtins.int
+    """End the proposal this long after the request's arrival with the tokens that it
+    has, at least one, in ms. 0: do not.
     """
     @_builtins.property
     def append_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -341,10 +346,11 @@ class DraftAdvance(_message.Message):
         top_tokens: _abc.Iterable[Global___TopTokens] | None = ...,
         ahead: Global___DraftAhead | None = ...,
         max_tree_tokens: _builtins.int = ...,
+        time_limit_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead", "append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "max_tree_tokens", b"max_tree_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "top_tokens", b"top_tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ahead", b"_ahead", "ahead", b"ahead", "append_token_ids", b"append_token_ids", "keep_length", b"keep_length", "max_tokens", b"max_tokens", "max_tree_tokens", b"max_tree_tokens", "min_confidence", b"min_confidence", "round_id", b"round_id", "score", b"score", "time_limit_ms", b"time_limit_ms", "top_tokens", b"top_tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__ahead: _TypeAlias = _typing.Literal["ahead"]  # noqa: Y015
     _WhichOneofArgType__ahead: _TypeAlias = _typing.Literal["_ahead", b"_ahead"]  # noqa: Y015
@@ -499,8 +505,10 @@ class DraftResponse(_message.Message):
 
     @_builtins.property
     def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """One per token of this chunk, if known: the drafter's probability of the token,
-        in [0, 1].
+        """One per token of this chunk, if known: the largest probability of the
+        distribution that the token was drawn from, in [0, 1]. Not the token's own
+        probability: it may depend on the tokens before it alone, since drafts are left
+        out by it, and a drawn one must not be for what it is.
         """
 
     @_builtins.property

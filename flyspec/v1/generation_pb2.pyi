@@ -288,7 +288,7 @@ class Speculation(_message.Message):
     """
     @_builtins.property
     def rule(self) -> _common_pb2.Rule:
-        """Acceptance rule. Unset: the server's default, `fly`."""
+        """Acceptance rule. Unset: the server's default, its `--rule`."""
 
     @_builtins.property
     def num_draft_tokens_per_round(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -371,9 +371,9 @@ class GenerateRequest(_message.Message):
     seed: _builtins.int
     """Seed of the keyed noise. Unset: chosen by the server and reported in `started`."""
     max_tokens: _builtins.int
-    """Maximum output tokens, >= 1. Unset: up to the end of the context. A window across
-    rounds that is still open there fails, so with such a rule the text may depend on
-    it.
+    """Maximum output tokens, >= 1; with the prompt they must fit the context. Unset: up
+    to the end of the context. A window across rounds that is still open there fails,
+    so with such a rule the text may depend on it.
     """
     ignore_eos: _builtins.bool
     """Keep generating past an end of sequence."""
@@ -760,6 +760,7 @@ class GenerationStarted(_message.Message):
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Identifies the request in logs."""
     model: _builtins.str
@@ -773,7 +774,7 @@ class GenerationStarted(_message.Message):
     adaptive: _builtins.bool
     """Whether K adapts."""
     max_tokens: _builtins.int
-    """Maximum output tokens: as requested, within the model's context."""
+    """Maximum output tokens: as requested, or as many as fit the model's context."""
     max_loose_tokens: _builtins.int
     """Maximum loosely accepted tokens, by the request or the operator. Unset: no limit."""
     max_loose_cost_nats: _builtins.float
@@ -812,6 +813,10 @@ class GenerationStarted(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams:
         """How tokens are chosen, with all parameters set."""
 
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As requested."""
+
     def __init__(
         self,
         *,
@@ -834,10 +839,11 @@ class GenerationStarted(_message.Message):
         weights_fingerprint: _builtins.str = ...,
         numerics: _builtins.str = ...,
         server_version: _builtins.str = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "rule", b"rule", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "adaptive", b"adaptive", "drafter", b"drafter", "exact_inside", b"exact_inside", "exact_until_position", b"exact_until_position", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "max_tokens", b"max_tokens", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "numerics", b"numerics", "phases", b"phases", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "server_version", b"server_version", "warnings", b"warnings", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats", "_max_loose_tokens", b"_max_loose_tokens", "adaptive", b"adaptive", "drafter", b"drafter", "exact_inside", b"exact_inside", "exact_until_position", b"exact_until_position", "max_loose_cost_nats", b"max_loose_cost_nats", "max_loose_tokens", b"max_loose_tokens", "max_tokens", b"max_tokens", "model", b"model", "num_speculative_tokens", b"num_speculative_tokens", "numerics", b"numerics", "phases", b"phases", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "server_version", b"server_version", "stop_token_ids", b"stop_token_ids", "warnings", b"warnings", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_loose_cost_nats: _TypeAlias = _typing.Literal["max_loose_cost_nats"]  # noqa: Y015
     _WhichOneofArgType__max_loose_cost_nats: _TypeAlias = _typing.Literal["_max_loose_cost_nats", b"_max_loose_cost_nats"]  # noqa: Y015
@@ -1063,6 +1069,7 @@ class SpeculationMetrics(_message.Message):
     SAVED_NS_FIELD_NUMBER: _builtins.int
     NUM_STAGING_ROUNDS_FIELD_NUMBER: _builtins.int
     NUM_STAGED_HITS_FIELD_NUMBER: _builtins.int
+    NUM_UNREPEATED_ROUNDS_FIELD_NUMBER: _builtins.int
     num_spec_steps: _builtins.int
     """Rounds with drafts."""
     num_draft_tokens: _builtins.int
@@ -1107,6 +1114,11 @@ class SpeculationMetrics(_message.Message):
     """Rounds for whose verdict others were staged at the target."""
     num_staged_hits: _builtins.int
     """Those whose verdict began one of these."""
+    num_unrepeated_rounds: _builtins.int
+    """Rounds that `num_draft_tokens_per_round` of the request was to repeat, and that
+    had another number of drafts, or another drafter's: since the drafter was lost, or
+    the request is another. If not 0, lossy text may be other than the earlier run's.
+    """
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Element i is the number of rounds with i accepted drafts."""
@@ -1134,10 +1146,11 @@ class SpeculationMetrics(_message.Message):
         saved_ns: _builtins.int = ...,
         num_staging_rounds: _builtins.int = ...,
         num_staged_hits: _builtins.int = ...,
+        num_unrepeated_rounds: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_agreed_tokens", b"num_agreed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafter_stops", b"num_drafter_stops", "num_loose_tokens", b"num_loose_tokens", "num_plain_bursts", b"num_plain_bursts", "num_plain_tokens", b"num_plain_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_scored_tokens", b"num_scored_tokens", "num_spec_steps", b"num_spec_steps", "num_staged_hits", b"num_staged_hits", "num_staging_rounds", b"num_staging_rounds", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes", "saved_ns", b"saved_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "distribution_bytes", b"distribution_bytes", "loose_cost_nats", b"loose_cost_nats", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_agreed_tokens", b"num_agreed_tokens", "num_draft_tokens", b"num_draft_tokens", "num_drafter_stops", b"num_drafter_stops", "num_loose_tokens", b"num_loose_tokens", "num_plain_bursts", b"num_plain_bursts", "num_plain_tokens", b"num_plain_tokens", "num_rejected_tokens", b"num_rejected_tokens", "num_rollbacks", b"num_rollbacks", "num_rounds", b"num_rounds", "num_scored_tokens", b"num_scored_tokens", "num_spec_steps", b"num_spec_steps", "num_staged_hits", b"num_staged_hits", "num_staging_rounds", b"num_staging_rounds", "num_unrepeated_rounds", b"num_unrepeated_rounds", "rejected_cost_nats", b"rejected_cost_nats", "round_bytes", b"round_bytes", "saved_ns", b"saved_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

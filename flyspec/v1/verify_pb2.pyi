@@ -458,6 +458,7 @@ class VerifyOpen(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     WAITED_MS_FIELD_NUMBER: _builtins.int
     ORCHESTRATOR_ID_FIELD_NUMBER: _builtins.int
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _builtins.int
@@ -513,6 +514,13 @@ class VerifyOpen(_message.Message):
     def sampling(self) -> _common_pb2.SamplingParams:
         """How the target's own token is chosen."""
 
+    @_builtins.property
+    def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Tokens that end the text, at most 1,024. To the rules each is an end of sequence:
+        never accepted loosely, nor replaced where it is the target's own token; a window
+        that is open at one has failed. Plain decoding ends there.
+        """
+
     def __init__(
         self,
         *,
@@ -523,6 +531,7 @@ class VerifyOpen(_message.Message):
         sampling: _common_pb2.SamplingParams | None = ...,
         seed: _builtins.int = ...,
         logprobs: _builtins.int | None = ...,
+        stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         waited_ms: _builtins.int | None = ...,
         orchestrator_id: _builtins.str = ...,
         weights_fingerprint: _builtins.str = ...,
@@ -531,7 +540,7 @@ class VerifyOpen(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "logprobs", b"logprobs", "rule", b"rule", "sampling", b"sampling", "waited_ms", b"waited_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "judge_fingerprint", b"judge_fingerprint", "logprobs", b"logprobs", "numerics", b"numerics", "orchestrator_id", b"orchestrator_id", "other_rules", b"other_rules", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "token_ids", b"token_ids", "waited_ms", b"waited_ms", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_waited_ms", b"_waited_ms", "judge_fingerprint", b"judge_fingerprint", "logprobs", b"logprobs", "numerics", b"numerics", "orchestrator_id", b"orchestrator_id", "other_rules", b"other_rules", "prompt_length", b"prompt_length", "rule", b"rule", "sampling", b"sampling", "seed", b"seed", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "waited_ms", b"waited_ms", "weights_fingerprint", b"weights_fingerprint"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -750,7 +759,8 @@ class VerifyRound(_message.Message):
         """One per drafted token, or none: the sender's estimate of the probability that
         the token is reached and accepted, in [0, 1], non-increasing. If a step shared by
         several sessions would cost more than they are worth, the least likely drafts
-        are left out. None: all are verified.
+        are left out, from the first one on that does not pay. None: all are verified.
+        Under rules that draw, an estimate may depend on the tokens before its own alone.
         """
 
     @_builtins.property
@@ -878,8 +888,8 @@ class HeadRequest(_message.Message):
     max_tokens: _builtins.int
     """Maximum tokens of the proposal; 0: the head only reads the round."""
     min_confidence: _builtins.float
-    """The proposal ends after the token with which its probability, as the head
-    estimates it, falls below this. 0: no limit.
+    """The proposal ends after the token with which the product of its `confidences`
+    falls below this, in [0, 1]. 0: no limit.
     """
     num_rounds: _builtins.int
     """Rounds that the head may go on with after this one, without their being sent. Each
@@ -923,7 +933,9 @@ class HeadProposal(_message.Message):
 
     @_builtins.property
     def confidences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """The head's probability of each token, in [0, 1]."""
+        """For each token the largest probability of the distribution that the head drew
+        it from, in [0, 1].
+        """
 
     @_builtins.property
     def distributions(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenDistribution]:
@@ -1052,8 +1064,9 @@ class VerifyResponse(_message.Message):
     service_ns: _builtins.int
     """Time from the round's arrival to this response, ns."""
     plain_confidence: _builtins.float
-    """If requested: the target's mean probability of `plain_token_ids` and
-    `next_token_id`; 0 if unknown, as in a step shared with drafts.
+    """If requested: the mean of the target's largest probabilities in the places of
+    `plain_token_ids` and `next_token_id`; 0 if unknown, as in a step shared with
+    drafts.
     """
     head_ns: _builtins.int
     """Time in the head since the last response, ns."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -37,6 +37,11 @@ class Chat:
         """All strings in the chat, names included."""
         return strings_in((self.messages, self.tools, self.documents, self.template_kwargs))
 
+    def with_texts(self, change: Callable[[str], str]) -> Chat:
+        """Return a copy with every string changed, names included."""
+        names = ("messages", "tools", "documents", "template_kwargs")
+        return replace(self, **{name: _changed(getattr(self, name), change) for name in names})
+
 
 def strings_in(value: Any) -> Iterator[str]:
     """Yield the strings in a JSON value, of whatever depth, names included."""
@@ -50,3 +55,11 @@ def strings_in(value: Any) -> Iterator[str]:
             rest += item.values()
         elif isinstance(item, list | tuple):
             rest += item
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): _changed(item, change) for name, item in value.items()}
+    return [_changed(item, change) for item in value] if isinstance(value, list | tuple) else value

@@ -74,6 +74,7 @@ class Started:
     weights_fingerprint: str = ""
     numerics: str = ""
     server_version: str = ""
+    stop_token_ids: Sequence[int] = ()
 
     @property
     def rules_by_index(self) -> tuple[Rule, ...]:
@@ -208,6 +209,7 @@ class SpeculationMetrics(DraftCounts):
     saved_ns: int = 0
     num_staging_rounds: int = 0
     num_staged_hits: int = 0
+    num_unrepeated_rounds: int = 0
 
     @property
     def mean_acceptance_length(self) -> float:

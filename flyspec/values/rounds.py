@@ -13,10 +13,12 @@ from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, Tok
 
 MAX_SCORED = 64
 """Maximum appended tokens that a drafter is asked to score."""
+MAX_STOP_TOKEN_IDS = 1024
 MAX_TOP_TOKENS = 16
 """Maximum most likely tokens per row that a verdict returns, and rounds of which a drafter is told
 at once."""
 MAX_SCOPE_CHARACTERS = 64
+MAX_TIME_LIMIT_MS = 2**32 - 1
 MAX_STAGED_ROUNDS = 16
 """Maximum proposals ahead of a verdict, and rounds staged for it and those behind it."""
 
@@ -161,11 +163,12 @@ class DraftAhead(NamedTuple):
 class DraftAdvance:
     """Keep `keep_length` tokens, append `append_token_ids`, propose up to `max_tokens`.
 
-    The proposal ends after the token with which its probability, as the drafter estimates it,
-    falls below `min_confidence`. `score`: report for each appended token whether the drafter would
-    have proposed it. `top_tokens` are of rounds since the last request. The drafter goes on as
+    The proposal ends after the token with which the product of its confidences falls below
+    `min_confidence`. `score`: report for each appended token whether the drafter would have
+    proposed it. `top_tokens` are of rounds since the last request. The drafter goes on as
     `ahead` says. `traceparent` is the caller's span; empty if not traced. With `max_tree_tokens`,
-    the proposal may be a tree of as many tokens, with paths of up to `max_tokens`.
+    the proposal may be a tree of as many tokens, with paths of up to `max_tokens`. It ends
+    `time_limit_ms` (0: never) after the request arrived, with the tokens it has, at least one.
     """
 
     round_id: int
@@ -178,6 +181,7 @@ class DraftAdvance:
     top_tokens: Sequence[TopTokens] = ()
     ahead: DraftAhead | None = None
     max_tree_tokens: int = 0
+    time_limit_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +198,12 @@ class DraftChunk:
     """Drafted tokens, possibly none: a chunk of a proposal, or several `joined`.
 
     `keep_length` and `next_token_id` are what the proposal builds on; `start_position` is of the
-    first token. `distributions` has one per token if requested; `confidences` the tokens'
-    probabilities, if the drafter knows them; `agreements` one per appended token, if scoring was
-    requested and possible. `ahead`: drafted while the previous proposal was being verified; by
-    itself if it has an `ahead_id`, behind the proposal made ahead with `follows_ahead_id`. With
-    `parents`, one per token, they are a tree (`flyspec.draft_trees`), whose rows count over all
-    chunks. The receiver sets the name of the `drafter` and `arrived_ns` (`perf_counter_ns`).
+    first token. `distributions` has one per token if requested; `confidences` are as in `Drafted`;
+    `agreements` has one per appended token, if scoring was requested and possible. `ahead`: drafted
+    while the previous proposal was being verified; by itself if it has an `ahead_id`, behind the
+    proposal made ahead with `follows_ahead_id`. With `parents`, one per token, they are a tree
+    (`flyspec.draft_trees`), whose rows count over all chunks. The receiver sets the name of the
+    `drafter` and `arrived_ns` (`perf_counter_ns`).
     """
 
     round_id: int = 0
@@ -313,7 +317,7 @@ class VerifyOpen:
     `logprobs` is the number of most likely tokens to report log-probabilities for, besides the
     token's own; None: report none. `waited_ms` is how long the request has waited; None: do not
     wait for a slot. `weights_fingerprint` and `numerics` must match the model's unless empty, and
-    `judge_fingerprint` the judge's.
+    `judge_fingerprint` the judge's. `stop_token_ids` are ends of sequence to the rules.
     """
 
     token_ids: Sequence[int]
@@ -328,6 +332,7 @@ class VerifyOpen:
     numerics: str = ""
     other_rules: Sequence[Rule] = ()
     judge_fingerprint: str = ""
+    stop_token_ids: Sequence[int] = ()
 
     @property
     def rules(self) -> tuple[Rule, ...]:
@@ -360,9 +365,10 @@ class HeadRequest(NamedTuple):
 
 
 class HeadProposal(NamedTuple):
-    """A head's proposal, to follow a verdict's `next_token_id`, with one confidence per token.
+    """A head's proposal, to follow a verdict's `next_token_id`.
 
-    `distributions` has one per token if a rule of the session needs them.
+    `confidences` has one per token, as in `Drafted`, and so has `distributions` if a rule of the
+    session needs them.
     """
 
     token_ids: Sequence[int] = ()
@@ -383,14 +389,15 @@ class VerifyRound:
     """Keep, append, then judge the drafts; without drafts, decode up to `max_plain_tokens`.
 
     `draft_survivals`, one per draft or none, are the probabilities that a draft is reached and
-    accepted; an overfull step leaves out the least likely drafts. More than
-    `num_speculative_tokens` drafts are judged as several rounds of that many (0: as one).
-    `traceparent` is the caller's span; empty if not traced. `teacher_forced` accepts all drafts, to
-    score them by their log-probabilities. `rule_segments` say which rule judges where (none: rule
-    0). With drafts, `num_top_tokens` most likely tokens are returned for each verified row. A
-    `head` of the target proposes what follows the last verdict. A round that is `staged_on` a
-    verdict begins with it, and takes window and budget from there. With `draft_parents`, one per
-    draft, the drafts are a tree (`flyspec.draft_trees`), and the verdict is about a path of it.
+    accepted, as far as the drafts before it tell; an overfull step leaves out the least likely
+    drafts. More than `num_speculative_tokens` drafts are judged as several rounds of that many
+    (0: as one). `traceparent` is the caller's span; empty if not traced. `teacher_forced` accepts
+    all drafts, to score them by their log-probabilities. `rule_segments` say which rule judges
+    where (none: rule 0). With drafts, `num_top_tokens` most likely tokens are returned for each
+    verified row. A `head` of the target proposes what follows the last verdict. A round that is
+    `staged_on` a verdict begins with it, and takes window and budget from there. With
+    `draft_parents`, one per draft, the drafts are a tree (`flyspec.draft_trees`), and the verdict
+    is about a path of it.
     """
 
     round_id: int
@@ -440,12 +447,13 @@ class Verdict:
     `logprobs`, if requested, has one entry per token from the round's start, or from `keep_length`
     if smaller, up to and including `next_token_id`. A round of plain decoding has several
     verdicts; its `plain_token_ids` are the last of the `keep_length` tokens, and
-    `plain_confidence` is their mean probability (0: unknown). `top_token_ids`, if requested, has
-    equally many for each row, in the rows' order. `proposal` is that of the round's head, if
-    requested and possible. If the drafts were a tree, `path` has the indices of those that were
-    judged, which the decisions are about. `started_staged_round_id` is the staged round that begins
-    with it, if it had arrived, or the one that a head goes on with; `drafts` are those of such a
-    round. The response that grants a session its slot has only `keep_length` and `sessions`.
+    `plain_confidence` is the mean of the largest probabilities in their places (0: unknown).
+    `top_token_ids`, if requested, has equally many for each row, in the rows' order. `proposal` is
+    that of the round's head, if requested and possible. If the drafts were a tree, `path` has the
+    indices of those that were judged, which the decisions are about. `started_staged_round_id` is
+    the staged round that begins with it, if it had arrived, or the one that a head goes on with;
+    `drafts` are those of such a round. The response that grants a session its slot has only
+    `keep_length` and `sessions`.
     """
 
     keep_length: int

@@ -142,9 +142,10 @@ class TokenDistribution(NamedTuple):
 class Drafted(NamedTuple):
     """Drafted tokens, in order, with their origins.
 
-    `distributions` has one per token if requested. `confidences` has each token's probability under
-    the distribution that the drafter chose it from; empty if unknown. With `parents` they are a
-    tree (`flyspec.draft_trees`).
+    `distributions` has one per token if requested. `confidences` has, for each token, the largest
+    probability of the distribution that the drafter chose it from; empty if unknown. So they depend
+    on the tokens before it, never on the token itself: what is left out for them is no selection.
+    With `parents` they are a tree (`flyspec.draft_trees`).
     """
 
     token_ids: Sequence[int]
@@ -175,7 +176,7 @@ class Drafted(NamedTuple):
 def still_needed(min_confidence: float, chances: Sequence[float]) -> float:
     """Return the minimum probability of the rest of a draw after tokens of these; above 1, it ends.
 
-    A token drawn from a rounded distribution may have probability 0.
+    Those of other services may be 0.
     """
     for chance in chances if min_confidence > 0 else ():
         min_confidence = min_confidence / chance if chance else math.inf

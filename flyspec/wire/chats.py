@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.json_text import read_json
 from flyspec.v1 import generation_pb2
 from flyspec.values.chat import Chat, Message
 
@@ -72,6 +73,6 @@ def _objects(where: str, text: str) -> tuple[dict[str, Any], ...]:
 
 def _json(where: str, text: str) -> Any:
     try:
-        return json.loads(text)
+        return read_json(text.encode(), where)
     except (ValueError, RecursionError) as error:  # the latter for thousands of brackets
         raise InvalidArgumentError(f"{where}: not valid JSON: {error}") from None

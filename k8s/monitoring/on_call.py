@@ -25,7 +25,9 @@ EMITTED = "flyspec_drafter_emitted_tokens_total"
 ROUNDS = "flyspec_round_seconds_count"
 PARTS = "flyspec_round_part_seconds_sum"
 REQUESTS = "flyspec_requests_total"
+KEY_REQUESTS = "flyspec_key_requests_total"
 TARGET = 'part=~"verify_step|judge"'
+LIMITED = 'status="RESOURCE_EXHAUSTED"'
 FAILED = 'status=~"INTERNAL|UNKNOWN|UNAVAILABLE"'
 
 ON_CALL = {
@@ -62,7 +64,9 @@ ON_CALL = {
               quantiles("flyspec_e2e_request_latency_seconds", RULED), "s"),
         graph("Time of a round, by part",
               "Means. A rising verify_queue or draft_queue: the target or the drafter is at "
-              "capacity. network: gRPC, the orchestrator, clients that read slowly.",
+              "capacity. draft_rpc, verify_rpc: waits that the service does not account for, as "
+              "its process is short of CPU or the network slow. orchestrator: its own work, and "
+              "clients that read slowly.",
               labelled(f"{rate(PARTS, BY, 'part')} / on () group_left {rate(ROUNDS, BY)}", "part"),
               "s", width=12, stack=True),
         graph("Round", "From requesting drafts to the verdict.",
@@ -117,12 +121,16 @@ ON_CALL = {
               labelled(f"min by (drafter) (flyspec_drafter_usable{{{BY}}})", "drafter"),
               red_below=1),
         graph("Tokens per round", "Of rounds it drafted for, including the target's own token.",
-              ratios(EMITTED, ROUNDS, BY, "drafter")),
+              ratios(EMITTED, ROUNDS, BY, "drafter"), width=6),
         graph("Tokens per second per stream",
               "In rounds it drafted for: use this to compare drafters.",
-              ratios(EMITTED, "flyspec_drafter_round_seconds_total", BY, "drafter")),
+              ratios(EMITTED, "flyspec_drafter_round_seconds_total", BY, "drafter"), width=6),
+        graph("Wait for a proposal",
+              "p95. Its parts are in *Time of a round, by part*.",
+              labelled(quantile(0.95, "flyspec_drafter_proposal_seconds", BY, "drafter"),
+                       "drafter"), "s", width=6),
         graph("Failures", "Missing proposals: lost, late or invalid.",
-              rates("flyspec_drafter_failures_total", BY, "drafter"), "cps"),
+              rates("flyspec_drafter_failures_total", BY, "drafter"), "cps", width=6),
     ],
     "Is it shedding load?": [
         graph("Generations and slots", "At capacity: all slots in use, and generations waiting.", [
@@ -135,5 +143,16 @@ ON_CALL = {
               rates("flyspec_requests_refused_total", NS, "reason"), "reqps", stack=True),
         graph("Outstanding tokens", "Tokens that running generations may still read and write.",
               [(f"sum(flyspec_outstanding_tokens{{{NS}}})", "tokens")]),
+    ],
+    "Which API key?": [
+        graph("Requests by key", "Of clients with an API key, by its name.",
+              rates(KEY_REQUESTS, NS, "key"), "reqps", stack=True),
+        graph("Output tokens by key", "Final tokens.",
+              rates("flyspec_key_output_tokens_total", NS, "key"), "cps", stack=True),
+        graph("Requests refused for limits, by key",
+              "Share of a key's requests that ended with RESOURCE_EXHAUSTED.",
+              labelled(f"{rate(KEY_REQUESTS, f'{NS},{LIMITED}', 'key')}"
+                       f" / {rate(KEY_REQUESTS, NS, 'key')}", "key"), "percentunit",
+              red_above=0.5),
     ],
 }  # fmt: skip

@@ -149,6 +149,8 @@ async def _answer(call: Any) -> draft_pb2.DraftResponse:
         piece = await call.read()
         if piece is grpc.aio.EOF:
             raise End(grpc.StatusCode.UNAVAILABLE, "the honest one ended")
+        if piece.ahead:  # of an earlier answer, and not waited for
+            continue
         start = piece.start_position if start is None else start
         whole.MergeFrom(piece)
     whole.start_position = start or 0

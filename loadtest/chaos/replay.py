@@ -88,8 +88,7 @@ class Replay:
         assert generation is not None
         started = generation.started
         prompt = list(started.prompt_token_ids)
-        room = self._engine.info.context_length - len(prompt)
-        max_tokens = min(options.max_tokens or room, room)
+        max_tokens = started.max_tokens
         session = self._engine.open(
             VerifyOpen(prompt, len(prompt), started.rule, options.sampling, started.seed)
         )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from flyspec.drawing import BLUE
+from flyspec_lab.drawing import BLUE
 from loadtest.chaos.faults import KINDS, Fault
 from loadtest.chaos.work import Request
 from loadtest.report.base import VERSION, LabReport, Plot, Table

@@ -85,6 +85,7 @@ def verify(facts: Facts) -> Iterator[Session]:
             "other_rules": [{"name": "exact"}, {"name": "margin"}] if number % 2 else [],
             "orchestrator_id": "fuzz", "waited_ms": 1 if number == 1 else None,
             "sampling": SAMPLING if number % 3 else {}, "logprobs": 3 if number % 2 else None,
+            "stop_token_ids": [11] if number % 2 else [],
         }  # fmt: skip
         pieces = []
         if preset.draft is not None:
@@ -179,7 +180,8 @@ def draft(facts: Facts) -> Iterator[Session]:
          "max_tokens": 8, "min_confidence": 0.2, "score": True,
          "top_tokens": [{"context_token_ids": [5, 6, 7], "token_ids": [7, 8, 9, 10]},
                         {"context_token_ids": [5, 6, 7], "token_ids": [7, 8], "parents": [0]}]},
-        {"round_id": 3, "keep_length": LENGTH + 1, "max_tokens": 4, "max_tree_tokens": 6},
+        {"round_id": 3, "keep_length": LENGTH + 1, "max_tokens": 4, "max_tree_tokens": 6,
+         "time_limit_ms": 50},
         {"round_id": 9, "keep_length": 1, "append_token_ids": [6, 7, 8]},
     ]  # fmt: skip
     for drafter in ("", *facts.drafters):

@@ -82,7 +82,7 @@ class LabReport(ABC):
 
     def plot(self, path: Path) -> None:
         """Draw the main plot."""
-        from flyspec.drawing import save
+        from flyspec_lab.drawing import save
 
         main = self.plots()[0]
         save(path, main.inches, main.draw)

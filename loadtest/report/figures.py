@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flyspec.drawing import BLUE, GREY, ORANGE, SERVICES
+from flyspec_lab.drawing import BLUE, GREY, ORANGE, SERVICES
 from loadtest.measures import knee
 from loadtest.report.base import Plot
 

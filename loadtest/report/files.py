@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from flyspec.cli.results import MeasurementReport, PlottedResults
-from flyspec.drawing import check_file, check_matplotlib
+from flyspec.cli.program import check_file
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
+from flyspec_lab.results import MeasurementReport, PlottedResults
 from loadtest.report.base import VERSION, LabReport
 from loadtest.report.page import page
 
@@ -23,15 +23,13 @@ class LabResults(PlottedResults):
     """Where results go, a page included."""
 
     html: Annotated[Path | None, Flag(
-        "Write the report with its plots as one HTML file (needs matplotlib).", group="Results",
+        "Write the report with its plots as one HTML file.", group="Results",
     )] = None
     # fmt: on
 
     def check(self) -> None:
         super().check()
         check_file("--html", self.html, (".html",))
-        if self.html:
-            check_matplotlib("--html")
 
     def write(self, report: MeasurementReport) -> None:
         super().write(report)

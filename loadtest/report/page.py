@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from flyspec.drawing import to_svg
+from flyspec_lab.drawing import to_svg
 from loadtest.report.base import LabReport, Table
 
 STYLE = """

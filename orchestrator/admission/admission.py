@@ -110,20 +110,20 @@ class Admission:
         key: ApiKey | None = None,
         counted: bool = True,
     ) -> Visit:
-        """Register an arriving request, before any work is done for it.
+        """Register a request, before anything of it is read.
 
         `deadline` is in event loop time, `key` the client's API key. If it is `counted`, it counts
-        towards the client's requests per minute. Raises `UnavailableError` while draining,
-        `ResourceExhaustedError` when there is no capacity or the client has reached a limit.
+        towards the client's requests per minute. It counts as the client's until it is left or
+        `end`ed, and takes a place in the queue once it is entered, that is read. Raises
+        `UnavailableError` while draining, `ResourceExhaustedError` when there is no capacity or the
+        client has reached a limit.
         """
-        self._check_draining()
-        self._check_room(self._place(self._arriving), 0, deadline)
+        self._check_arrival(deadline)
         try:
             self._clients.enter(client, self._retry_after(0.0), key, counted)
         except ResourceExhaustedError:
             self.refusals["client_limit"] += 1
             raise
-        self._arriving += 1
         return Visit(self, client, deadline)
 
     def drain(self) -> None:
@@ -139,6 +139,11 @@ class Admission:
         self.draining = False
 
     # --- called by visits ---------------------------------------------------------------------
+
+    def _arrive(self, visit: Visit) -> None:
+        self._check_arrival(visit.deadline)
+        visit.arriving = True
+        self._arriving += 1
 
     async def _enter(self, visit: Visit, tokens: int) -> None:
         self._arrived(visit)
@@ -186,6 +191,10 @@ class Admission:
                 self._admit()
 
     # --- internals ------------------------------------------------------------------------------
+
+    def _check_arrival(self, deadline: float | None) -> None:
+        self._check_draining()
+        self._check_room(self._place(self._arriving), 0, deadline)
 
     def _place(self, arriving: int = 0) -> int:
         """Return the queue position of a new request, after `arriving` others; 0 or less: none."""
@@ -302,9 +311,16 @@ class Visit:
         self.client, self.deadline = client, deadline
         self.tokens = 0
         self.started = 0.0
-        self.arriving, self.running = True, False
+        self.arriving = self.running = False
+        self.entered = self._ended = False
 
     async def __aenter__(self) -> Self:
+        self.entered = True
+        try:
+            self._admission._arrive(self)
+        except BaseException:
+            self.end()
+            raise
         await self._timeout.__aenter__()
         return self
 
@@ -314,7 +330,7 @@ class Visit:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._admission._end(self)
+        self.end()
         if isinstance(error, ResourceExhaustedError) and error.retry_after_s is None:
             # A service was full: another orchestrator's requests took its slots.
             self._admission.refusals["service_full"] += 1
@@ -328,6 +344,12 @@ class Visit:
                 if self.started
                 else "the request's deadline passed while waiting for a slot; allow more time"
             ) from None
+
+    def end(self) -> None:
+        """Release what the request holds; again does nothing."""
+        if not self._ended:
+            self._ended = True
+            self._admission._end(self)
 
     @contextlib.asynccontextmanager
     async def slot(self, tokens: int) -> AsyncIterator[None]:

@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import unquote
 
 from flyspec.errors import InvalidArgumentError, PermissionDeniedError, ResourceExhaustedError
@@ -27,7 +28,8 @@ class Caller:
     `client_id` is the name the client sent, `address` its address without the port, `key` its API
     key if keys are required. `deadline` is in event loop time; None for no deadline. `request_id`
     (generated if empty) and `traceparent` are for logs and traces. Unless it is `counted`, the
-    request is part of one that counts already towards the requests per minute.
+    request is part of one that counts already towards the requests per minute. `visit` is
+    admission's, if it began before the request was read.
     """
 
     address: str = ""
@@ -37,6 +39,7 @@ class Caller:
     request_id: str = ""
     traceparent: str = ""
     counted: bool = True
+    visit: Any = None
 
     @property
     def client(self) -> str:

@@ -1,7 +1,7 @@
 """A circuit breaker: after a failure, a rest, then one trial. It has no clock of its own.
 
 A service that does not answer is probed by its watcher (`Describe`). One that answers but drafts
-nonsense, or too late, is only found out by the trial.
+nonsense, or too late, is only found out by the trial, which is the watcher's as well.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Breaker:
 
     The rest after a failure doubles from `first_s` to `longest_s`, minus a random share of up to
     half, so that replicas that failed together do not return together. With `trials`, an answer to
-    a probe admits one session; its success admits the others. A trial without a result expires
-    after `trial_s`.
+    a probe admits one session, from the first one on; its success admits the others. A trial
+    without a result expires after `trial_s`.
 
     The rest is reset after `SETTLED_S` without a failure, not by the first success: a drafter may
     be fast enough for the one session on trial but too slow for all, and every return costs each
@@ -56,7 +56,7 @@ class Breaker:
         self._worked = True  # since it hung
         self._failed_at = self._forgiven_at = 0.0
         self._trial_until = 0.0
-        self.state = BreakerState.CLOSED
+        self.state = BreakerState.HALF_OPEN if trials else BreakerState.CLOSED
         self.retry_at = 0.0
         """When an open breaker may close again."""
         self.is_out = False

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from flyspec.patience import Patience
+from flyspec.telemetry.metrics import STEP_SECONDS, Buckets
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
 from flyspec.values.rounds import MAX_STAGED_ROUNDS, MAX_TOP_TOKENS
 from flyspec.values.tokens import Origin
@@ -22,7 +23,7 @@ class RegisteredDrafter:
 
     With both it is a relay: the service's drafter `extends` the head's proposals. Without either,
     it is prompt lookup inside the orchestrator. `users` are the generations drafting with it now;
-    `faults` counts its invalid responses.
+    `faults` counts its invalid responses, `proposal_seconds` has how long its proposals took.
     """
 
     name: str
@@ -34,9 +35,15 @@ class RegisteredDrafter:
     users: set[object] = field(default_factory=set)
     faults: Counter[DraftFault] = field(default_factory=Counter)
     head: TargetHead | None = None
+    proposal_seconds: Buckets = field(default_factory=lambda: Buckets(STEP_SECONDS))
     extends: str = ""
     _owed: float = 0.0
     _retrieval: Patience = field(default_factory=Patience)
+
+    def proposed(self, duration_ns: int) -> None:
+        """Count a proposal that took so long."""
+        self.stats.proposal_ns_total += duration_ns
+        self.proposal_seconds.observe(duration_ns / 1e9)
 
     @property
     def replicas(self) -> list[Replica[DraftUpstream]]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from flyspec.drafter_names import LOOKUP, NAME, NAME_RULE, PREDICTION, RELAY
 from flyspec.errors import (
     AlreadyExistsError,
-    FlyspecError,
     IncompatibleError,
     InvalidArgumentError,
     NotFoundError,
@@ -25,6 +24,7 @@ from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafter import RegisteredDrafter, of_kind
 from orchestrator.fleet.heads import TargetHead
 from orchestrator.fleet.replicas import Pool, Replica
+from orchestrator.upstreams.proposal_checks import DraftFault
 from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream
 
 log = logging.getLogger(__name__)
@@ -36,18 +36,17 @@ _TAKEN = {PREDICTION: "predicted outputs", RELAY: "a head that a draft service e
 class Drafters:
     """The registered drafters. Exactly one is active, the default.
 
-    `connect` creates a pool, not started, for an address. `probe` has a replica propose with one of
-    its drafters, given by its name there, and returns the time taken, in ns. `read` parses the
-    addresses given by the operator, or raises `ConfigError`.
+    `connect` creates a pool, not started, for an address, a name and the kind of drafter that is
+    tried there, empty for its first one. `read` parses the addresses given by the operator, or
+    raises `ConfigError`.
     """
 
     def __init__(
         self,
-        connect: Callable[[str, str], Pool[DraftUpstream]],
-        probe: Callable[[Replica[DraftUpstream], str], Awaitable[int]],
+        connect: Callable[[str, str, str], Pool[DraftUpstream]],
         read: Callable[[str, str], Addresses] = Addresses,
     ) -> None:
-        self._connect, self._probe, self._read = connect, probe, read
+        self._connect, self._read = connect, read
         self.lookup = RegisteredDrafter(LOOKUP, LOOKUP, None, DrafterState.ACTIVE)
         """Prompt lookup in the orchestrator, even if requests cannot select it by name."""
         self._drafters = {LOOKUP: self.lookup}
@@ -169,6 +168,13 @@ class Drafters:
         drafter = self._drafters.get(name, self.lookup if name == LOOKUP else None)
         return drafter.stats if drafter else None
 
+    def faulted(self, replica: Replica[DraftUpstream], kind: str, fault: DraftFault) -> None:
+        """Count a fault in a trial of a replica's drafter of that kind."""
+        for drafter in self.all:
+            if drafter.service_kind == kind and replica in drafter.replicas:
+                drafter.faults[fault] += 1
+                return
+
     def ladder(self, first: RegisteredDrafter) -> Iterator[RegisteredDrafter]:
         """Yield usable drafters in order: `first`, the active one, the others.
 
@@ -196,11 +202,11 @@ class Drafters:
             known = self._drafters.get(name)
             if known is not None:
                 return known, await self._add_address(known, address, kind)
-            pool = self._connect(address, name)
+            pool = self._connect(address, name, kind)
             try:
                 await pool.start()
                 drafter = RegisteredDrafter(name, kind, pool)
-                probe_ns = await self._try(drafter, pool.replicas, address)
+                probe_ns = self._tried(drafter, pool.replicas, address)
             except BaseException:
                 await pool.close()
                 raise
@@ -222,21 +228,20 @@ class Drafters:
         try:
             if not added:
                 raise AlreadyExistsError(f"drafter {drafter.name!r} already has address {address}")
-            return await self._try(drafter, added, address)
+            return self._tried(drafter, added, address)
         except BaseException:
             await pool.drop(addresses)
             raise
 
-    async def _try(
+    def _tried(
         self, drafter: RegisteredDrafter, replicas: Sequence[Replica[DraftUpstream]], address: str
     ) -> int:
-        """Determine the drafter's kind and probe one of the replicas."""
-        replica = next((r for r in replicas if r.info is not None), None)
+        """Determine the drafter's kind; return the time that a replica's trial took, in ns."""
+        answered = [r for r in replicas if r.info is not None]
+        replica = next((r for r in answered if r.usable), answered[0] if answered else None)
         if replica is None:
             problems = "; ".join(r.problem for r in replicas)
             raise UnavailableError(f"address: {address}: {problems or 'name not found'}")
-        if replica.problem:
-            raise IncompatibleError(f"address: {replica.problem}")
         offered = replica.info.drafters
         if not drafter.kind:
             drafter.kind = offered[0].name
@@ -245,12 +250,11 @@ class Drafters:
                 f"kind: {address} has no drafter {drafter.kind!r}; "
                 f"choose from {', '.join(info.name for info in offered)}"
             )
-        try:
-            return await self._probe(replica, drafter.kind)
-        except FlyspecError as error:
+        if not replica.usable:
             raise IncompatibleError(
-                f"{drafter.name!r} cannot draft for this target: {error}"
-            ) from error
+                f"address: {drafter.name!r} cannot draft for this target: {replica.reason}"
+            )
+        return replica.trial_ns
 
     def activate(self, name: str, share: float | None) -> RegisteredDrafter:
         """Route new generations without a named drafter to this one.

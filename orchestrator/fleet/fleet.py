@@ -23,6 +23,7 @@ from orchestrator.fleet.handshake import drafter_misfit, fitting, target_misfit,
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.fleet.target import Kinds, Target, difference
 from orchestrator.fleet.target_replicas import TargetReplicas
+from orchestrator.upstreams.proposal_checks import DrafterFaultError
 from orchestrator.upstreams.protocol import Connector, DraftUpstream, VerifyUpstream
 
 log = logging.getLogger(__name__)
@@ -54,19 +55,20 @@ class Fleet:
             settings.probe_timeout_s,
             self._misfit,
         )
-        self.drafters = Drafters(
-            self._connect_drafter,
-            lambda replica, kind: try_drafter(replica, kind, self.target),
-            self._addresses,
-        )
+        self.drafters = Drafters(self._connect_drafter, self._addresses)
         self._draft_pool: Pool[DraftUpstream] | None = None
         if settings.draft_address:
             self._draft_pool = self._connect_drafter(settings.draft_address, "draft service")
         self._named = _named_addresses(settings.drafters)
+        self.missing: dict[str, str] = {}
+        """Drafters named in the settings that have not drafted yet, and why."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def connect(self) -> None:
-        """Wait for the target, and up to `DRAFT_WAIT_S` for the draft service.
+        """Wait for the target, and up to `DRAFT_WAIT_S` each for the draft service and the others.
+
+        The draft service and each drafter named in the settings has answered a request then, or
+        is `missing`.
 
         Raises `IncompatibleError` if a service answers but is not compatible.
         """
@@ -80,12 +82,14 @@ class Fleet:
             while not self._adopt(pool):
                 _refuse_misfit(pool)
                 if time.monotonic() > deadline:
-                    log.warning("no draft service yet; continuing with prompt lookup")
+                    self.missing[pool.name] = pool.reason
                     self._tasks.append(asyncio.create_task(self._keep_adopting(pool)))
                     break
                 await pool.changed(ADOPT_S)
-        for name, address in self._named.items():
-            self._tasks.append(asyncio.create_task(self._register(name, address)))
+        named = [asyncio.create_task(self._register(*item)) for item in self._named.items()]
+        if named:
+            self._tasks += named
+            await asyncio.wait(named, timeout=DRAFT_WAIT_S)
 
     async def _first_target(self) -> Replica[VerifyUpstream]:
         """Wait for a usable replica of the target; prefer the most common model."""
@@ -109,19 +113,20 @@ class Fleet:
     async def _keep_adopting(self, pool: Pool[DraftUpstream]) -> None:
         while not self._adopt(pool):
             await pool.changed(ADOPT_S)
+        del self.missing[pool.name]
 
     async def _register(self, name: str, address: str) -> None:
-        said = ""
-        while True:
+        self.missing[name] = f"{address} has not answered yet"
+        while name in self.missing:
             try:
                 await self.drafters.register(name, address, "")
             except FlyspecError as error:
-                if str(error) != said:
-                    said = str(error)
+                if str(error) != self.missing[name]:
+                    self.missing[name] = str(error)
                     log.warning("drafter %s is not available yet: %s", name, error)
                 await asyncio.sleep(1.0)
             else:
-                return
+                del self.missing[name]
 
     # --- compatibility ------------------------------------------------------------------------
 
@@ -161,9 +166,14 @@ class Fleet:
         return ""
 
     async def _read_target(self, service: VerifyUpstream, info: VerifyServiceInfo) -> Target:
-        """Make a replica's model the target. Raises `UnavailableError`."""
+        """Make a replica's model the target. Raises `UnavailableError`, `IncompatibleError`."""
         bundle = await service.tokenizer()
-        return Target(info, Tokenizer(bundle), bundle)
+        try:
+            return Target(info, Tokenizer(bundle, self._settings.allow_special_tokens), bundle)
+        except Exception as error:  # the tokenizers library raises nothing more specific
+            raise IncompatibleError(
+                f"the tokenizer of the verify service at {service.address} cannot be read: {error}"
+            ) from error
 
     def offer(self, target: Target) -> VerifyServiceInfo:
         """Return a target's description, with the judge that most of its replicas have now.
@@ -191,8 +201,8 @@ class Fleet:
         check(self.target)
         self._on_target.append(check)
 
-    def _connect_drafter(self, address: str, name: str) -> Pool[DraftUpstream]:
-        """Create the pool of a draft service, not started."""
+    def _connect_drafter(self, address: str, name: str, kind: str = "") -> Pool[DraftUpstream]:
+        """Create the pool of a draft service, not started; a drafter of the `kind` is tried."""
         settings = self._settings
         return Pool(
             name,
@@ -202,7 +212,18 @@ class Fleet:
             Breaker,
             settings.probe_interval_s,
             settings.probe_timeout_s,
+            trial=lambda replica: self._try_drafter(replica, kind),
         )
+
+    async def _try_drafter(self, replica: Replica[DraftUpstream], kind: str) -> int:
+        """Try a drafter of that kind (empty: the first that fits); return the time taken, in ns."""
+        offered = replica.info.drafters
+        kind = kind or next(fitting(offered, self.target.info.model), offered[0]).name
+        try:
+            return await try_drafter(replica, kind, self.target)
+        except DrafterFaultError as error:
+            self.drafters.faulted(replica, kind, error.fault)
+            raise
 
     def _addresses(self, spec: str, what: str) -> Addresses:
         """Parse the addresses in a setting, and refuse plaintext connections to other machines.

@@ -20,7 +20,7 @@ from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.drafter import of_kind
 from orchestrator.fleet.replicas import Replica
 from orchestrator.fleet.target import Target
-from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream
+from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream, time_limit_ms
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +97,10 @@ async def try_drafter(replica: Replica[DraftUpstream], kind: str, target: Target
         drafter_vocab_size=drafter_vocab_size(offered.model if offered else None, model),
     )
     session = replica.service.open(open_, SpeculationMetrics())
-    began = time.perf_counter_ns()
+    began, timeout_s = time.perf_counter_ns(), replica.service.timeout_s
     try:
-        request = DraftAdvance(1, 0, (), PROBE_TOKENS)
-        await session.propose(prompt, request, replica.service.timeout_s)
+        request = DraftAdvance(1, 0, (), PROBE_TOKENS, time_limit_ms=time_limit_ms(timeout_s))
+        await session.propose(prompt, request, timeout_s)
     finally:
         session.close()
     return time.perf_counter_ns() - began

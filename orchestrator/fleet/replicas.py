@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from flyspec.errors import FlyspecError
+from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableError
 from flyspec.values.admin import BreakerState
 from flyspec.values.sessions import SessionStatus
 from orchestrator.fleet.breaker import Breaker
@@ -51,8 +51,12 @@ class Replica(Generic[S]):
     ) -> None:
         self.service, self.breaker, self._misfit = service, breaker, misfit
         self.info: Any = None
-        self.problem = "it has not answered yet"
+        self.problem = f"{service.address} has not answered yet"
         """Why the replica cannot be used, regardless of the breaker; empty if it can."""
+        self.failure = ""
+        """Why its last trial failed; empty if it did not."""
+        self.trial_ns = 0
+        """Time that its last successful trial took."""
         self.logged = self.problem
         self.listed = True
         self.outstanding = 0
@@ -103,7 +107,7 @@ class Replica(Generic[S]):
                 f"out for another {rest_s:.0f} s after {self.faults_total} faults; "
                 f"{self.last_fault}"
             )
-        return f"{self.address} failed recently"
+        return self.failure or f"{self.address} failed recently"
 
     @property
     def others(self) -> int:
@@ -170,7 +174,9 @@ class Pool(Generic[S]):
     `connect` creates a connection to an address, given also the DNS name it was resolved from
     (empty: none). `accept` checks a replica's description and returns why it cannot be used, empty
     if it can; it may prepare the replica first. `misfit` returns why new generations cannot use a
-    working replica, given its description; it is evaluated on each use.
+    working replica, given its description; it is evaluated on each use. `trial` has a replica do
+    its work once, and returns the time taken, in ns: so no generation has to try one whose breaker
+    asks for a trial.
     """
 
     def __init__(
@@ -183,8 +189,9 @@ class Pool(Generic[S]):
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
         misfit: Callable[[S, Any], str] = lambda *_: "",
+        trial: Callable[[Replica[S]], Awaitable[int]] | None = None,
     ) -> None:
-        self.name = name
+        self.name, self._trial = name, trial
         self._sources = [addresses]
         self._connect, self._accept, self._breaker = connect, accept, breaker
         self._interval_s, self._timeout_s, self._misfit = interval_s, timeout_s, misfit
@@ -200,6 +207,11 @@ class Pool(Generic[S]):
     @property
     def usable(self) -> list[Replica[S]]:
         return [replica for replica in self._replicas.values() if replica.usable]
+
+    @property
+    def answering(self) -> list[Replica[S]]:
+        """The usable replicas, and those that only rest after failures."""
+        return [r for r in self.replicas if r.takes_new and not (r.misfit or r.breaker.is_out)]
 
     @property
     def reason(self) -> str:
@@ -334,6 +346,8 @@ class Pool(Generic[S]):
         before = replica.usable
         try:
             info = await replica.service.describe(self._timeout_s)
+            if replica.info is None:
+                replica.problem = f"{replica.address} is being prepared"
             problem = await self._accept(replica.service, info)
         except SilentError as error:
             replica.misses += 1
@@ -354,18 +368,43 @@ class Pool(Generic[S]):
             replica.misses = 0
             if replica.info is not None and _process(info) != _process(replica.info):
                 replica.breaker.restarted(time.monotonic())
-            replica.info = info
-            self._note(replica, problem, logging.ERROR)
+            replica.info, replica.problem = info, problem
             replica.breaker.answered(time.monotonic())
+            problem = await self._try(replica)
+            self._note(replica, problem, logging.ERROR if problem else logging.WARNING)
         if replica.usable != before:
             self._changed.set()
             self._changed = asyncio.Event()
+
+    async def _try(self, replica: Replica[S]) -> str:
+        """Have a replica on trial do its work; return why it cannot be used, empty if it can."""
+        breaker = replica.breaker
+        if not self._trial or breaker.state is not BreakerState.HALF_OPEN or not replica.usable:
+            return replica.problem
+        breaker.begin(time.monotonic())
+        try:
+            replica.trial_ns = await self._trial(replica)
+        except ResourceExhaustedError:  # it works, for others
+            breaker.abandoned()
+        except UnavailableError as error:
+            replica.failure = str(error)
+            if isinstance(error, DrafterFaultError):
+                replica.faulted(str(error))
+            else:
+                replica.failed(error)
+        except FlyspecError as error:
+            breaker.abandoned()
+            return f"{replica.address} refuses to work: {error}"
+        else:
+            replica.failure = ""
+            breaker.succeeded()
+        return ""
 
     def _note(self, replica: Replica[S], problem: str, level: int) -> None:
         """Record why a replica cannot be used (empty: it can), and log changes."""
         first = replica.info is None
         replica.problem = problem
-        reason = problem or replica.misfit
+        reason = problem or replica.misfit or replica.failure
         if reason != replica.logged:
             if reason:
                 log.log(logging.DEBUG if first else level, "%s: %s", self.name, reason)

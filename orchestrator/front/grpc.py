@@ -10,22 +10,42 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import aclosing
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import grpc
 
 from flyspec import rpc, wire
+from flyspec.concurrency import LONG, in_turn
 from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError
 from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
-from flyspec.telemetry import request_id
+from flyspec.telemetry import request_id, set_client
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from flyspec.validation import LENGTHS
 from flyspec.values.requests import GenerationRequest, ScoreRequest
+from orchestrator.admission.admission import Visit
 from orchestrator.admission.clients import Caller, address_of
 from orchestrator.front.access import key_of_call
 from orchestrator.generations import Generations
 
-LONG_REQUEST_BYTES = 1 << 16
-"""Longer requests are decoded in a thread: a chat of a million empty messages takes a second."""
+COUNTED = ("/Generate", "/Score")
+"""Methods whose calls admission counts."""
+
+T = TypeVar("T")
+_visit: ContextVar[Visit | None] = ContextVar("visit", default=None)
+
+
+class Arrivals:
+    """Begins the visits of calls, before their requests are read; calls may be refused."""
+
+    def __init__(self, generations: Generations) -> None:
+        self._generations = generations
+
+    def __call__(self, method: str, context: Any) -> None:
+        if method.endswith(COUNTED):
+            visit = self._generations.arrive(caller_of(context))
+            context.add_done_callback(lambda _: visit.end())
+            _visit.set(visit)
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -41,13 +61,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @rpc.handler
     async def Generate(self, request: generation_pb2.GenerateRequest, context: Any) -> None:
         caller = caller_of(context)
-        try:
-            if request.ByteSize() > LONG_REQUEST_BYTES:
-                asked = await asyncio.to_thread(wire.decode, GenerationRequest, request)
-            else:
-                asked = wire.decode(GenerationRequest, request)
-        except FlyspecError as error:
-            self._generations.refuse(error, caller)
+        asked = await self._decoded(GenerationRequest, request, caller)
         async with aclosing(self._generations.run(asked, caller)) as events:
             async for event in events:
                 try:
@@ -61,7 +75,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     @rpc.handler
     async def Score(self, request: generation_pb2.ScoreRequest, context: Any) -> None:
         caller = caller_of(context)
-        asked = wire.decode(ScoreRequest, request)
+        asked = await self._decoded(ScoreRequest, request, caller)
         async with aclosing(self._generations.score(asked, caller)) as pieces:
             async for piece in pieces:
                 message = wire.encode(piece)
@@ -74,6 +88,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         models: generation_pb2.ListModelsResponse = wire.encode(self._generations.models())
         return models
 
+    async def _decoded(self, cls: type[T], request: Any, caller: Caller) -> T:
+        """Return a request's value. Raises `FlyspecError`, counted as a request."""
+        context_length = self._generations.target.info.model.context_length
+
+        def decode() -> T:
+            rpc.check_lists(request, LENGTHS, context_length, request.DESCRIPTOR)
+            return wire.decode(cls, request)
+
+        try:
+            return await in_turn(decode) if request.ByteSize() > LONG else decode()
+        except FlyspecError as error:
+            self._generations.refuse(error, caller)
+
 
 def caller_of(context: Any) -> Caller:
     metadata: dict[str, Any] = {}
@@ -81,14 +108,17 @@ def caller_of(context: Any) -> Caller:
         if value:
             metadata.setdefault(name, value)
     left: float | None = context.time_remaining()
-    return Caller(
+    caller = Caller(
         address=address_of(context.peer()),
         client_id=metadata.get(CLIENT_ID_KEY, ""),
         key=key_of_call(),
         deadline=None if left is None else asyncio.get_running_loop().time() + left,
         request_id=request_id(),
         traceparent=metadata.get(TRACEPARENT_KEY, ""),
+        visit=_visit.get(),
     )
+    set_client(caller.shown)
+    return caller
 
 
 async def write(

@@ -46,20 +46,27 @@ class Drafting(ServiceDrafting):
         recoveries: Recoveries,
         correlation: Correlation = UNKNOWN,
         sharing_scope: str = "",
+        repeat_timeout_s: float = 0.0,
     ) -> None:
-        super().__init__(drafters, plan, target, metrics, recoveries, correlation, sharing_scope)
+        super().__init__(
+            drafters, plan, target, metrics, recoveries, correlation, sharing_scope,
+            repeat_timeout_s,
+        )  # fmt: skip
         self._lookup = LocalLookup(plan.distribution is not None)
         self._from_head = HeadDrafts(replace(self._template, drafter_vocab_size=self._vocab_size))
         self._handover = Handover()
         self._ignore_eos = plan.ignore_eos
 
-    async def propose(self, token_ids: Sequence[int], request: DraftAdvance) -> DraftChunk:
+    async def propose(
+        self, token_ids: Sequence[int], request: DraftAdvance, repeats: bool = False
+    ) -> DraftChunk:
         """Propose a continuation of `token_ids`; drafter failures lead to a fallback.
 
         `keep_length` and `append_token_ids` of `request` are filled in by the session. `token_ids`
-        must not change meanwhile.
+        must not change meanwhile. Where a round `repeats` one of an earlier run, it waits for its
+        drafter as long as that is there, however slow.
         """
-        self._began_ns = time.perf_counter_ns()
+        self._began_ns, self._repeats = time.perf_counter_ns(), repeats
         self.look_around()
         self._failed.clear()
         self._lost.clear()
@@ -80,6 +87,9 @@ class Drafting(ServiceDrafting):
         """
         session, limit = self._session, self._drafter.max_draft_tokens
         if session is not None and (limit is None or request.max_tokens <= limit):
+            assert self._replica is not None
+            limit_ms = self._time_limit_ms(self._replica.service.timeout_s)
+            request = replace(request, time_limit_ms=limit_ms)
             with suppress(FlyspecError):
                 await session.propose_ahead(length, request)
 
@@ -152,7 +162,7 @@ class Drafting(ServiceDrafting):
         block = self._from_head.take(token_ids, max_tokens)
         if block is None or head is None or head.name != self._from_head.name:
             return None
-        drafter.stats.proposal_ns_total += block.timings.model_ns
+        drafter.proposed(block.timings.model_ns)
         if drafter.pool is None or self._trouble is None:
             self._recovered(drafter, "the target")
         return replace(block, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
@@ -186,7 +196,8 @@ class Drafting(ServiceDrafting):
         return replace(whole, drafter=drafter.name, arrived_ns=time.perf_counter_ns())
 
     def _fall_back(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk:
-        proposal = replace(self._lookup.propose(token_ids, max_tokens), drafter=LOOKUP)
+        proposal = self._lookup.propose(token_ids, max_tokens)
+        proposal = replace(proposal, drafter=LOOKUP, arrived_ns=time.perf_counter_ns())
         if self._drafter is not self._assigned:
             self._drafter.users.discard(self)
         self._drafter = self._drafters.lookup

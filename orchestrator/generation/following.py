@@ -43,6 +43,12 @@ class Overtaken(NamedTuple):
     asked_ns: int
 
     @property
+    def passed(self) -> Overtaken:
+        """The same, but it tells nothing of drafts that the sequence has not passed."""
+        known = self.proposal.confidences[: self.num_behind]
+        return self._replace(proposal=replace(self.proposal, confidences=known))
+
+    @property
     def missed(self) -> bool:
         return self.num_matched < min(self.num_behind, len(self.proposal.token_ids))
 

@@ -16,7 +16,7 @@ from flyspec.values.rounds import DraftChunk
 MAX_BLOCK = 5
 """Most tokens of a head that a draft service extends: heads are trained on 3 to 8 steps."""
 _CONFIDENCES = (0.5, 0.8)
-"""Classes of the head's tokens, by its probability of them. Those of the last one always stand."""
+"""Classes of the head's tokens, by its confidence. Those of the last one always stand."""
 
 
 class _Place(NamedTuple):

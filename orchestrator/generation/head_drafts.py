@@ -104,7 +104,10 @@ def _time_of(proposal: HeadProposal, verdict: Verdict) -> int:
 
 
 def joined(block: DraftChunk, extension: DraftChunk) -> DraftChunk:
-    """Return a head's block and what another drafter proposes behind it, as one proposal."""
+    """Return a head's block and what another drafter proposes behind it, as one proposal.
+
+    If that one knows no confidences, those of the block's tokens remain.
+    """
     both = block.joined(extension)
     one, other = block.timings, extension.timings
     timings = DraftTimings(
@@ -112,6 +115,6 @@ def joined(block: DraftChunk, extension: DraftChunk) -> DraftChunk:
         one.model_ns + other.model_ns,
         one.service_ns + other.service_ns,
     )
-    if len(both.confidences) != len(both.token_ids):  # one of them does not know its own
+    if len(block.confidences) != len(block.token_ids):
         both = replace(both, confidences=())
     return replace(both, timings=timings, agreements=())

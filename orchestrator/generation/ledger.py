@@ -29,7 +29,8 @@ class RoundOutcome:
     Without a verdict, a window failed for lack of a proposal and nothing was verified. `request` is
     the request without its prefix; `proposal` may be empty; of a tree, both have the judged path
     only, and `num_drafted` are all drafts that the target has read. `began_ns` is on the
-    `perf_counter_ns` clock.
+    `perf_counter_ns` clock. `drafting_ns` passed until the proposal was there, or no longer waited
+    for; `verifying_ns` since the verdict was asked for, of which `waiting_ns` were for it alone.
     """
 
     commands: Sequence[Command]
@@ -42,6 +43,9 @@ class RoundOutcome:
     num_drafted: int = 0
     round_id: int = 0
     began_ns: int = 0
+    drafting_ns: int = 0
+    verifying_ns: int = 0
+    waiting_ns: int = 0
 
     @property
     def record(self) -> RoundRecord:

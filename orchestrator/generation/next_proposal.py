@@ -29,10 +29,15 @@ class NextProposal:
 
     `limit` returns how many drafts are useful in a round of this `turn`, if the sequence is longer
     by the given number of tokens. Every request to the drafter has its own, increasing `round_id`;
-    `began_ns` is when the round began. If K `adapts`, a round may have fewer drafts than are
+    `began_ns` is when the round began, `drafted_ns` when the last proposal arrived or the wait for
+    it ended, which may have been before. If K `adapts`, a round may have fewer drafts than are
     useful. What the `prediction` proposes, up to `most` tokens, goes before any drafter. With
     drafts, the drafter is asked for `num_ahead` proposals ahead. If it `may_be_tree`, a proposal
     has as many drafts in a tree.
+
+    If the drafts are drawn (`GenerationPlan.draws`), none is dropped for being late, since how long
+    a proposal takes depends on what is drawn, and one made during plain decoding says only what
+    would have been drafted: it is heard of when the sequence has passed it.
     """
 
     def __init__(
@@ -46,13 +51,14 @@ class NextProposal:
         prediction: PredictedDrafts | None = None,
         num_ahead: Callable[[], int] = lambda: 0,
         may_be_tree: Callable[[], bool] = lambda: False,
+        draws: bool = False,
     ) -> None:
         self._pace, self._drafting, self._ledger = pace, drafting, ledger
         self._num_ahead, self._last_id = num_ahead, 0
         self._sequence, self._limit, self._adapts = sequence, limit, adapts
-        self._may_be_tree = may_be_tree
+        self._may_be_tree, self._draws = may_be_tree, draws
         self.turn = pace.turn()
-        self.round_id = self.began_ns = 0
+        self.round_id = self.began_ns = self.drafted_ns = 0
         self._asked: asyncio.Task[DraftChunk] | None = None
         self._follower: Follower | None = None
         self._prompt_length = self._followed_length = len(sequence)
@@ -69,6 +75,10 @@ class NextProposal:
     def is_there(self) -> bool:
         """Whether a proposal is ready, from following plain decoding or from the prediction."""
         return self._rest is not None
+
+    @property
+    def _is_following(self) -> bool:
+        return self._follower is not None
 
     @property
     def is_wanted(self) -> bool:
@@ -155,7 +165,7 @@ class NextProposal:
             and follower.length == self._prompt_length
             and self._useful_drafts(0)
         ):
-            await self._catch_up(follower.task)
+            await self._catch_up(follower)
         rest, self._rest = self._rest, None
         if rest is not None:
             self.round_id = self.new_round_id()
@@ -169,6 +179,7 @@ class NextProposal:
             self._asked = None
             return None
         proposal = await asked
+        self.drafted_ns = proposal.arrived_ns
         if ahead is not None:
             self._useful.observe(proposal.ahead)
         if proposal.ahead:
@@ -179,19 +190,21 @@ class NextProposal:
             self._ledger.metrics.num_drafter_stops += 1
         return proposal
 
-    async def _catch_up(self, behind_prompt: asyncio.Future[DraftChunk]) -> None:
+    async def _catch_up(self, behind_prompt: Follower) -> None:
         """Wait for the proposal requested after the prompt; if the output differs, ask again."""
-        await self._in_time(behind_prompt)
+        await self._in_time(behind_prompt.task)
+        self._follower = behind_prompt._replace(at_least=0)
         self.follow()
-        if self._follower is None and self._rest is None:
+        if not (self._is_following or self.is_there):
             self.begin()
 
     async def _in_time(self, asked: asyncio.Future[DraftChunk]) -> bool:
         """Wait for a proposal up to this turn's patience; return whether it arrived."""
-        patience_ns = self.turn.patience_ns
+        patience_ns = None if self._draws else self.turn.patience_ns
         if not asked.done():
             timeout_s = None if patience_ns is None else patience_ns / 1e9
             await asyncio.wait((asked,), timeout=timeout_s)
+            self.drafted_ns = time.perf_counter_ns()
         return asked.done()
 
     def follow(self) -> None:
@@ -209,11 +222,13 @@ class NextProposal:
                     return
                 self.round_id = self.new_round_id()
                 asked = self._ask(k, score=True)
-                self._follower = Follower(asked, len(self._sequence), time.perf_counter_ns())
+                self._follower = Follower(
+                    asked, len(self._sequence), time.perf_counter_ns(), k if self._draws else 0
+                )
         elif overtaken := self._follower.arrived(self._sequence.tokens, time.perf_counter_ns()):
             self._follower = None
             self._ledger.followed(overtaken.proposal)
-            self._pace.followed(overtaken)
+            self._pace.followed(overtaken.passed if self._draws else overtaken)
             self.turn = self._pace.turn()
             if self._drafting.repeats(overtaken.proposal):
                 limit = self._useful_drafts(0)
@@ -283,7 +298,7 @@ class NextProposal:
             max_tree_tokens=num_drafts if not score and self._may_be_tree() else 0,
         )  # fmt: skip
         tokens = self._sequence.tokens.copy()
-        return asyncio.create_task(self._drafting.propose(tokens, request))
+        return asyncio.create_task(self._drafting.propose(tokens, request, self._pace.repeats))
 
     async def _confirm(self, begun: Begun) -> DraftChunk:
         """Tell the drafter which of its proposals is being verified; return that."""

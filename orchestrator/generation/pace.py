@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from flyspec.drafter_names import PREDICTION
 from flyspec.values.rounds import DraftChunk, Verdict
 from orchestrator.generation.following import Overtaken
 
@@ -70,6 +71,11 @@ class Pace(ABC):
 
         Negative if rounds with drafts took longer; 0 if unknown.
         """
+        return 0
+
+    @property
+    def num_unrepeated(self) -> int:
+        """Rounds so far that were to repeat an earlier run's and had other drafts."""
         return 0
 
     @abstractmethod
@@ -146,12 +152,13 @@ class RepeatedPace(Pace):
     """Repeats the Ks of an earlier run, then continues as `rest`.
 
     A K of 0 is one token decoded without drafts. `rest` only sees the rounds after the repeated
-    ones.
+    ones. `drafter` is the one whose drafts repeat the earlier run's.
     """
 
-    def __init__(self, num_draft_tokens_per_round: Sequence[int], rest: Pace) -> None:
+    def __init__(self, num_draft_tokens_per_round: Sequence[int], rest: Pace, drafter: str) -> None:
         self._left = list(reversed(num_draft_tokens_per_round))
-        self._rest = rest
+        self._rest, self._drafters = rest, (drafter, PREDICTION)
+        self._num_unrepeated = 0
 
     @property
     def repeats(self) -> bool:
@@ -164,6 +171,10 @@ class RepeatedPace(Pace):
     @property
     def saved_ns(self) -> int:
         return self._rest.saved_ns
+
+    @property
+    def num_unrepeated(self) -> int:
+        return self._num_unrepeated
 
     def turn(self) -> NextRound:
         """Return a round with the next K, or a run of consecutive plain tokens."""
@@ -179,7 +190,10 @@ class RepeatedPace(Pace):
         if not self._left:
             self._rest.checked(round_)
             return
-        count = 1 if round_.verdict.decisions else 1 + len(round_.verdict.plain_token_ids)
+        num_drafted = max(round_.num_drafted, len(round_.verdict.decisions))
+        other = num_drafted and round_.proposal.drafter not in self._drafters
+        self._num_unrepeated += bool(other) or num_drafted != self._left[-1]
+        count = 1 if num_drafted else 1 + len(round_.verdict.plain_token_ids)
         del self._left[-count:]
 
     def nothing_drafted(self) -> None:
@@ -192,6 +206,7 @@ class RepeatedPace(Pace):
 
     def window_failed(self) -> None:
         """Advance: the earlier run counted this as a round without drafts."""
+        self._num_unrepeated += any(self._left[-1:])
         del self._left[-1:]
 
     def follows(self, num_tokens: int) -> int:

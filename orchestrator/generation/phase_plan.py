@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.rule_files import RuleBook
 from flyspec.rules import Rule
+from flyspec.rules.limits import Limits
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.spelling import did_you_mean
+from flyspec.validation import MAX_STOP_STRINGS
 from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from flyspec.values.phases import EXACT_INSIDE, MAX_PHASES, Phase
 from flyspec.values.requests import GenerateOptions
-from orchestrator.generation.limits import Limits
+from flyspec.values.rounds import MAX_STOP_TOKEN_IDS
 from orchestrator.generation.prompt import check_ids
-from orchestrator.generation.rule_files import RuleBook
 
-MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
-MAX_STOP_TOKEN_IDS = 1024
 EXACT = Rule("exact")
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flyspec.config import OrchestratorSettings
-from flyspec.errors import InvalidArgumentError
+from flyspec.errors import ContextLengthError, InvalidArgumentError
+from flyspec.rule_files import RuleBook
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.room import Room
@@ -44,7 +45,6 @@ from orchestrator.generation.phase_plan import (
 )
 from orchestrator.generation.phases import Phases
 from orchestrator.generation.prompt import check_ids, encode_prediction, encode_prompt
-from orchestrator.generation.rule_files import RuleBook
 
 SEED_BITS = 53
 """Of seeds that are drawn; JavaScript's numbers keep no more."""
@@ -144,6 +144,15 @@ class GenerationPlan:
         """Whether the output equals plain decoding in all phases."""
         return all(RULE_PRESETS[rule.name].token_exact for rule in self.phase_rules)
 
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn from distributions that a rule judges them by, at random.
+
+        Then none may be dropped for what it is: whether a position is checked depends on the drafts
+        before it alone.
+        """
+        return self.distribution is not None and self.distribution.draw_from_it
+
     def tracked(self, tokenizer: Tokenizer) -> Phases | None:
         """Return what finds out which phase holds where; None if there is only one rule."""
         if not self.phases:
@@ -176,6 +185,7 @@ class GenerationPlan:
             weights_fingerprint=model.weights_fingerprint,
             numerics=model.numerics,
             server_version=__version__,
+            stop_token_ids=sorted(self.stop_token_ids),
         )
 
 
@@ -193,7 +203,7 @@ def make_plan(
     """
     options, limits = request.options, rules.limits
     prompt = encode_prompt(request.prompt, tokenizer, target.model)
-    max_tokens = _max_tokens(options, target.model.context_length - len(prompt))
+    max_tokens = _max_tokens(options, len(prompt), target.model.context_length)
     sampling = _sampling(options, target, max_tokens)
     given = _given_rule(options, settings)
     length = _length(options, settings)
@@ -276,13 +286,20 @@ def _prediction(
     return encode_prediction(options.prediction, tokenizer, target.model) if k else ()
 
 
-def _max_tokens(options: GenerateOptions, room: int) -> int:
-    """Return the maximum output tokens: as requested, limited by the context."""
-    if options.max_tokens is None:
+def _max_tokens(options: GenerateOptions, prompt_length: int, context_length: int) -> int:
+    """Return the maximum output tokens: as requested, or as many as fit the context."""
+    asked, room = options.max_tokens, context_length - prompt_length
+    if asked is None:
         return room
-    if options.max_tokens < 1:
-        raise InvalidArgumentError(f"max_tokens must be at least 1, got {options.max_tokens}")
-    return min(options.max_tokens, room)
+    if asked < 1:
+        raise InvalidArgumentError(f"max_tokens must be at least 1, got {asked}")
+    if asked > room:
+        raise ContextLengthError(
+            f"max_tokens: this model's maximum context length is {context_length} tokens, of which "
+            f"the prompt has {prompt_length}: at most {room} are left, got {asked}; ask for fewer, "
+            "or shorten the prompt"
+        )
+    return asked
 
 
 def _sampling(

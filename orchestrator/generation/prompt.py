@@ -7,7 +7,9 @@ are tokenized as a whole and counted exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
+from flyspec.concurrency import LONG
 from flyspec.errors import ContextLengthError, InvalidArgumentError
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo
@@ -18,15 +20,15 @@ ABSURD = 4
 """Multiple of the context length from which a prompt is absurdly long. Tokenizing in pieces gives a
 slightly different count, and a chat template may drop text; neither comes near this factor."""
 PIECE_CHARACTERS = 1 << 14
-LONG = 1 << 16
-"""Characters, or tokens, above which encoding takes long: about a second per megabyte."""
 
 
 def is_long(prompt: Prompt, prediction: str | Sequence[int] = "") -> bool:
+    """Whether to encode these in turn."""
     if len(prediction) > LONG:
         return True
     if isinstance(prompt, Chat):
-        return sum(map(len, prompt.texts)) > LONG
+        lengths = accumulate(1 + len(text) for text in prompt.texts)
+        return any(length > LONG for length in lengths)
     return len(prompt) > LONG
 
 

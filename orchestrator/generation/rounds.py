@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 
 from flyspec.draft_trees import main_path
@@ -15,6 +15,7 @@ from flyspec.values.rounds import (
     Verdict,
     VerifyRound,
 )
+from flyspec.values.tokens import TokenDistribution
 from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import NOTHING, Ledger, RoundOutcome
 from orchestrator.generation.next_proposal import NextProposal
@@ -71,6 +72,7 @@ class Rounds:
     ) -> None:
         self._plan, self._pace, self._phases = plan, pace, phases
         self._eos = frozenset(eos_token_ids)
+        self._asked_ns = self._waiting_ns = 0  # this round's verdict: when, and for how long
         self._kept: list[RoundOutcome] = []
         self._recoveries = recoveries
         self._drafting, self._verifying = drafting, verifying
@@ -92,7 +94,7 @@ class Rounds:
             )
         self._next = NextProposal(
             pace, drafting, self._sequence, requests.draft_limit, ledger, plan.adaptive,
-            self._prediction, self._num_ahead, requests.may_be_tree,
+            self._prediction, self._num_ahead, requests.may_be_tree, plan.draws,
         )  # fmt: skip
         requests.next = self._next
 
@@ -136,7 +138,7 @@ class Rounds:
         """
         request, staging = self._requests.allowing(proposal), self._staging
         distributions, answered = proposal.distributions, False
-        async for verdict in self._verifying.check(self._sequence, request, distributions):
+        async for verdict in self._verdicts(request, distributions):
             if verdict is None:
                 if staging is None or not staging.begin(request, proposal, len(self._sequence)):
                     await self._next.draft_ahead(proposal)
@@ -166,7 +168,9 @@ class Rounds:
 
     async def _hear(self, begun: VerifyRound) -> AsyncGenerator[RoundOutcome | None]:
         """Hear of a round that the target's head went on with: its drafts and their verdict."""
+        since_ns = time.perf_counter_ns()
         verdict = await self._verifying.hear(begun.round_id)
+        self._waiting_ns = time.perf_counter_ns() - since_ns
         proposal = request = None
         if verdict is not None and begun.head is not None:
             proposal = self._drafting.went_on(self._sequence.tokens, begun.head, verdict)
@@ -186,6 +190,19 @@ class Rounds:
             self._kept.append(round_)
         else:
             yield round_
+
+    async def _verdicts(
+        self, request: VerifyRound, distributions: Sequence[TokenDistribution] = ()
+    ) -> AsyncGenerator[Verdict | None]:
+        """Yield what `Verifying.check` does, and take the time that it takes."""
+        self._waiting_ns, self._asked_ns = 0, time.perf_counter_ns()
+        since_ns = self._asked_ns
+        async for verdict in self._verifying.check(self._sequence, request, distributions):
+            self._waiting_ns += time.perf_counter_ns() - since_ns
+            yield verdict
+            since_ns = time.perf_counter_ns()
+            if verdict is not None:
+                self._waiting_ns = 0
 
     async def _begin_next(
         self,
@@ -219,7 +236,7 @@ class Rounds:
         request = self._requests.allowing(NOTHING)
         if len(self._sequence) == self._prompt_length <= SHORT_PROMPT:
             self._next.follow()  # it may read the prompt while the target does
-        async for verdict in self._verifying.check(self._sequence, request):
+        async for verdict in self._verdicts(request):
             if verdict is None:
                 yield None
                 continue
@@ -313,6 +330,9 @@ class Rounds:
             num_drafted=num_drafted,
             round_id=request.round_id if request else self._next.round_id,
             began_ns=began_ns,
+            drafting_ns=max(0, self._next.drafted_ns - began_ns),
+            verifying_ns=now - max(self._asked_ns, began_ns),
+            waiting_ns=self._waiting_ns,
         )
 
     def _count(self, round_: RoundOutcome) -> None:

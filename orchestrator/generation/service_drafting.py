@@ -34,7 +34,7 @@ from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.handshake import drafter_vocab_size, is_foreign
 from orchestrator.fleet.heads import TargetHead
-from orchestrator.fleet.replicas import Replica
+from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
 from orchestrator.generation.proposals import fit_proposal
@@ -46,6 +46,7 @@ from orchestrator.upstreams.protocol import (
     DraftSession,
     DraftUpstream,
     SilentError,
+    time_limit_ms,
 )
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ MIN_TRY_S = 0.05
 class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
     """Which drafter a generation has, and the proposals of draft services.
 
-    `target` is the model to draft for; `sharing_scope` is as in `DraftOpen`.
+    `target` is the model to draft for; `sharing_scope` is as in `DraftOpen`. Rounds that repeat an
+    earlier run's wait `repeat_timeout_s` for a proposal.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
         recoveries: Recoveries,
         correlation: Correlation = UNKNOWN,
         sharing_scope: str = "",
+        repeat_timeout_s: float = 0.0,
     ) -> None:
         super().__init__(plan.max_total_tokens, metrics, recoveries, correlation)
         assigned = drafters.assign(plan.drafter)
@@ -90,6 +93,7 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
             sharing_scope=sharing_scope,
         )
         self._target, self._vocab_size = target, target.vocab_size
+        self._repeats = bool(plan.num_draft_tokens_per_round)
         self._lost_heads: set[TargetHead] = set()  # of no use to this generation
         self._block: tuple[int, Sequence[int]] = 0, ()
         """Where the session's sequence has a head's block that was not verified then."""
@@ -100,6 +104,7 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
         self._num_lost: Counter[Replica[DraftUpstream]] = Counter()  # in all rounds
         self._swapped = ""  # why the operator moved the generation to another drafter
         self._last = ""  # drafter of the last proposal
+        self._repeats, self._repeat_timeout_s = False, repeat_timeout_s
         self._began_ns = 0  # when this round's proposal was requested
         self._top_tokens: list[TopTokens] = []  # of which the drafter has not been told
         assigned.users.add(self)
@@ -203,10 +208,19 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
             return True
         if drafter.pool is None:
             return drafter.head is None
-        return drafter not in self._unfit and bool(drafter.pool.usable)
+        return drafter not in self._unfit and bool(self._replicas(drafter.pool))
+
+    def _replicas(self, pool: Pool[DraftUpstream]) -> list[Replica[DraftUpstream]]:
+        """Return the replicas to draft with: to repeat a run, also those that rest after timeouts.
+
+        Other drafts would not repeat it.
+        """
+        return pool.answering if self._repeats else pool.usable
 
     def _ladder(self) -> Iterator[RegisteredDrafter]:
         """Yield the drafters to try, up to a head of the target or to prompt lookup."""
+        if self._repeats and self._assigned.pool is not None:
+            yield self._assigned
         for drafter in self._drafters.ladder(self._assigned):
             if drafter.pool is None and drafter.head is None:
                 return
@@ -223,7 +237,8 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
                 return False
             if drafter.pool is None or drafter in self._unfit:
                 continue
-            replica = drafter.pool.choose((), self._weight, self._failed)
+            among = self._replicas(drafter.pool)
+            replica = drafter.pool.choose((), self._weight, self._failed, among)
             if replica is None or replica in self._failed:
                 continue
             self._switch(drafter)
@@ -253,12 +268,17 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
             top_tokens=self._top_tokens,
             ahead=ahead,
             max_tree_tokens=tree if limit is None else min(tree, limit),
+            time_limit_ms=self._time_limit_ms(timeout_s),
         )
         self._top_tokens = []
         proposal = await session.propose(token_ids, request, timeout_s)
         replica.breaker.succeeded()
         self._recovered(drafter, replica.address)
         return proposal
+
+    def _time_limit_ms(self, timeout_s: float) -> int:
+        """Return when a proposal with that timeout ends; 0 (never) where it has to be repeated."""
+        return 0 if self._repeats else time_limit_ms(timeout_s)
 
     def _recovered(self, drafter: RegisteredDrafter, where: str) -> None:
         """Record a recovery if this proposal follows a failure or another drafter's proposal."""
@@ -327,6 +347,8 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
             assert self._replica is not None
             unread = len(token_ids) - self._session.held
             allowed = self._replica.service.timeout_s + unread / READ_TOKENS_PER_S
+            if self._repeats:
+                allowed = max(allowed, self._repeat_timeout_s)
             now = time.monotonic()
             deadline = deadline or now + allowed
             timeout_s = min(allowed, deadline - now)
@@ -336,7 +358,7 @@ class ServiceDrafting(PooledSession[DraftUpstream, DraftSession]):
                 self._lose(error, began_ns)
                 continue
             proposal = self._named(proposal)
-            self._drafter.stats.proposal_ns_total += proposal.arrived_ns - began_ns
+            self._drafter.proposed(proposal.arrived_ns - began_ns)
             return proposal
         return None
 

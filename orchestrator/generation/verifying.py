@@ -17,8 +17,12 @@ from itertools import count
 from flyspec.draft_trees import main_path
 from flyspec.errors import (
     FlyspecError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
     PrefixMismatchError,
     ResourceExhaustedError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from flyspec.prefix import TokenSequence
@@ -35,8 +39,13 @@ from orchestrator.upstreams.protocol import UNKNOWN, Correlation, VerifySession,
 
 log = logging.getLogger(__name__)
 
+REFUSALS = (InvalidArgumentError, NotFoundError, PermissionDeniedError, UnauthenticatedError)
+"""No fault of the client's, since requests are checked first: messages damaged on their way, or
+other software in between."""
+MAX_REFUSALS = 3
+"""Refusals of a round, each on a new stream, after which one more fails the generation."""
 # A slot may still be closing when the next generation is admitted, so full is worth a retry.
-RETRIED = (PrefixMismatchError, UnavailableError, ResourceExhaustedError)
+RETRIED = (PrefixMismatchError, UnavailableError, ResourceExhaustedError, *REFUSALS)
 REOPEN_BACKOFF_S = (0.02, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Maximum seconds between attempts to reopen a lost session; the last one repeats."""
 SLOT_WAIT_S = 1.0
@@ -75,6 +84,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
             weights_fingerprint=targets.required_weights,
             numerics=targets.required_numerics,
             judge_fingerprint=targets.required_judge,
+            stop_token_ids=sorted(plan.stop_token_ids),
         )
         self._reopen_timeout_s = reopen_timeout_s
         self._avoided: list[Replica[VerifyUpstream]] = []  # full or failed when last tried
@@ -87,7 +97,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         Without other orchestrators this does nothing, since admission counts the free slots itself.
         Raises `ResourceExhaustedError` if too many earlier requests are waiting.
         """
-        began = time.monotonic()
+        began, refused = time.monotonic(), 0
         while self._session is None and any(r.shared for r in self._targets.usable):
             full = [r for r in self._targets.usable if r.full and r not in self._avoided]
             self._avoided = [*self._avoided, *full]
@@ -104,12 +114,14 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 asked_all = all(r in self._avoided for r in self._targets.usable)
                 if asked_all and time.monotonic() - began > FULL_GRACE_S:
                     raise
-            except UnavailableError as error:
+            except (UnavailableError, *REFUSALS) as error:
                 self._trouble = self._trouble or (time.perf_counter_ns(), error)
-                if time.monotonic() - began > self._reopen_timeout_s:
-                    raise
+                refused += isinstance(error, REFUSALS)
+                if refused > MAX_REFUSALS or time.monotonic() - began > self._reopen_timeout_s:
+                    raise _for_client(error) from None
                 self._avoided = [replica]
-                replica.failed(error)
+                if isinstance(error, UnavailableError):
+                    replica.failed(error)
             finally:
                 if not granted:
                     self._close_session()
@@ -172,6 +184,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         begun_at = self._staged.pop(round_.round_id, None)
         if begun_at is None:
             self._staged.clear()
+        refused = 0
         for attempt in count():
             answered = False
             began_ns = time.perf_counter_ns()
@@ -200,8 +213,10 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 self._trouble = since_ns, error
                 if answered:
                     return
-                if (time.perf_counter_ns() - since_ns) / 1e9 > self._reopen_timeout_s:
-                    raise
+                refused += isinstance(error, REFUSALS)
+                trouble_s = (time.perf_counter_ns() - since_ns) / 1e9
+                if refused > MAX_REFUSALS or trouble_s > self._reopen_timeout_s:
+                    raise _for_client(error) from None
                 full = isinstance(error, ResourceExhaustedError)  # routine, unlike a lost session
                 level = logging.DEBUG if full else logging.WARNING
                 log.log(level, "reopening verify session: %s", error)
@@ -249,6 +264,16 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         session = self._join(replica, self._template)
         targets.joined(replica)
         return session, replica
+
+
+def _for_client(error: FlyspecError) -> FlyspecError:
+    """Return what the client is told of the target's last error: never that it did wrong."""
+    if isinstance(error, REFUSALS):
+        return FlyspecError(
+            "the verify service refused what the orchestrator sent, which is no fault of the "
+            f"request; send it again: {error}"
+        )
+    return UnavailableError(str(error)) if isinstance(error, PrefixMismatchError) else error
 
 
 def _for_replica(round_: VerifyRound, replica: Replica[VerifyUpstream]) -> VerifyRound:

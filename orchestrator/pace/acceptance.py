@@ -9,7 +9,7 @@ multiple of those that other texts lead one to expect (a Gamma distribution).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
@@ -176,12 +176,15 @@ class Acceptance:
                 numbers.append(number)
         return numbers
 
-    def chances(self, confidences: Sequence[float], most: int) -> Iterable[float]:
-        """Return each draft's chance to be reached and accepted, by confidence where known."""
-        if confidences:
-            return accumulate(map(self._shared.chance, confidences), mul)
-        loosened = self._shared.loosened()
-        return accumulate((m + (1.0 - m) * loosened for m in self.equal(most)), mul)
+    def chances(self, confidences: Sequence[float], most: int) -> list[float]:
+        """Return each draft's chance to be reached and accepted, by confidence as far as known.
+
+        It depends on the drafts before it, not on itself or on what follows.
+        """
+        shared, known = self._shared, len(confidences)
+        loosened = shared.loosened()
+        usual = [m + (1.0 - m) * loosened for m in self.equal(most)[known:]]
+        return list(accumulate([*map(shared.chance, confidences), *usual], mul))
 
 
 def drawn(share: float, seen: float, z: float) -> float:

@@ -236,5 +236,4 @@ class AdaptivePace(Pace):
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
         if proposal.drafter == PREDICTION:
             return ()
-        most = min(self._text.most, len(proposal.token_ids))
-        return list(self._acceptance.chances(proposal.confidences, most))
+        return self._acceptance.chances(proposal.confidences, len(proposal.token_ids))

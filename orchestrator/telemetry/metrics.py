@@ -29,7 +29,10 @@ OTHERS = "other"
 MAX_DRAFTERS, MAX_KEYS = 64, 256
 LABELS = ("drafter", "rule")
 DRAFT_LENGTHS = (0, 1, 2, 3, 4, 6, 8, 10, 12, 14, 15, 16, 20, 24, 32, 48, 64)
-PARTS = ("draft_queue", "draft", "verify_queue", "verify_step", "judge", "network")
+PARTS = (
+    "draft_queue", "draft", "draft_rpc", "verify_queue", "verify_step", "judge", "verify_rpc",
+    "orchestrator",
+)  # fmt: skip
 ERRORS = FlyspecError.__subclasses__()
 STATUSES = sorted({"OK", "CANCELLED", "INTERNAL", *(error.status for error in ERRORS)})
 
@@ -149,7 +152,8 @@ class GenerationMetrics:
         )
         parts = HistogramMetricFamily(
             "flyspec_round_part_seconds",
-            "Time of the parts of a round. network: the time spent in neither service.",
+            "Time of the parts of a round. draft_rpc, verify_rpc: waits for a service beyond its "
+            "own times. orchestrator: the rest.",
             labels=["drafter", "part"],
         )
         for drafter, times in self.times.items():
@@ -193,15 +197,23 @@ class Times:
 
     def observe(self, round_: RoundOutcome) -> None:
         assert round_.verdict is not None
-        draft, verify, round_ns = round_.proposal.timings, round_.verdict.timings, round_.round_ns
-        self.rounds.observe(round_ns * 1e-9)
-        draft_queue, drafting, verify_queue, verify_step, judge, network = self.parts
-        draft_queue.observe(draft.queue_ns * 1e-9)
-        drafting.observe((draft.service_ns - draft.queue_ns) * 1e-9)
-        verify_queue.observe(verify.queue_ns * 1e-9)
-        verify_step.observe(verify.forward_ns * 1e-9)
-        judge.observe((verify.service_ns - verify.queue_ns - verify.forward_ns) * 1e-9)
-        network.observe(max(0, round_ns - draft.service_ns - verify.service_ns) * 1e-9)
+        draft, verify = round_.proposal.timings, round_.verdict.timings
+        self.rounds.observe(round_.round_ns * 1e-9)
+        # What was drafted before the round began is not a part of it.
+        drafting = min(draft.service_ns - draft.queue_ns, round_.drafting_ns)
+        draft_queue = min(draft.queue_ns, round_.drafting_ns - drafting)
+        judging = verify.service_ns - verify.queue_ns - verify.forward_ns
+        of_head = min(verify.head_ns, max(0, judging - verify.judge_ns))
+        # The caller had its time meanwhile; a service may have begun before it was asked.
+        verify_rpc = max(0, min(round_.verifying_ns - verify.service_ns, round_.waiting_ns))
+        spent = round_.drafting_ns + verify.service_ns + verify_rpc
+        durations = (
+            draft_queue, drafting + of_head, round_.drafting_ns - drafting - draft_queue,
+            verify.queue_ns, verify.forward_ns, judging - of_head, verify_rpc,
+            max(0, round_.round_ns - spent),
+        )  # fmt: skip
+        for part, duration_ns in zip(self.parts, durations, strict=True):
+            part.observe(duration_ns * 1e-9)
 
 
 class RoundCounter:

@@ -25,8 +25,6 @@ from orchestrator.upstreams.protocol import Correlation
 
 log = logging.getLogger(__name__)
 
-SHED = ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
-"""Statuses that are frequent under overload, and so logged at debug level only."""
 TRACED = (
     "num_rounds",
     "num_spec_steps",
@@ -71,6 +69,8 @@ class Observation(AbstractContextManager["Observation"]):
         self._num_output_tokens = 0
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, FlyspecError):
+            self._facts["reason"] = str(error)
         self._end("OK" if error is None else _status_of(error))
 
     @property
@@ -153,8 +153,9 @@ class Observation(AbstractContextManager["Observation"]):
             error = "" if status == "OK" else status
             self._trace.end(self._name, ended_ns, error)
         total_ms = round((ended_ns - self._arrived_ns) / 1e6, 1)
+        ran = status == "OK" or self._counter is not None  # else it is one of `errors_returned`
         log.log(
-            logging.DEBUG if status in SHED else logging.INFO,
+            logging.INFO if ran else logging.DEBUG,
             "request ended",
             extra=fields(status=status, **self._facts, total_ms=total_ms),
         )

@@ -9,7 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from flyspec.telemetry.metrics import gauge
 from flyspec.values.admin import BreakerState, DrafterState
@@ -24,7 +29,6 @@ _DRAFTER_COUNTERS = (
     ("failures", "Proposals that failed: lost, too late or invalid.", "failures_total", 1.0),
     ("emitted_tokens", "Tokens emitted in rounds of a drafter.", "num_emitted_tokens", 1.0),
     ("round_seconds", "Total time of these rounds.", "round_ns_total", 1e-9),
-    ("proposal_seconds", "Time generations waited for proposals.", "proposal_ns_total", 1e-9),
 )
 
 
@@ -57,6 +61,14 @@ def _drafter_metrics(drafters: list[RegisteredDrafter]) -> Iterator[Metric]:
         for drafter in drafters:
             total.add_metric([drafter.name], getattr(drafter.stats, attribute) * factor)
         yield total
+    proposals = HistogramMetricFamily(
+        "flyspec_drafter_proposal_seconds",
+        "Time from requesting a proposal to its arrival; of a head of the target, its own time.",
+        labels=["drafter"],
+    )
+    for drafter in drafters:
+        drafter.proposal_seconds.add_to(proposals, [drafter.name])
+    yield proposals
     faults = CounterMetricFamily(
         "flyspec_drafter_faults",
         "Invalid messages from a drafter, by kind of fault.",

@@ -17,6 +17,7 @@ from flyspec import rpc, wire
 from flyspec.errors import (
     DeadlineExceededError,
     FlyspecError,
+    InvalidArgumentError,
     PrefixMismatchError,
     UnavailableError,
     UnimplementedError,
@@ -29,6 +30,7 @@ from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError, U
 
 DESCRIBE_TIMEOUT_S = 5.0
 
+T = TypeVar("T")
 Info = TypeVar("Info", DraftServiceInfo, VerifyServiceInfo)
 Open = TypeVar("Open", DraftOpen, VerifyOpen)
 
@@ -64,7 +66,8 @@ class GrpcUpstream(Generic[Info]):
     async def describe(self, timeout_s: float = DESCRIBE_TIMEOUT_S) -> Info:
         async with self.attempt(timeout_s):
             said = await self.stub.Describe(self._describe_request())
-            return wire.decode(self._info, _readable(said))
+            info: Info = decoded(self._info, said)
+            return info
 
     def _describe_request(self) -> Any:
         return self._describe()
@@ -185,6 +188,14 @@ async def read(call: Any) -> Any:
     if message is grpc.aio.EOF:
         raise await _stream_error(call)
     return _readable(message)
+
+
+def decoded(cls: type[T], message: Any, **known: Any) -> T:
+    """Return the value of a message. Raises `UnreadableError` for one that has none."""
+    try:
+        return wire.decode(cls, _readable(message), **known)
+    except InvalidArgumentError as error:
+        raise UnreadableError(str(error)) from None
 
 
 def _readable(message: Any) -> Any:

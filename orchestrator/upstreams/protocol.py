@@ -15,6 +15,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import (
+    MAX_TIME_LIMIT_MS,
     DraftAdvance,
     DraftChunk,
     DraftOpen,
@@ -28,6 +29,16 @@ from flyspec.values.tokens import TokenDistribution
 
 class SilentError(UnavailableError):
     """A service accepted a message but did not answer in time: it hangs or is overloaded."""
+
+
+DRAFTING_SHARE = 0.5
+"""Share of a proposal's timeout after which the drafter is to send what it has; only one that has
+nothing by the end of the timeout hangs."""
+
+
+def time_limit_ms(timeout_s: float) -> int:
+    """Return the time limit of a proposal with that timeout."""
+    return int(min(max(1.0, 1000 * DRAFTING_SHARE * timeout_s), MAX_TIME_LIMIT_MS))
 
 
 class UnreadableError(UnavailableError):

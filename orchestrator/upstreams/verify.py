@@ -19,6 +19,7 @@ from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import (
     GrpcSession,
     GrpcUpstream,
+    decoded,
     read,
     write,
 )
@@ -64,7 +65,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
     async def wait_for_slot(self, token_ids: Sequence[int], waited_s: float) -> SessionStatus:
         async with self._upstream.attempt(self._upstream.timeout_s):
             await self._begin(token_ids, waited_ms=round(1e3 * waited_s))
-            granted = wire.decode(Verdict, await read(self._call))
+            granted: Verdict = decoded(Verdict, await read(self._call))
             if granted.sessions is None:
                 raise UnavailableError("granted a slot without reporting its session counts")
             return granted.sessions
@@ -115,7 +116,7 @@ class GrpcVerifySession(GrpcSession[VerifyOpen]):
                 self._metrics.count_bytes(message.ByteSize())
                 if message.round_id >= round_id:  # skip plain decoding that this round ended
                     break
-            verdict = wire.decode(Verdict, message, start_length=self._synced)
+            verdict: Verdict = decoded(Verdict, message, start_length=self._synced)
             if verdict.round_id != round_id:
                 raise UnavailableError(f"answered round {verdict.round_id} instead of {round_id}")
         self._synced = verdict.keep_length + 1

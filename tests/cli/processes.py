@@ -17,7 +17,7 @@ from tests.waiting import is_gone, until
 
 COMMAND = [sys.executable, "-m", "flyspec.cli"]
 FREE_PORTS = ["--port", "0", "--admin-port", "0", "--draft-port", "0", "--verify-port", "0"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/lab", "COLUMNS": "200"}
 
 
 @dataclass

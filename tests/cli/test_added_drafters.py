@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from flyspec.cli.added_drafters import (
-    drafters_of,
-    read_drafts,
-    with_added_drafters,
-)
 from flyspec.cli.service import ServiceDiedError
 from flyspec.cli.stack import Stack
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.errors import ConfigError
-from flyspec.lab.settings import fingerprints
 from flyspec.rules import Rule
+from flyspec_lab.commands.added_drafters import (
+    drafters_of,
+    read_drafts,
+    with_added_drafters,
+)
+from flyspec_lab.settings import fingerprints
 from tests.cli.processes import all_gone, invoke
 from tests.tiny import make_model
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from flyspec.bench.modes import Item, OtherMode
-from flyspec.bench.openai import OpenAIServer, parse_against
 from flyspec.errors import ConfigError, FlyspecError
+from flyspec_lab.bench.modes import Item, OtherMode
+from flyspec_lab.bench.openai import OpenAIServer, parse_against
 
 
 class Stub(ThreadingHTTPServer):

@@ -11,14 +11,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flyspec.bench.device.calls import count_calls, counted_within
-from flyspec.bench.device.models import BenchModel, noted
-from flyspec.bench.device.report import StepTime, bound_ms, worst
-from flyspec.bench.device.timing import Allowance, copy_bandwidth
-from flyspec.bench.shapes import SHAPES, random_model, shape_named
 from flyspec.cli.main import app
 from flyspec.engine.memory import slot_bytes
 from flyspec.errors import ConfigError
+from flyspec_lab.bench.device.calls import count_calls, counted_within
+from flyspec_lab.bench.device.models import BenchModel, noted
+from flyspec_lab.bench.device.report import StepTime, bound_ms, worst
+from flyspec_lab.bench.device.timing import Allowance, copy_bandwidth
+from flyspec_lab.bench.shapes import SHAPES, random_model, shape_named
 from tests.tiny import make_model
 
 CPU = torch.device("cpu")

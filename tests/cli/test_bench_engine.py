@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 from pathlib import Path
 from typing import Any
@@ -11,19 +10,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flyspec.bench.engine.parts import PARTS, timed_parts
-from flyspec.bench.engine.plots import plot_engine, plot_throughput
-from flyspec.bench.engine.stall_report import Arrival, StepRecord, report_chunk
-from flyspec.bench.engine.steps_report import EngineMemory, EngineReport, EngineRun, StepCost
-from flyspec.bench.engine.throughput import LevelSample, report
-from flyspec.bench.modes import Sample
-from flyspec.bench.options import EngineOptions, StallOptions, numbers
 from flyspec.cli.main import app
-from flyspec.drawing import FORMATS, check_file
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
+from flyspec_lab.bench.engine.parts import PARTS, timed_parts
+from flyspec_lab.bench.engine.plots import plot_engine, plot_throughput
+from flyspec_lab.bench.engine.stall_report import Arrival, StepRecord, report_chunk
+from flyspec_lab.bench.engine.steps_report import EngineMemory, EngineReport, EngineRun, StepCost
+from flyspec_lab.bench.engine.throughput import LevelSample, report
+from flyspec_lab.bench.modes import Sample
+from flyspec_lab.bench.options import EngineOptions, StallOptions, numbers
 from tests.tiny import make_model
 
 MS = 1_000_000
@@ -95,22 +93,6 @@ def test_engine_refuses_before_it_measures(target: str, tmp_path: Path) -> None:
         run("engine", "--model", target, "--plot", str(tmp_path / "plot.txt"))
     with pytest.raises(ConfigError, match="no such directory"):
         run("engine", "--model", target, "--output", str(tmp_path / "none" / "x.json"))
-
-
-def test_a_plot_without_matplotlib_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *arguments: Any, **options: Any) -> Any:
-        if name.partition(".")[0] == "matplotlib":
-            raise ImportError(name)
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    check_file("--plot", None, FORMATS)
-    with pytest.raises(ConfigError, match=r"pip install 'flyspec\[plots\]'"):
-        check_file("--plot", tmp_path / "plot.svg", FORMATS)
 
 
 def test_numbers_are_sorted_and_unique() -> None:

@@ -10,21 +10,21 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flyspec.bench.judging import DEFAULT_RULES, SAMPLINGS, measure
-from flyspec.bench.options import JudgeOptions
-from flyspec.bench.rounds import (
-    SEED,
-    START_POSITION,
-    control_token_ids,
-    eos_token_ids,
-    make_round,
-)
 from flyspec.cli.main import app
 from flyspec.engine.logits import process_logits
 from flyspec.engine.sampling import choose
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.bench.judging import DEFAULT_RULES, SAMPLINGS, measure
+from flyspec_lab.bench.options import JudgeOptions
+from flyspec_lab.bench.rounds import (
+    SEED,
+    START_POSITION,
+    control_token_ids,
+    eos_token_ids,
+    make_round,
+)
 
 V = 2048
 LOSSLESS = [name for name, preset in RULE_PRESETS.items() if preset.lossless]

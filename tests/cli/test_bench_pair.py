@@ -17,13 +17,6 @@ from typer.testing import CliRunner
 
 from draft_service.drafters.model import ModelDrafter
 from draft_service.proposal import SessionState, propose
-from flyspec.bench.modes import Sample
-from flyspec.bench.options import WantedPadding
-from flyspec.bench.pair import pair_table, report
-from flyspec.bench.pair_checkpoints import pad_layers, write_random
-from flyspec.bench.pair_padding import choose_padding
-from flyspec.bench.replay import DraftErrors, ReplayModel, Said
-from flyspec.bench.shapes import SHAPES
 from flyspec.cli.main import app
 from flyspec.engine.loading import load_model
 from flyspec.engine.loop import Ran
@@ -33,6 +26,13 @@ from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
+from flyspec_lab.bench.modes import Sample
+from flyspec_lab.bench.options import WantedPadding
+from flyspec_lab.bench.pair import pair_table, report
+from flyspec_lab.bench.pair_checkpoints import pad_layers, write_random
+from flyspec_lab.bench.pair_padding import choose_padding
+from flyspec_lab.bench.replay import DraftErrors, ReplayModel, Said
+from flyspec_lab.bench.shapes import SHAPES
 from tests.tiny import VOCAB_SIZE, make_model
 
 GREEDY = SamplingParams()

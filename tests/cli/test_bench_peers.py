@@ -8,9 +8,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from flyspec import bundled
-from flyspec.bench.peers import PEERS, PeerSetup, parse_peers, peer_process
-from flyspec.bench.reference import Reference
 from flyspec.errors import ConfigError, FlyspecError
+from flyspec_lab.bench.peers import PEERS, PeerSetup, parse_peers, peer_process
+from flyspec_lab.bench.reference import Reference
 
 TARGET, DRAFT = str(bundled.TARGET), str(bundled.DRAFT)
 OWN = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant",

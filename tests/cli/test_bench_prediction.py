@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from flyspec.bench.modes import Sample
-from flyspec.bench.predicted import (
+from flyspec.cli.main import app
+from flyspec_lab.bench.modes import Sample
+from flyspec_lab.bench.predicted import (
     MISLEADING,
     NONE,
     RENAMED,
@@ -19,7 +20,6 @@ from flyspec.bench.predicted import (
     predictions_of,
     report,
 )
-from flyspec.cli.main import app
 from tests.tiny import make_model
 
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flyspec.bench.conditions import Condition
-from flyspec.bench.modes import Sample
-from flyspec.bench.options import SpeedOptions
-from flyspec.bench.prompts import groups, in_turn, random_tokens
-from flyspec.bench.report import ModeReport, report, report_batches
-from flyspec.bench.speed import BatchSample, hindsight
-from flyspec.bench.summaries import interval
-from flyspec.bench.tables import worst_prompts
+from flyspec.cli.conditions import Condition
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
+from flyspec_lab.bench.modes import Sample
+from flyspec_lab.bench.options import SpeedOptions
+from flyspec_lab.bench.prompts import groups, in_turn, random_tokens
+from flyspec_lab.bench.report import ModeReport, report, report_batches
+from flyspec_lab.bench.speed import BatchSample, hindsight
+from flyspec_lab.bench.summaries import interval
+from flyspec_lab.bench.tables import worst_prompts
 from tests.tiny import make_tokenizer
 
 

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from flyspec.bench.timeline import (
+from flyspec.cli.main import app
+from flyspec_lab.bench.timeline import (
     PARTS,
     RoundLine,
     TracedSpan,
@@ -22,9 +23,8 @@ from flyspec.bench.timeline import (
     round_ends,
     round_lines,
 )
-from flyspec.bench.timeline_run import text_times_ns
-from flyspec.bench.transport import Leg, echoes, exchanges
-from flyspec.cli.main import app
+from flyspec_lab.bench.timeline_run import text_times_ns
+from flyspec_lab.bench.transport import Leg, echoes, exchanges
 from tests.tiny import make_model
 
 TRACE = "ab" * 16

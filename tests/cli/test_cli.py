@@ -6,9 +6,12 @@ import asyncio
 import json
 import os
 import pty
+import re
 import signal
 import socket
 import termios
+import tomllib
+from importlib.metadata import EntryPoints
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,22 @@ def test_help_names_the_commands() -> None:
     assert result.code == 0
     for command in ("serve", "generate", "drafters", "bench", "eval", "healthcheck"):
         assert command in result.out
+
+
+def test_without_the_laboratory_its_commands_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metadata = tomllib.loads((ROOT / "lab/pyproject.toml").read_text())["project"]
+    names = metadata["entry-points"]["flyspec.commands"]
+    monkeypatch.setattr("flyspec.cli.main._entry_points", EntryPoints)
+    listed = re.findall(r"^  (\w+) ", invoke("--help").out, re.MULTILINE)
+    assert "generate" in listed
+    assert not names.keys() & {*listed}
+    for name in names:
+        result = invoke(name, "--help")
+        assert result.code == 2
+        assert f"flyspec {name} is part of the laboratory; " in result.err
+        assert "pip install 'flyspec[lab]'" in result.err
 
 
 @pytest.mark.parametrize(

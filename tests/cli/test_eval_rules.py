@@ -14,13 +14,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from flyspec.bench.conditions import ALL_CONDITIONS
-from flyspec.bench.reference import Reference
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient
 from flyspec.errors import ConfigError
-from flyspec.lab.run import log_likelihood
+from flyspec_lab.bench.conditions import ALL_CONDITIONS
+from flyspec_lab.bench.reference import Reference
+from flyspec_lab.run import log_likelihood
 from tests.cli.processes import flyspec, start
 
 

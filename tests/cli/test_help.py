@@ -59,6 +59,7 @@ def test_help_fits(path: tuple[str, ...], width: int) -> None:
 def test_help_of_other_programs_fits(module: str) -> None:
     shown = subprocess.run(
         [sys.executable, "-m", *module.split(), "--help"], cwd=ROOT, text=True, check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}, stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/lab", "COLUMNS": "80"},
+        stdout=subprocess.PIPE,
     ).stdout  # fmt: skip
     check(shown, 80)

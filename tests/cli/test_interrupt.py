@@ -28,7 +28,7 @@ LONG = [
 
 
 async def test_generate_says_what_it_reached(stack: Stack) -> None:
-    prompts = ["generate", "--address", stack.address, "--ignore-eos", "--max-tokens", "400"]
+    prompts = ["generate", "--address", stack.address, "--ignore-eos", "--max-tokens", "220"]
     process = await start(*prompts, "The cat sat on the mat, and the dog")
     assert process.stdout is not None
     first = await process.stdout.read(1)

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.bench.conditions import (
+from flyspec.cli.conditions import Condition
+from flyspec.client import (
+    Chat,
+)
+from flyspec.errors import InvalidArgumentError
+from flyspec.prompts import Prompt
+from flyspec.rules import Divergence, Rule, WindowScope
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.values.phases import Phase
+from flyspec_lab.bench.conditions import (
     ALL_CONDITIONS,
     CONDITIONS,
-    Condition,
     by_k,
     parse_conditions,
     parse_ks,
     parse_rules,
     with_plain,
 )
-from flyspec.bench.prompts import fresh_problems
-from flyspec.client import (
-    Chat,
-)
-from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.prompts import Prompt
-from flyspec.rules import Divergence, Rule, WindowScope
-from flyspec.rules.presets import RULE_PRESETS
-from flyspec.values.phases import Phase
+from flyspec_lab.bench.prompts import fresh_problems
 
 
 def test_fresh_problems_can_be_solved_and_repeat() -> None:
@@ -114,7 +114,7 @@ def test_all_is_every_preset_without_a_judge_and_plain_decoding_comes_first() ->
     ],
 )
 def test_rules_that_cannot_be_read(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         parse_conditions(text)
 
 
@@ -139,9 +139,9 @@ def test_judged_rules_are_checked_and_have_no_k() -> None:
     assert parse_rules("fly,margin:margin_threshold=0.2")[1][1].margin_threshold == 0.2
     assert all(c.num_speculative_tokens is None or c.name not in dict(parse_rules("all"))
                for c in ALL_CONDITIONS)  # fmt: skip
-    with pytest.raises(ConfigError, match="'plain' sets K"):
+    with pytest.raises(ValueError, match="'plain' sets K"):
         parse_rules("plain,fly")
-    with pytest.raises(ConfigError, match="'fly until # then exact' has phases"):
+    with pytest.raises(ValueError, match="'fly until # then exact' has phases"):
         parse_rules("fly until # then exact")
     with pytest.raises(InvalidArgumentError, match=r"rule\.margin_threshold"):
         parse_rules("margin:margin_threshold=-1")

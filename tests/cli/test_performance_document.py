@@ -12,11 +12,11 @@ from bench.documents import write_between
 from bench.performance.__main__ import performance
 from bench.performance.parts import parts_of
 from bench.performance.reports import read_reports
-from flyspec.bench.modes import Sample
-from flyspec.bench.report import report, report_batches
-from flyspec.bench.speed import BatchSample
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
+from flyspec_lab.bench.modes import Sample
+from flyspec_lab.bench.report import report, report_batches
+from flyspec_lab.bench.speed import BatchSample
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "performance.md"
 MACHINE = {"processor": "CPU 9000", "instruction_sets": ["avx2"], "cores": 2, "accelerator": "",

@@ -8,9 +8,9 @@ import pytest
 
 from bench.quality import quality
 from flyspec.errors import ConfigError
-from flyspec.lab.studies.page import Page, PagePlot, PageSection
-from flyspec.lab.studies.report import CLAIMS_HEADING
 from flyspec.tables import make_table
+from flyspec_lab.studies.page import Page, PagePlot, PageSection
+from flyspec_lab.studies.report import CLAIMS_HEADING
 
 
 def write(folder: Path, study: str, holds: str, accuracy: str, asked: str = "problems") -> None:

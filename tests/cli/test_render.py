@@ -107,6 +107,7 @@ def test_document_has_the_names_that_users_rely_on() -> None:
                 "saved_ns": -7,
                 "num_staging_rounds": 2,
                 "num_staged_hits": 1,
+                "num_unrepeated_rounds": 0,
             }
         },
     }

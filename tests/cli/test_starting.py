@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
-from flyspec.bench import startup
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.service import Child, child_environment
 from flyspec.cli.stack import Stack
 from flyspec.cli.starting import StartProgress
 from flyspec.startup import READY
+from flyspec_lab.bench import startup
 from tests.waiting import is_gone, until
 
 

@@ -7,16 +7,18 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import psutil
 import pytest
 
 from flyspec.cli.supervisor import MOST_FAILED_STARTS, supervise
-from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions
+from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Started
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.values.generation import RecoveryKind
+from flyspec.values.tokens import SamplingParams
 from tests.cli.processes import FREE_PORTS, all_gone, start
 
 EXACT = GenerateOptions(
@@ -69,10 +71,28 @@ async def stream(
     return token_ids, event
 
 
+async def cut_off(
+    client: AsyncClient, options: GenerateOptions, serving: Serving, begun: asyncio.Barrier
+) -> tuple[Started, list[int]]:
+    """What a client has when the orchestrator is killed, once all streams have begun."""
+    received: list[int] = []
+    try:
+        async for event in client.generate("the cat sat on", options):
+            if isinstance(event, Started):
+                started = event
+            elif isinstance(event, Chunk):
+                if not received and await begun.wait() == 0:
+                    serving.kill("orchestrator")
+                received += event.token_ids
+    except UnavailableError:
+        return started, received
+    raise AssertionError("the stream was not cut off")
+
+
 async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving: Serving) -> None:
     assert set(serving.facts) == {
         "address", "admin_address", "http_url", "draft_address", "verify_address", "metrics_ports",
-        "pids",
+        "missing_drafters", "pids",
     }  # fmt: skip
     async with AsyncClient(serving.facts["address"], max_retries=0) as client:
         assert (await client.list_models()).drafters[0] == "model"
@@ -86,9 +106,20 @@ async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving:
             assert kind in [recovery.kind for recovery in done.recoveries]
             await serving.says(f"the {killed} service ended with signal SIGKILL; restarting")
             await serving.says(f"the {killed} service is ready")
-        with pytest.raises(UnavailableError):
-            await stream(client, serving, "orchestrator")
+        # Streams of an orchestrator end with it: docs/reliability.md, "Resuming".
+        begun = asyncio.Barrier(2)
+        asked = [replace(EXACT, sampling=SamplingParams(temperature=t)) for t in (0.0, 0.8)]
+        cut = await asyncio.gather(*(cut_off(client, o, serving, begun) for o in asked))
         await serving.says("the orchestrator service is ready")
+        for options, (started, received) in zip(asked, cut, strict=True):
+            options = replace(options, seed=started.seed)
+            undisturbed = await client.complete("the cat sat on", options)
+            assert 0 < len(received) < len(undisturbed.token_ids) == started.max_tokens
+            rest = await client.complete(
+                [*started.prompt_token_ids, *received],
+                replace(options, max_tokens=started.max_tokens - len(received)),
+            )
+            assert [*received, *rest.token_ids] == list(undisturbed.token_ids)
         token_ids, done = await stream(client, serving)
         assert token_ids == whole
         assert any(share.drafter == "model" for share in done.drafters)

@@ -18,7 +18,18 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from flyspec.bench import (
+from flyspec.cli import drafters
+from flyspec.tables import FittedTable, make_table, result_console
+from flyspec.values.admin import (
+    DrafterState,
+    DrafterStats,
+    DrafterStatus,
+    ModelInfo,
+    UpstreamStatus,
+)
+from flyspec_lab import compare, curves, forks, frontier, resplits, statistics
+from flyspec_lab import tables as lab_tables
+from flyspec_lab.bench import (
     judging,
     pair,
     report,
@@ -27,25 +38,13 @@ from flyspec.bench import (
     timeline,
     timeline_tables,
 )
-from flyspec.bench.device import report as device
-from flyspec.bench.device import tables as device_tables
-from flyspec.bench.engine import stall_report, steps_report, throughput
-from flyspec.bench.engine import tables as engine_tables
-from flyspec.cli import drafters
-from flyspec.cli.results import result_console
-from flyspec.lab import compare, curves, forks, frontier, resplits, statistics
-from flyspec.lab import tables as lab_tables
-from flyspec.lab.certify import Promise
-from flyspec.lab.tuning import report as tuning_report
-from flyspec.lab.tuning.search import AXES
-from flyspec.tables import FittedTable, make_table
-from flyspec.values.admin import (
-    DrafterState,
-    DrafterStats,
-    DrafterStatus,
-    ModelInfo,
-    UpstreamStatus,
-)
+from flyspec_lab.bench.device import report as device
+from flyspec_lab.bench.device import tables as device_tables
+from flyspec_lab.bench.engine import stall_report, steps_report, throughput
+from flyspec_lab.bench.engine import tables as engine_tables
+from flyspec_lab.certify import Promise
+from flyspec_lab.tuning import report as tuning_report
+from flyspec_lab.tuning.search import AXES
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 
@@ -263,3 +262,12 @@ def test_tables_at_80_columns_look_as_they_did() -> None:
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.write_text(shown)
     assert shown == GOLDEN.read_text(), "if that is as it should be: RENEW_GOLDEN=1 pytest ..."
+
+
+def test_a_table_of_flips_says_which_texts_it_counts() -> None:
+    of = {"problems": 25, "flips": filled(statistics.Flips)}
+    for samples, title in ((25, "against random"), (75, "against random, first text of each")):
+        reports = many(compare.ConditionReport, "condition", RULES, samples=samples, **of)
+        reports[0] = dataclasses.replace(reports[0], condition="random")
+        assert title in str(lab_tables.flips_table(reports).title)
+        assert ("first text" in str(lab_tables.flips_table(reports).title)) == (samples > 25)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from flyspec.lab.tuning.search import AXES
+from flyspec.rule_files import read_rules
 from flyspec.rules import Rule
-from orchestrator.generation.rule_files import read_rules
+from flyspec_lab.tuning.search import AXES
 from tests.cli.processes import invoke
 
 PROBLEMS = ["--problems", "4", "--problem-seed", "11", "--max-tokens", "96", "--threads", "1"]

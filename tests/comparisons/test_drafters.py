@@ -11,10 +11,10 @@ from bench.drafters.__main__ import composed_table, figure_table
 from bench.drafters.figures import composed_checks, figures, plain_step_ms
 from bench.drafters.retrieval import along
 from draft_service.drafters.sources import LookupSource
-from flyspec.bench.modes import FlyspecMode, Sample
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
+from flyspec_lab.bench.modes import FlyspecMode, Sample
 
 MS = 1_000_000
 TOKENS = 40

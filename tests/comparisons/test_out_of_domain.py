@@ -21,8 +21,8 @@ from bench.out_of_domain.__main__ import (
 from bench.out_of_domain.figures import ComparedMethod, SetFigures, beyond_all, findings, keeping
 from bench.prompt_sets import file_group, read_named
 from flyspec.errors import ConfigError
-from flyspec.lab.statistics import Interval
 from flyspec.tables import make_table
+from flyspec_lab.statistics import Interval
 
 EXACT = ComparedMethod("exact", "exact", "model", 15, False, ("words", "code"))
 FLY = ComparedMethod("fly", "fly", "model", 15, False, ("words", "code"))

@@ -71,6 +71,8 @@ def test_imports_that_point_one_way_are_kept(tmp_path: Path) -> None:
 
 def test_every_package_of_the_product_is_looked_at() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    packages = {p.parent.name for p in ROOT.glob("*/__init__.py")} - {"tests"}
+    packages = {
+        path.parent.name for where in ("*", "lab/*") for path in ROOT.glob(f"{where}/__init__.py")
+    } - {"tests"}
     assert set(settings["importlinter"]["root_packages"]) == packages
     assert set(settings["mypy"]["packages"]) == packages | {"k8s", "docs"}  # namespace packages

@@ -6,6 +6,8 @@ The command line starts without any service, and without what it measures.
 import subprocess
 import sys
 
+import pytest
+
 BLOCKER = """
 import sys
 
@@ -31,8 +33,17 @@ def test_imports_without_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_commands_import_services_and_measurements_once_they_run():
-    late = ("draft_service", "verify_service", "orchestrator", "flyspec.bench", "flyspec.engine")
-    code = f"import sys, flyspec.cli.main; print([m for m in sys.modules if m.startswith({late})])"
+@pytest.mark.parametrize("command", ["", "generate"])
+def test_help_imports_neither_services_nor_the_laboratory(command):
+    late = "draft_service", "verify_service", "orchestrator", "flyspec_lab", "torch", "transformers"
+    code = f"""
+import sys
+from flyspec.cli.main import main
+sys.argv = ["flyspec", *{command.split()}, "--help"]
+try:
+    main()
+finally:
+    print([m for m in sys.modules if m.startswith({late})], file=sys.stderr)
+"""
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "[]\n"
+    assert done.stderr == "[]\n"

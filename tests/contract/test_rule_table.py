@@ -10,17 +10,17 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
 from flyspec import wire
-from flyspec.bench.conditions import parse_conditions
 from flyspec.cli.options.binding import fields_of, take
+from flyspec.rule_files import NamedRule
 from flyspec.rules import PARAMETERS, Parameter, Rule
 from flyspec.rules.__main__ import write_tables
+from flyspec.rules.limits import Limits
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule, validate_rule
 from flyspec.v1 import common_pb2
 from flyspec.values.rounds import VerifyOpen
 from flyspec.values.tokens import SamplingParams
-from orchestrator.generation.limits import Limits
-from orchestrator.generation.rule_files import NamedRule
+from flyspec_lab.bench.conditions import parse_conditions
 from tests.autojudges import random_judge
 from verify_service.rules.presets import compose
 

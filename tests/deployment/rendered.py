@@ -22,19 +22,21 @@ IN_THE_CLEAR = {"cpu-demo", "cpu-demo-swap"}
 Object = dict[str, Any]
 
 
-@functools.cache
-def render(overlay: str) -> tuple[Object, ...]:
-    """The objects of an overlay; skips the test where there is no kubectl."""
+def kustomize(folder: Path) -> tuple[Object, ...]:
+    """The objects of a kustomization; skips the test where there is no kubectl."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed")
     done = subprocess.run(
-        ["kubectl", "kustomize", ROOT / "k8s" / "overlays" / overlay],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["kubectl", "kustomize", folder], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     return tuple(document for document in yaml.safe_load_all(done.stdout) if document)
+
+
+@functools.cache
+def render(overlay: str) -> tuple[Object, ...]:
+    """The objects of an overlay."""
+    return kustomize(ROOT / "k8s" / "overlays" / overlay)
 
 
 def of_kind(overlay: str, *kinds: str) -> list[Object]:
@@ -42,8 +44,15 @@ def of_kind(overlay: str, *kinds: str) -> list[Object]:
     return [o for o in render(overlay) if o["kind"] in kinds]
 
 
-def pods(overlay: str) -> Iterator[tuple[str, Object]]:
+def all_pods(overlay: str) -> Iterator[tuple[str, Object]]:
     """Every pod template of an overlay, with the name of its owner."""
+    yield from pods(overlay)
+    for job in of_kind(overlay, "Job"):
+        yield job["metadata"]["name"], job["spec"]["template"]
+
+
+def pods(overlay: str) -> Iterator[tuple[str, Object]]:
+    """The pod templates of an overlay's services, with the names of their owners."""
     for workload in of_kind(overlay, "Deployment", "LeaderWorkerSet"):
         spec, name = workload["spec"], workload["metadata"]["name"]
         if workload["kind"] == "Deployment":

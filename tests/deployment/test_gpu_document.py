@@ -26,13 +26,13 @@ from bench.gpu.example import (
 )
 from bench.gpu.parts import NOTHING, measured_parts, read_reports
 from bench.gpu.sizes import tables
-from flyspec.bench.device.report import DeviceReport, DraftTime, JudgingTime, StepTime
 from flyspec.cli.json_output import to_json
 from flyspec.engine import cache_size
 from flyspec.engine.cache_size import Fit, check_fits
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from flyspec.errors import ConfigError
+from flyspec_lab.bench.device.report import DeviceReport, DraftTime, JudgingTime, StepTime
 from tests.deployment.rendered import ROOT
 
 DOCUMENT = ROOT / "docs" / "gpu.md"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address, ip_network
+
 import pytest
 
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, HTTP_PORT, VERIFY_PORT
@@ -11,6 +13,7 @@ from tests.deployment.rendered import (
     OVERLAYS,
     ROOT,
     Object,
+    all_pods,
     compose,
     container,
     labels,
@@ -100,7 +103,7 @@ def test_every_selector_selects_a_pod(overlay: str) -> None:
             selector = (spec["selector"] if "selector" in spec else spec["podSelector"]).get(
                 "matchLabels", {}
             )
-            assert any(matches(selector, t) for _, t in pods(overlay)), o["metadata"]["name"]
+            assert any(matches(selector, t) for _, t in all_pods(overlay)), o["metadata"]["name"]
     for _, template in pods(overlay):
         for spread in template["spec"].get("topologySpreadConstraints", []):
             assert matches(spread["labelSelector"]["matchLabels"], template)
@@ -145,6 +148,69 @@ def test_only_the_orchestrator_reaches_draft_and_verify(overlay: str) -> None:
     for source in (None, stranger):
         assert allowed(overlay, templates["orchestrator"], HTTP_PORT, source)
         assert not allowed(overlay, templates["orchestrator"], ADMIN_PORT, source)
+
+
+DNS = {
+    "kube-dns or CoreDNS": ("kube-system", {"k8s-app": "kube-dns"}, 53),
+    "NodeLocal DNSCache": ("kube-system", {"k8s-app": "node-local-dns"}, 53),
+    "NodeLocal DNSCache on the host's network": ("", "169.254.20.10", 53),
+    "OpenShift": ("openshift-dns", {"dns.operator.openshift.io/daemonset-dns": "default"}, 5353),
+}
+"""Where a cluster answers DNS: namespace, labels of the pods or their address, and port."""
+
+
+def reaches(
+    overlay: str,
+    source: Object,
+    namespace: str,
+    peer: dict[str, str] | str,
+    port: int,
+    protocol: str,
+) -> bool:
+    """Whether the policies let a pod reach pods of another namespace, or an address."""
+    for policy in of_kind(overlay, "NetworkPolicy"):
+        if not matches(policy["spec"]["podSelector"].get("matchLabels", {}), source):
+            continue
+        for rule in policy["spec"].get("egress", []):
+            if "ports" in rule and {"protocol": protocol, "port": port} not in rule["ports"]:
+                continue
+            for to in rule["to"]:
+                if isinstance(peer, str):
+                    block, address = to.get("ipBlock"), ip_address(peer)
+                    if block and address in ip_network(block["cidr"]) and not any(
+                        address in ip_network(hidden) for hidden in block.get("except", [])
+                    ):  # fmt: skip
+                        return True
+                elif "namespaceSelector" in to:
+                    named = to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+                    selected = to["podSelector"]["matchLabels"].items() <= peer.items()
+                    if named == namespace and selected:
+                        return True
+    return False
+
+
+@pytest.mark.parametrize("dns", DNS)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_pods_reach_dns_in_every_kind_of_cluster(overlay: str, dns: str) -> None:
+    for name, template in all_pods(overlay):
+        for protocol in ("UDP", "TCP"):
+            assert reaches(overlay, template, *DNS[dns], protocol), name
+
+
+@pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
+def test_only_the_download_of_models_reaches_the_internet(overlay: str) -> None:
+    found = {name for name, template in all_pods(overlay)
+             if reaches(overlay, template, "", "192.0.2.1", 443, "TCP")}  # fmt: skip
+    assert found == {"model-download"}
+    (download,) = (t for name, t in all_pods(overlay) if name in found)
+    assert reaches(overlay, download, "", "2001:db8::1", 443, "TCP")
+    assert not reaches(overlay, download, "", "192.0.2.1", 80, "TCP")
+    # Not the cluster's own addresses, and not the metadata of the cloud's machine.
+    for address in ("10.0.0.1", "172.16.0.1", "192.168.0.1", "169.254.169.254", "fd00::1"):
+        assert not reaches(overlay, download, "", address, 443, "TCP"), address
+    for target in dict(pods(overlay)).values():
+        if component(target) != "orchestrator":
+            assert not allowed(overlay, target, PORTS[component(target)]["grpc"], download)
 
 
 def test_compose_publishes_the_orchestrator_alone() -> None:

@@ -71,6 +71,33 @@ def test_the_demo_asks_for_models_that_its_images_hold() -> None:
         assert container(template)["image"].startswith(f"flyspec-{component}-demo:")
 
 
+def declared_reopen_timeout_s() -> float:
+    default = SETTINGS["orchestrator"].model_fields["reopen_timeout_s"].default
+    assert isinstance(default, float)
+    return default
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_streams_wait_for_as_long_as_a_target_may_load(overlay: str) -> None:
+    templates = list(pods(overlay))
+    probes = [container(t)["startupProbe"] for _, t in templates
+              if labels(t)["app.kubernetes.io/component"] == "verify"
+              and "startupProbe" in container(t)]  # fmt: skip
+    (loading_s,) = (p["failureThreshold"] * p["periodSeconds"] for p in probes)
+    (orchestrator,) = (t for name, t in templates if name == "orchestrator")
+    assert read("orchestrator", environment(overlay, orchestrator)).reopen_timeout_s == loading_s
+
+
+def test_documents_have_the_time_for_which_streams_wait() -> None:
+    default = declared_reopen_timeout_s()
+    told = (ROOT / "docs" / "reliability.md").read_text()
+    assert f"| `--reopen-timeout-s` | {default:.0f} |" in told
+    told = " ".join((ROOT / "docs" / "deployment.md").read_text().split())
+    assert f"streams wait for up to {default / 60:.0f} minutes (`--reopen-timeout-s`" in told
+    assert f"{default / 60:.0f} minutes while a target restarts" in told
+    assert f"`proxy_read_timeout {default:.0f}s`" in told
+
+
 @pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
 def test_ranks_are_as_many_as_gpus(overlay: str) -> None:
     gpus, sizes = 0, set()
@@ -100,4 +127,6 @@ def test_compose_says_what_the_services_understand(files: tuple[str, ...]) -> No
         settings = read(component, variables)
         assert seconds(service["stop_grace_period"]) > settings.drain_grace_s
         assert settings.allow_insecure is (len(files) == 1), name
+        if component == "orchestrator":
+            assert settings.reopen_timeout_s == declared_reopen_timeout_s()
     assert seen == set(SETTINGS)

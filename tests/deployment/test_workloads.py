@@ -10,18 +10,17 @@ import pytest
 import yaml
 
 from deploy import image_requirements
+from flyspec.rule_files import load_rules
 from flyspec.version import __version__
-from orchestrator.generation.rule_files import load_rules
 from tests.deployment.rendered import (
     DEMOS,
     OVERLAYS,
     ROOT,
     SERVICES,
+    all_pods,
     compose,
     container,
-    labels,
     of_kind,
-    pods,
 )
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -30,24 +29,23 @@ SERIES_SUFFIX = re.compile(r"_(total|sum|count|bucket)$")
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_images_are_targets_of_the_dockerfile(overlay: str) -> None:
-    for name, template in pods(overlay):
+    for name, template in all_pods(overlay):
         image, _, tag = container(template)["image"].partition(":")
         target = image.removeprefix("flyspec-")
         assert f" AS {target}\n" in DOCKERFILE, name
         assert tag.split("-")[0] == __version__
-        component = labels(template)["app.kubernetes.io/component"]
-        on_gpu = overlay not in DEMOS and component != "orchestrator"
-        assert tag.endswith("-cuda") is on_gpu, name
-        assert target.endswith("-demo") is (overlay in DEMOS and component != "orchestrator")
+        with_models = target != "orchestrator"
+        assert tag.endswith("-cuda") is (overlay not in DEMOS and with_models), name
+        assert target.endswith("-demo") is (overlay in DEMOS and with_models), name
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_secrets_are_named_and_never_held(overlay: str) -> None:
     assert not of_kind(overlay, "Secret")
     made = {o["spec"]["secretName"] for o in of_kind(overlay, "Certificate")}
-    for _, template in pods(overlay):
+    for _, template in all_pods(overlay):
         named = {v["secret"]["secretName"] for v in template["spec"]["volumes"] if "secret" in v}
-        by_hand = {"flyspec-api-keys"}
+        by_hand = {"flyspec-api-keys", "flyspec-hub-token"}
         if overlay == "cpu-demo-tls":
             by_hand |= {f"{service}-tls" for service in SERVICES}
         assert named <= made | by_hand
@@ -61,7 +59,7 @@ def test_secrets_are_named_and_never_held(overlay: str) -> None:
 def test_namespaces_want_restricted_pods_and_pods_are(overlay: str) -> None:
     (namespace,) = of_kind(overlay, "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    for name, template in pods(overlay):
+    for name, template in all_pods(overlay):
         pod, own = template["spec"]["securityContext"], container(template)["securityContext"]
         assert pod["runAsNonRoot"] is True
         assert pod["seccompProfile"] == {"type": "RuntimeDefault"}

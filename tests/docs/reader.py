@@ -136,7 +136,7 @@ class Reader:
 def environment(folder: Path) -> dict[str, str]:
     """The environment of a reader who installed flyspec and activated its environment."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    return {**os.environ, "PATH": path, "PYTHONPATH": f"{ROOT}:{ROOT}/lab", "HOME": str(folder)}
 
 
 def checkout(folder: Path) -> None:

@@ -17,7 +17,7 @@ from flyspec.bundled import MODELS
 from flyspec.cli.service import ROOT
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from flyspec.doctor import Diagnosis, Mark, as_text
+from flyspec.doctor import Diagnosis, Mark, as_text, machine
 from flyspec.doctor.gpus import visible
 from flyspec.doctor.models import missing_packages
 from flyspec.rules.presets import DEFAULT_RULE
@@ -157,6 +157,28 @@ def test_the_gpus_are_those_that_torch_would_see(chosen: str | None, names: list
     found = visible(LISTING, chosen)
     assert [gpu.name for gpu in found] == names
     assert [gpu.index for gpu in found] == list(range(len(names)))
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang", "cc"])
+def test_without_a_c_compiler_nothing_is_compiled_for_gpus(
+    compiler: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "cuda_problem", lambda: "")
+    monkeypatch.setattr(machine, "gpus", list)
+    (tmp_path / compiler).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    said = {finding.subject: finding for finding in machine._devices()}
+    if compiler == "cc":  # which Triton does not look for
+        assert said["compiler"].mark is Mark.WARNING
+        assert "there is no C compiler, gcc or clang; install gcc" in said["compiler"].text
+        assert "on copies" in said["FlashInfer"].text
+    else:
+        assert "compiler" not in said
+        assert "by FlexAttention" in said["FlashInfer"].text
+    monkeypatch.setenv("CC", "nowhere")
+    (finding,) = [f for f in machine._devices() if f.subject == "compiler"]
+    assert "CC=nowhere is not there" in finding.text
 
 
 def test_packages_are_those_that_transformers_asks_for() -> None:

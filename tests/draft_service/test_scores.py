@@ -173,7 +173,7 @@ def test_lookup_follows_as_it_would_have_proposed(
 
 @pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
-def test_confidences_are_the_probabilities_of_the_model(
+def test_confidences_are_those_of_the_model_in_its_likeliest_tokens(
     kind: Any,
     loaded: LoadedModel,
     runner: CountingRunner,
@@ -187,8 +187,7 @@ def test_confidences_are_the_probabilities_of_the_model(
     with torch.inference_mode():
         rows = loaded.model(torch.tensor([tokens])).logits[0, len(prompt) - 1 : -1].double()
     rows = rows.softmax(-1) if not temperature else (rows / temperature).softmax(-1)
-    expected = [float(row[t]) for row, t in zip(rows, proposed.token_ids, strict=True)]
-    assert list(proposed.confidences) == pytest.approx(expected, rel=1e-6)
+    assert list(proposed.confidences) == pytest.approx(rows.amax(-1).tolist(), rel=1e-6)
     session.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -14,6 +15,7 @@ from draft_service.engine import Engine
 from draft_service.sessions import ClientSession, Sessions
 from flyspec.config import DraftSettings
 from flyspec.engine.cache_table import CacheTable
+from flyspec.engine.model import Rows, Step
 from flyspec.engine.pages import PageTable
 from flyspec.engine.slots import SlotTable
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
@@ -36,9 +38,13 @@ async def sessions_over(model: ScriptedModel, chunk_tokens: int) -> AsyncIterato
 
 
 async def proposal(
-    session: ClientSession, keep: int, append: Sequence[int] = (), most: int = 10
+    session: ClientSession,
+    keep: int,
+    append: Sequence[int] = (),
+    most: int = 10,
+    limit_ms: int = 0,
 ) -> list[DraftChunk]:
-    session.advance(DraftAdvance(1, keep, append, most), 0)
+    session.advance(DraftAdvance(1, keep, append, most, time_limit_ms=limit_ms), 0)
     chunks = [await asyncio.wait_for(session.next_chunk(), 10)]
     while not chunks[-1].last:
         chunks.append(await asyncio.wait_for(session.next_chunk(), 10))
@@ -101,3 +107,26 @@ async def test_proposals_do_not_depend_on_the_memory_there_is() -> None:
     assert await proposed(scarce) == await proposed(SlotTable(4, 60))
     assert scarce.preemptions > 0
     assert scarce.num_free_blocks == 15
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 16])
+@pytest.mark.parametrize("num_in_time", [1, 4])
+async def test_a_proposal_ends_at_its_time_limit_with_what_it_has(
+    chunk_tokens: int, num_in_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = ScriptedModel()
+    forward = model.forward
+    async with sessions_over(model, chunk_tokens) as sessions:
+        with sessions.open(DraftOpen([2, 3], GREEDY, 0, "model")) as session:
+
+            def late(steps: Sequence[Step]) -> list[Rows]:
+                """The step of the last token in time takes until the time is over."""
+                while len(model.calls) == num_in_time - 1 and not session._state.overdue:
+                    time.sleep(0.001)
+                return forward(steps)
+
+            monkeypatch.setattr(model, "forward", late)
+            drafts = tokens_of(await proposal(session, 2, most=25, limit_ms=1))
+            assert num_in_time <= len(drafts) < 25, "at least one, and not all"
+            assert drafts == [*range(4, 29)][: len(drafts)]
+            assert len(tokens_of(await proposal(session, 2, most=25))) == 25, "it was for that one"

@@ -1,21 +1,36 @@
-"""What is compiled on a GPU, compiled for a CPU: decoder layers, and attention over blocks."""
+"""What is compiled on a GPU, compiled for a CPU: decoder layers, and attention over blocks.
+
+And nothing where there is no compiler.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from flyspec.config import VerifySettings
+from flyspec.engine import batched_logits, compiling
+from flyspec.engine.attention import flashinfer
+from flyspec.engine.attention.choice import choose_attention
+from flyspec.engine.attention.flashinfer import FlashInferAttention
 from flyspec.engine.attention.flex import FlexAttention
-from flyspec.engine.batched_logits import draw_rows, fused_draw
+from flyspec.engine.attention.gathered import GatheredAttention
+from flyspec.engine.batched_logits import draw_rows
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.sampling import row_keys, token_steps
+from flyspec.errors import ConfigError
 from tests.engine.random_models import VOCABULARY, loaded_model, make_model, reference_logits
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
@@ -58,7 +73,8 @@ def test_compiled_draws_have_the_same_bits() -> None:
         logits = torch.randn(rows, 500, generator=torch.Generator().manual_seed(rows))
         keys = torch.tensor(row_keys(2**53 - 1, range(100, 100 + rows)))
         greedy = torch.arange(rows) % 3 == 2
-        found = fused_draw()(logits, keys, greedy, token_steps(500, keys.device))
+        draw = compiling.compiled(batched_logits._draw, dynamic=True)
+        found = draw(logits, keys, greedy, token_steps(500, keys.device))
         assert torch.equal(found, draw_rows(logits, keys, greedy))
 
 
@@ -72,3 +88,79 @@ def test_compiled_layers_give_the_same_logits_in_every_shape() -> None:
     for lengths in ([1, 1, 1], [16, 9], [130], [3, 2, 4, 1]):
         check(runner, reference, steps_of(rng, lengths))
     assert not counters["recompile_limit"]
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda")
+
+
+class GpuRunner(ModelRunner):
+    """A runner that believes its model is on a GPU."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._device = torch.device("cuda")
+
+
+@pytest.fixture(params=["no compiler", "no headers", "--enforce-eager"])
+def uncompilable(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[VerifySettings]:
+    """Settings under which nothing can be compiled, or may be."""
+    match request.param:
+        case "no compiler":
+            monkeypatch.setenv("PATH", str(tmp_path))
+            monkeypatch.delenv("CC", raising=False)
+        case "no headers":
+            monkeypatch.setattr("sysconfig.get_path", lambda *_: str(tmp_path))
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: pytest.fail("something was compiled"))
+    eager = request.param == "--enforce-eager"
+    settings = VerifySettings(model="m", max_sessions=2, enforce_eager=eager)
+    compiling.settle(settings.enforce_eager)
+    compiling.compiled.cache_clear()
+    yield settings
+    compiling.settle(False)
+    compiling.compiled.cache_clear()
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["flashinfer", "no flashinfer"])
+def test_where_nothing_can_be_compiled_a_gpu_attends_on_copies(
+    uncompilable: VerifySettings, installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("llama", dtype=torch.bfloat16, head_dim=64)
+    cache = ModelRunner(loaded_model(model), 2, paging=Paging(32)).cache
+    there = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, config=model.config)
+    if installed:
+        monkeypatch.setattr(flashinfer, "unavailable", lambda *_: None)
+        monkeypatch.setattr(flashinfer, "WORKSPACE_BYTES", 0)
+        monkeypatch.setitem(sys.modules, "flashinfer", SimpleNamespace())
+        attention = FlashInferAttention(cache, torch.device("meta"))._singles
+    else:
+        attention = choose_attention("auto", cache, there)
+    assert isinstance(attention, GatheredAttention)
+    with pytest.raises(ConfigError, match=r"--attention-backend flex: .*(gcc|--enforce-eager)"):
+        choose_attention("flex", cache, there)
+
+
+def test_where_nothing_can_be_compiled_draws_are_the_same(uncompilable: VerifySettings) -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
+    keys, greedy = torch.tensor(row_keys(7, range(3))), torch.tensor([False, True, False])
+    on_gpu = logits.as_subclass(OnGpu)
+    assert torch.equal(draw_rows(on_gpu, keys, greedy), draw_rows(logits, keys, greedy))
+
+
+def test_where_nothing_can_be_compiled_layers_are_not(uncompilable: VerifySettings) -> None:
+    runner = GpuRunner.planned(loaded_model(make_model("llama")), uncompilable)
+    assert not runner._compiles
+    assert (runner._capture is None) == uncompilable.enforce_eager
+    assert "compiled" not in runner._how()
+
+
+def test_where_there_is_a_compiler_layers_are_compiled() -> None:
+    settings = VerifySettings(model="m", max_sessions=2)
+    runner = GpuRunner.planned(loaded_model(make_model("llama")), settings)
+    assert runner._compiles

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from flyspec import bundled
-from flyspec.bench.reference import Reference
 from flyspec.config import DraftSettings
 from flyspec.engine import stepwise
 from flyspec.engine.cache_table import Copy
@@ -18,6 +17,7 @@ from flyspec.engine.model import Draw, History, Interrupt, Step
 from flyspec.errors import ConfigError
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.bench.reference import Reference
 from tests.engine.gguf_models import gguf_file, load, needs_llama_cpp
 
 pytestmark = needs_llama_cpp

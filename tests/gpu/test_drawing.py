@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from flyspec.bench.device.calls import DeviceCalls, count_calls
 from flyspec.engine import stepwise
 from flyspec.engine.captured.shapes import continuations
 from flyspec.engine.captured.steps import MAX_DRAWN
 from flyspec.engine.model import Draw, Step
 from flyspec.values.rounds import Verdict
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.bench.device.calls import DeviceCalls, count_calls
 from tests.gpu.devices import MARKS, ON_CUDA, VOCABULARY, runner_of
 from verify_service.rules import decide_all, hear
 

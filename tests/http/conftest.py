@@ -41,11 +41,15 @@ async def served(chat_dirs):
 async def keyed(chat_dirs, tmp_path_factory):
     """A stack with keys, and the keys by name."""
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
-    keys = {name: new_key() for name in ("team", "operator", "hasty", "both")}
+    keys = {name: new_key() for name in ("team", "operator", "hasty", "both", "brief")}
     entries = [
         entry_of(keys["team"], ApiKey("team", frozenset({Scope.GENERATE}))),
         entry_of(keys["operator"], ApiKey("operator", frozenset({Scope.ADMIN}))),
         entry_of(keys["both"], ApiKey("both", frozenset(Scope))),
+        entry_of(
+            keys["brief"],
+            ApiKey("brief", frozenset({Scope.GENERATE}), max_tokens_per_request=1),
+        ),
         entry_of(
             keys["hasty"],
             ApiKey("hasty", frozenset({Scope.GENERATE}), max_requests_per_minute=1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import ssl
 
@@ -12,8 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from flyspec.config import OrchestratorSettings
-from flyspec.errors import ConfigError
+from flyspec.errors import ConfigError, PermissionDeniedError
+from flyspec.security import PortSecurity, TlsFiles
+from orchestrator.front.http import server as http_server
 from orchestrator.front.http.face import make_server
+from orchestrator.front.http.origins import Origins
+from orchestrator.front.http.server import HttpServer
 from tests.observability.scraping import parse
 from tests.orchestrator.stacks import start_stack
 from tests.security.authority import Authority, replace_files
@@ -53,6 +58,23 @@ async def test_missing_and_wrong_keys(keyed, authorization, code, kind, message)
         assert (await client.get("/version")).status_code == 200
 
 
+async def test_what_is_refused_is_logged_with_its_reason(keyed, caplog):
+    """Once, at info: a wrong key, a body that is none, a request beyond the key's limit."""
+    stack, keys = keyed
+    caplog.set_level("INFO")
+    async with httpx2.AsyncClient(base_url=base(stack)) as client:
+        for key, body in (("fsk_wrong", ASKED), (keys["team"], {}), (keys["brief"], ASKED)):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await client.post(CHAT, headers=headers, json=body)).status_code >= 400
+    lines = [r.fields for r in caplog.records if r.message == "request ended with an error"]
+    assert [(line["path"], line["code"], line["client"]) for line in lines] == [
+        (CHAT, 401, "127.0.0.1"), (CHAT, 400, "key:team"), (CHAT, 403, "key:brief")
+    ]  # fmt: skip
+    for line, reason in zip(lines, ("invalid API key", "messages", "max_tokens"), strict=True):
+        assert reason in line["reason"]
+    assert not [r for r in caplog.records if r.message == "request ended"]
+
+
 async def test_openai_sends_the_key_and_the_key_has_limits(keyed):
     stack, keys = keyed
     async with openai.AsyncOpenAI(base_url=f"{base(stack)}/v1", api_key="fsk_wrong") as client:
@@ -89,6 +111,7 @@ async def test_other_origins_pages_only_if_allowed(keyed, url):
         for origin, allowed in (("https://chat.example.com", True), ("https://evil.com", False)):
             headers = {"origin": origin, "authorization": f"Bearer {keys['team']}"}
             reply = await client.post(base(stack) + CHAT, json=ASKED, headers=headers)
+            assert reply.status_code == (200 if allowed else 403)
             granted = reply.headers.get("access-control-allow-origin")
             assert granted == (origin if allowed else None)
             reply = await client.options(base(stack) + CHAT, headers={"origin": origin, **asked})
@@ -96,6 +119,114 @@ async def test_other_origins_pages_only_if_allowed(keyed, url):
         headers = {"origin": "https://chat.example.com"}
         reply = await client.post(url + CHAT, json=ASKED, headers=headers)
         assert "access-control-allow-origin" not in reply.headers  # off by default
+        assert reply.status_code == 403
+
+
+EVIL = "evil.example"
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("127.0.0.1", True),
+        ("10.1.2.3:8000", True),  # probes and load balancers go by addresses
+        ("[::1]:8000", True),
+        ("localhost:8000", True),
+        ("LOCALHOST", True),
+        ("app.localhost:1234", True),
+        ("localhost.", True),
+        ("", True),  # HTTP/1.0; every browser sends one
+        (EVIL, False),
+        (f"{EVIL}:8000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("evillocalhost", False),
+        ("2130706433", False),
+        (f"127.0.0.1@{EVIL}", False),
+        ("[::1", False),
+        ("a:b:c", False),
+    ],
+)
+async def test_a_server_without_keys_is_not_called_by_foreign_names(bare, host, allowed):
+    """A page has its own name resolve to loopback: `Host` and `Origin` agree, and are its own."""
+    origin = {"origin": f"http://{host}"} if host else {}
+    for path in ("/v1/models", "/health", "/"):
+        reply = await bare.get(path, headers={"host": host, **origin})
+        assert reply.status_code == (200 if allowed else 403), path
+    reply = await bare.post(CHAT, json=ASKED, headers={"host": host, **origin})
+    assert reply.status_code == (200 if allowed else 403)
+    if not allowed:
+        error = reply.json()["error"]
+        assert error["type"] == "permission_error"
+        assert repr(host) in error["message"]
+        assert "--allowed-hosts" in error["message"]
+
+
+def admits(headers, **settings):
+    try:
+        Origins(OrchestratorSettings(**settings)).admit(headers)
+    except PermissionDeniedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [
+        ({}, False),
+        ({"allowed_hosts": "a.example, evil.example"}, True),
+        ({"allowed_hosts": "*.example"}, True),
+        ({"allowed_hosts": "*.evil.example"}, False),
+        ({"allowed_hosts": "*"}, True),
+        ({"host": "Evil.example"}, True),  # it is told to listen there
+        ({"host": ""}, False),
+        ({"api_keys_file": "keys.toml"}, True),  # a page has no key
+        ({"ssl_ca_certs": "ca.crt"}, True),  # nor gets past a certificate of another name
+        ({"ssl_ca_certs": "ca.crt", "ssl_client_auth": "none"}, False),
+    ],
+)
+def test_which_names_a_server_has(settings, allowed):
+    assert admits({b"host": b"evil.example:8000"}, **settings) == allowed
+    assert admits({b"host": b"localhost"}, **settings)
+
+
+@pytest.mark.parametrize(
+    ("origin", "settings", "allowed"),
+    [
+        ("http://localhost:8000", {}, True),
+        ("https://LOCALHOST:8000", {}, True),  # a proxy ends TLS
+        ("http://localhost:3000", {}, False),
+        ("http://127.0.0.1:8000", {}, False),
+        ("https://evil.example", {}, False),
+        ("null", {}, False),  # a sandboxed page, or a file
+        ("", {}, True),
+        ("https://evil.example", {"api_keys_file": "keys.toml"}, False),
+        ("https://evil.example", {"http_allowed_origins": "https://evil.example"}, True),
+        ("http://evil.example", {"http_allowed_origins": "https://evil.example"}, False),
+        ("null", {"http_allowed_origins": "*"}, True),
+    ],
+)
+def test_whose_pages_are_served(origin, settings, allowed):
+    headers = {b"host": b"localhost:8000", b"origin": origin.encode()}
+    assert admits(headers, **settings) == allowed
+
+
+async def test_what_other_origins_pages_send_is_not_executed(keyed, bare):
+    """A browser sends text without asking before, and only then hides the answer."""
+    stack, keys = keyed
+    sent = {"content": json.dumps(ASKED), "headers": {"origin": f"https://{EVIL}"}}
+    replies = [await bare.post(CHAT, **sent)]
+    sent["headers"] |= {"authorization": f"Bearer {keys['both']}"}
+    async with httpx2.AsyncClient(base_url=base(stack)) as client:
+        replies.append(await client.post(CHAT, **sent))
+        sent["headers"]["origin"] = "https://chat.example.com"
+        sent["headers"]["content-type"] = "application/json"
+        assert (await client.post(CHAT, **sent)).status_code == 200
+    for reply in replies:
+        error = reply.json()["error"]
+        assert (reply.status_code, error["type"]) == (403, "permission_error")
+        assert "'https://evil.example'" in error["message"]
+        assert "--http-allowed-origins" in error["message"]
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +272,19 @@ async def test_new_certificates_are_used_at_the_next_handshake(encrypted):
     _, writer = await asyncio.open_connection("localhost", stack.http_port, ssl=context)
     assert writer.get_extra_info("peercert")["subject"][0][0][1] == "renewed"
     writer.close()
+
+
+async def test_a_silent_handshake_is_ended(tmp_path, monkeypatch):
+    """Long before the 60 seconds of asyncio."""
+    monkeypatch.setattr(http_server, "HEAD_TIMEOUT_S", 0.2)
+    pair = Authority(tmp_path).server()
+    files = TlsFiles(pair.certfile, pair.keyfile)
+    server = HttpServer(None, [0], PortSecurity("127.0.0.1", files))
+    reader, writer = await asyncio.open_connection("127.0.0.1", await server.start())
+    async with asyncio.timeout(30):
+        assert await reader.read() == b""
+    writer.close()
+    await server.stop(0)
 
 
 @pytest.mark.parametrize(

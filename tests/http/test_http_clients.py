@@ -30,7 +30,7 @@ def scrape(stack):
 def request(body, path=CHAT) -> bytes:
     data = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         f"content-length: {len(data)}\r\n\r\n"
     )
     return head.encode() + data
@@ -222,7 +222,7 @@ async def test_large_heads_are_refused_before_they_are_parsed(served):
     for size, code in ((60_000, b"200"), (66_000, b"400"), (120_000, b"400")):
         reader, writer = await connect(served)
         body = b'{"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}'
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx: "
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx: "
         length = f"\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + b"x" * size + length.encode() + body)
         assert (await reader.readline()).split()[1] == code

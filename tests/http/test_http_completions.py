@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
@@ -135,3 +136,31 @@ async def test_scoring_does_not_depend_on_the_rule_or_disturb_generations(served
     async for _ in served.client.score(TEXT):
         pass
     assert (await served.client.complete(TEXT, options)).text == before.text
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "asked", [{"prompt": TEXT}, {"messages": [{"role": "user", "content": TEXT}]}]
+)
+async def test_a_client_resumes_a_stream_that_broke_off(bare, asked, temperature):
+    """By docs/reliability.md, "Resuming", also where the request was a chat."""
+    path = "/v1/completions" if "prompt" in asked else "/v1/chat/completions"
+    same = {"model": "target:exact", "seed": 7, "temperature": temperature, "ignore_eos": True}
+    same["return_token_ids"] = True
+    whole = (await bare.post(path, json={**asked, **same, "max_tokens": 40})).json()["choices"][0]
+    received = []
+    body = {**asked, **same, "max_tokens": 40, "stream": True}
+    async with bare.stream("POST", path, json=body) as reply:
+        async for line in reply.aiter_lines():
+            for choice in json.loads(line.removeprefix("data: "))["choices"] if line else []:
+                received += choice.get("token_ids", [])
+            if len(received) >= 10:
+                break
+    assert len(received) < 40
+    prompt = (await bare.post("/tokenize", json={"model": "target", **asked})).json()["tokens"]
+    body = {"prompt": prompt + received, **same, "max_tokens": 40 - len(received)}
+    rest = (await bare.post("/v1/completions", json=body)).json()["choices"][0]
+    assert received + rest["token_ids"] == whole["token_ids"]
+    body = {"model": "target", "tokens": whole["token_ids"]}
+    text = (await bare.post("/detokenize", json=body)).json()["prompt"]
+    assert text == (whole["text"] if "prompt" in asked else whole["message"]["content"])

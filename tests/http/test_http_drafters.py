@@ -41,12 +41,12 @@ async def test_operators_are_told_addresses_and_clients_are_not(keyed):
     assert told[0]["usable"] is True
     async with client_of(stack, keys["operator"]) as operator:
 
-        async def tried():
-            """The list, once the drafter's first session has closed its breaker."""
+        async def rests():
+            """The list, while the drafter is not on trial, as it is after a slow answer."""
             reply = (await operator.get(DRAFTERS)).json()
             return reply["data"][0]["replicas"][0]["breaker"] == "CLOSED" and reply
 
-        reply = await until(tried)
+        reply = await until(rests)
     whole = reply["data"]
     assert reply["administers"] is True
     assert [d["name"] for d in whole] == [d["name"] for d in told]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+
 import pytest
 
 SAID = [{"role": "user", "content": "hi"}]
@@ -16,6 +19,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "must be"),
         (CHAT, {"messages": SAID, "frobnicate": 1}, "frobnicate", "there is no such parameter"),
+        (TEXT, {"prompt": "a", "frob": 1, "nicate": 2}, "frob", "there is no such parameter"),
         (CHAT, {"messages": SAID, "temperature": "hot"}, "temperature", "must be a number"),
         (CHAT, {"messages": SAID, "temperature": -1}, "temperature", "must be 0 (greedy) or"),
         (CHAT, {"messages": SAID, "top_p": 0}, "top_p", "must be"),
@@ -113,9 +117,18 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": []}, "prompt", "is empty; give"),
         (TEXT, {"prompt": [400]}, "prompt", "token id 400 is out of range"),
         (TEXT, {"prompt": [[-1]]}, "prompt[0]", "-1 is not a token id"),
-        (TEXT, {"prompt": ["a"] * 129}, "prompt", "more than 128 choices"),
+        (TEXT, {"prompt": ["a"] * 129}, "prompt", "at most 128 allowed, got 129"),
+        (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more than 128 choices"),
         (TEXT, {"prompt": [1] * 256}, "prompt", "maximum context length is 256 tokens, but"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "or 0 with echo"),
+        (
+            TEXT, {"prompt": [5] * 6, "max_tokens": 251},
+            "max_tokens", "context length is 256 tokens, of which the prompt has 6: at most 250",
+        ),
+        (
+            CHAT, {"messages": SAID, "max_completion_tokens": 256},
+            "max_tokens", "context length is 256 tokens, of which the prompt has",
+        ),
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "is served here"),
         (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "only 1 is served here"),
         ("/tokenize", {}, "prompt", "give either prompt or messages"),
@@ -155,8 +168,9 @@ async def test_values_that_change_nothing(bare, neutral):
         (b"[1]", "must be a JSON object"),
         (b"3", "must be a JSON object"),
         (b"", "must be a JSON object"),
-        (b'{"messages": ' + b"[" * 100_000, ""),
-        (b'{"messages": "\xff"}', ""),
+        (b'{"messages": ' + b"[" * 50_000, "nested too deeply"),
+        (b'{"messages": "\xff"}', "the body is not UTF-8: byte 14 is invalid"),
+        (gzip.compress(b"{}", mtime=0), "the body is not UTF-8"),
     ],
 )
 async def test_bodies_that_are_no_objects(bare, content, message):
@@ -164,6 +178,32 @@ async def test_bodies_that_are_no_objects(bare, content, message):
     reply = await bare.post(CHAT, content=content, headers=headers)
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
+
+
+async def test_compressed_bodies(bare):
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    reply = await bare.post(CHAT, content=gzip.compress(b"{}", mtime=0), headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"]) == (415, "invalid_request_error")
+    assert error["message"].startswith("content-encoding: 'gzip' is not supported; send the body")
+    headers["content-encoding"] = "identity"
+    sent = json.dumps({"messages": SAID, "max_tokens": 1})
+    assert (await bare.post(CHAT, content=sent, headers=headers)).status_code == 200
+
+
+async def test_special_tokens_in_messages_stay_text(bare):
+    """Of the target's tokenizer: 0 is <s>, 1 is </s>."""
+    said = [{"role": "system", "content": "a<s>"}, {"role": "user", "content": "b</s>c"}]
+    asked = {"messages": said, "tools": [{"type": "function", "function": {"name": "</s>"}}]}
+    found = (await bare.post("/tokenize", json=asked)).json()["tokens"]
+    assert min(found) > 2
+    text = await bare.post("/detokenize", json={"tokens": found})
+    assert text.json()["prompt"] == "system: a<s>\nuser: b</s>c\n</s>\nassistant:"
+    more = {"max_tokens": 1, "return_token_ids": True}
+    reply = await bare.post(CHAT, json=asked | more)
+    assert reply.json()["choices"][0]["prompt_token_ids"] == found
+    reply = await bare.post(TEXT, json={"prompt": "b</s>c", **more})
+    assert 1 in reply.json()["choices"][0]["prompt_token_ids"]  # a prompt is the client's to write
 
 
 async def test_unknown_models_paths_and_methods(bare):

@@ -163,6 +163,11 @@ def test_calls_and_their_outputs_for_the_template():
             "no such parameter; did you mean max_output_tokens",
         ),
         ({"input": "word " * 300}, "input", "maximum context length is 256 tokens"),
+        (
+            {"input": "x", "max_output_tokens": 256},
+            "max_output_tokens",
+            "maximum context length is 256 tokens, of which",
+        ),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text", "is served here"),
         ({"input": "x", "model": "y"}, "model", "there is no 'y'"),
     ],

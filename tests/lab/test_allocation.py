@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flyspec.bench.conditions import parse_conditions
-from flyspec.lab import tables
-from flyspec.lab.allocation import AllocationLead, allocation_leads
-from flyspec.lab.answered import Answered
-from flyspec.lab.arms import make_arms, rival_arm
-from flyspec.lab.options import EvalOptions
-from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import wanted_samples
-from flyspec.lab.tasks import Problem
-from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
+from flyspec_lab import tables
+from flyspec_lab.allocation import AllocationLead, allocation_leads
+from flyspec_lab.answered import Answered
+from flyspec_lab.arms import make_arms, rival_arm
+from flyspec_lab.bench.conditions import parse_conditions
+from flyspec_lab.options import EvalOptions
+from flyspec_lab.problems import TaskProblems
+from flyspec_lab.run import wanted_samples
+from flyspec_lab.tasks import Problem
+from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, TOKENS, rows_of
 
 DRAFT = ModelInfo("draft", "", 100, 100, weights_fingerprint="d")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from flyspec.bench.conditions import parse_conditions
 from flyspec.errors import ConfigError
-from flyspec.lab.arms import Arm, controls_of, make_arms, parse_grid, rival_arm
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec_lab.arms import Arm, controls_of, make_arms, parse_grid, rival_arm
+from flyspec_lab.bench.conditions import parse_conditions
 
 RULES = [*RULE_PRESETS]
 

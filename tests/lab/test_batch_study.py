@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from flyspec.bench.modes import Item, Sample
-from flyspec.bench.speed import BatchSample, measure_batches
 from flyspec.errors import ConfigError
-from flyspec.lab.studies import batch
-from flyspec.lab.studies.batch import BATCHES, measure, page_of_batches, ratios
-from flyspec.lab.studies.options import StudyOptions
-from flyspec.lab.studies.report import CLAIMS_HEADING
 from flyspec.values.admin import DrafterState, DrafterStatus, ModelInfo
+from flyspec_lab.bench.modes import Item, Sample
+from flyspec_lab.bench.speed import BatchSample, measure_batches
+from flyspec_lab.studies import batch
+from flyspec_lab.studies.batch import BATCHES, measure, page_of_batches, ratios
+from flyspec_lab.studies.options import StudyOptions
+from flyspec_lab.studies.report import CLAIMS_HEADING
 
 TARGET = ModelInfo("big", "", 100, 100, weights_fingerprint="w")
 MODES = ["plain", *(condition.name for condition in BATCHES.conditions)]

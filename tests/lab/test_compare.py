@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from flyspec.bench.conditions import parse_conditions
-from flyspec.lab import compare
-from flyspec.lab.answered import COLUMNS, Answered
-from flyspec.lab.arms import Arm, make_arms
-from flyspec.lab.compare import ConditionReport
-from flyspec.lab.options import EvalOptions
-from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import Unit, Wanted, wanted_samples
-from flyspec.lab.samples import KEY
-from flyspec.lab.statistics import mcnemar_p, upper_bound
-from flyspec.lab.tasks import Problem
-from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
+from flyspec_lab import compare
+from flyspec_lab.answered import COLUMNS, Answered
+from flyspec_lab.arms import Arm, make_arms
+from flyspec_lab.bench.conditions import parse_conditions
+from flyspec_lab.compare import ConditionReport
+from flyspec_lab.options import EvalOptions
+from flyspec_lab.problems import TaskProblems
+from flyspec_lab.run import Unit, Wanted, wanted_samples
+from flyspec_lab.samples import KEY
+from flyspec_lab.statistics import mcnemar_p, upper_bound
+from flyspec_lab.tasks import Problem
+from flyspec_lab.tasks.word_problems import WordProblems
 
 TARGET = ModelInfo("target", "", 100, 100, weights_fingerprint="w")
 TOKENS = 10

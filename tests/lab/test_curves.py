@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyspec.lab.answered import Answered
-from flyspec.lab.curves import curves_of, equal_costs, is_exact
+from flyspec_lab.answered import Answered
+from flyspec_lab.curves import curves_of, equal_costs, is_exact
 from tests.lab.test_compare import made
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyspec.lab.describe import (
+from flyspec_lab.describe import (
     broken_ending,
     describe,
     distinct_n,

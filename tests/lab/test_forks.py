@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from flyspec.lab.forks import report, token_class
-from flyspec.lab.statistics import exact_interval
+from flyspec_lab.forks import report, token_class
+from flyspec_lab.statistics import exact_interval
 
 
 @pytest.mark.parametrize(

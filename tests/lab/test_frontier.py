@@ -8,14 +8,14 @@ import random
 import numpy as np
 import pytest
 
-from flyspec.lab.frontier import (
+from flyspec_lab.frontier import (
     Curve,
     _difference,
     at_equal_speed,
     equal_speed_threshold,
     pareto_front,
 )
-from flyspec.lab.statistics import Array, PairedBootstrap
+from flyspec_lab.statistics import Array, PairedBootstrap
 
 
 def beaten(point: tuple[float, float], by: tuple[float, float]) -> bool:

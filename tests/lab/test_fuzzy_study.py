@@ -9,30 +9,30 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from flyspec.lab.allocation import AllocationLead
-from flyspec.lab.answered import ROUNDS, TIME, Answered
-from flyspec.lab.arms import make_arms, rival_arm
-from flyspec.lab.evaluation import compared
-from flyspec.lab.frontier import AtEqualSpeed
-from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import Progressed, wanted_samples
-from flyspec.lab.statistics import Interval
-from flyspec.lab.studies.catalogue import STUDIES
-from flyspec.lab.studies.fuzzy import (
+from flyspec.rules import Divergence
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec_lab.allocation import AllocationLead
+from flyspec_lab.answered import ROUNDS, TIME, Answered
+from flyspec_lab.arms import make_arms, rival_arm
+from flyspec_lab.evaluation import compared
+from flyspec_lab.frontier import AtEqualSpeed
+from flyspec_lab.problems import TaskProblems
+from flyspec_lab.run import Progressed, wanted_samples
+from flyspec_lab.statistics import Interval
+from flyspec_lab.studies.catalogue import STUDIES
+from flyspec_lab.studies.fuzzy import (
     GREEDY,
     SAMPLED,
     TRIALS,
     sampled_bounds,
 )
-from flyspec.lab.studies.options import StudyOptions
-from flyspec.lab.studies.report import page_of
-from flyspec.lab.studies.study import Found
-from flyspec.lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
-from flyspec.lab.tasks import Problem
-from flyspec.lab.tasks.word_problems import WordProblems
-from flyspec.lab.tuning.divergences import DraftedDivergences
-from flyspec.rules import Divergence
-from flyspec.rules.presets import RULE_PRESETS
+from flyspec_lab.studies.options import StudyOptions
+from flyspec_lab.studies.report import page_of
+from flyspec_lab.studies.study import Found
+from flyspec_lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
+from flyspec_lab.tasks import Problem
+from flyspec_lab.tasks.word_problems import WordProblems
+from flyspec_lab.tuning.divergences import DraftedDivergences
 from tests.lab.test_allocation import DRAFT
 from tests.lab.test_compare import TARGET, rows_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flyspec.lab.gaps import GAP_EDGES_NATS, GapCounts
+from flyspec_lab.gaps import GAP_EDGES_NATS, GapCounts
 
 
 def test_gaps_are_counted_in_bins_that_include_where_they_begin() -> None:

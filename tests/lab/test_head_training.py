@@ -15,13 +15,13 @@ from flyspec.engine.draft_heads.eagle3_network import Eagle3Shape
 from flyspec.engine.draft_heads.loading import load_head
 from flyspec.engine.draft_heads.stepping import Piece
 from flyspec.errors import ConfigError
-from flyspec.lab.heads.measure import measure
-from flyspec.lab.heads.measuring import by_head, by_model, outputs, tokens_per_round
-from flyspec.lab.heads.options import HeadMeasureOptions, HeadTrainOptions
-from flyspec.lab.heads.texts import LearntText, beginnings, continued
-from flyspec.lab.heads.train import default_layers, train
-from flyspec.lab.heads.training import HeadTrainer, batches, frequent_tokens
-from flyspec.lab.local_model import LocalModel
+from flyspec_lab.heads.measure import measure
+from flyspec_lab.heads.measuring import by_head, by_model, outputs, tokens_per_round
+from flyspec_lab.heads.options import HeadMeasureOptions, HeadTrainOptions
+from flyspec_lab.heads.texts import LearntText, beginnings, continued
+from flyspec_lab.heads.train import default_layers, train
+from flyspec_lab.heads.training import HeadTrainer, batches, frequent_tokens
+from flyspec_lab.local_model import LocalModel
 
 LAYERS = (1, 3, 5)
 

@@ -9,11 +9,11 @@ from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
-from flyspec.lab.local_model import LocalModel
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
 from flyspec.values.requests import GenerateOptions
 from flyspec.word_problems import problems
+from flyspec_lab.local_model import LocalModel
 from tests.orchestrator.stacks import start_stack
 
 SAME = {"dtype": "auto", "threads": 1}

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from flyspec.lab.loss_bound import LossBound, bounds_loss, loss_bound
 from flyspec.rules import Divergence, Rule
 from flyspec.rules.resolve import resolve_rule
+from flyspec_lab.loss_bound import LossBound, bounds_loss, loss_bound
 
 TV = Divergence.TV
 VOCAB, LENGTH, K = 3, 4, 2

@@ -6,8 +6,8 @@ import json
 import re
 from html.parser import HTMLParser
 
-from flyspec.lab.studies.page import Page, PagePlot, PageSection
 from flyspec.tables import make_table
+from flyspec_lab.studies.page import Page, PagePlot, PageSection
 
 
 def draw(figure):

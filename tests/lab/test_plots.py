@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.drawing import to_svg
-from flyspec.lab import compare
-from flyspec.lab.answered import Answered
-from flyspec.lab.arms import rival_arm
-from flyspec.lab.plots import (
+from flyspec_lab import compare
+from flyspec_lab.answered import Answered
+from flyspec_lab.arms import rival_arm
+from flyspec_lab.drawing import to_svg
+from flyspec_lab.plots import (
     _common_start,
     _gap_place,
     draw_gaps,

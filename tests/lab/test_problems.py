@@ -8,9 +8,9 @@ import pytest
 
 from flyspec.client import Chat
 from flyspec.errors import ConfigError
-from flyspec.lab.options import EvalOptions, read_tasks
-from flyspec.lab.problems import PromptFile, read_problems
-from flyspec.lab.tasks import Problem
+from flyspec_lab.options import EvalOptions, read_tasks
+from flyspec_lab.problems import PromptFile, read_problems
+from flyspec_lab.tasks import Problem
 
 
 @pytest.mark.parametrize(

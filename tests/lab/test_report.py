@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from flyspec.lab.answered import Answered
-from flyspec.lab.arms import make_arms
-from flyspec.lab.evaluation import compared
-from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import Progressed, Unit, wanted_samples
-from flyspec.lab.studies.catalogue import STUDIES
-from flyspec.lab.studies.options import StudyOptions
-from flyspec.lab.studies.page import Page
-from flyspec.lab.studies.report import CLAIMS_HEADING, page_of
-from flyspec.lab.studies.study import Study
-from flyspec.lab.tasks import Problem
-from flyspec.lab.tasks.open_ended import OpenEnded
-from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec_lab.answered import Answered
+from flyspec_lab.arms import make_arms
+from flyspec_lab.evaluation import compared
+from flyspec_lab.problems import TaskProblems
+from flyspec_lab.run import Progressed, Unit, wanted_samples
+from flyspec_lab.studies.catalogue import STUDIES
+from flyspec_lab.studies.options import StudyOptions
+from flyspec_lab.studies.page import Page
+from flyspec_lab.studies.report import CLAIMS_HEADING, page_of
+from flyspec_lab.studies.study import Study
+from flyspec_lab.tasks import Problem
+from flyspec_lab.tasks.open_ended import OpenEnded
+from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, rows_of
 
 STRICT = TaskProblems("words", WordProblems(), [Problem(f"{i}", "Q", "7") for i in range(6)])

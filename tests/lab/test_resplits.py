@@ -14,13 +14,13 @@ from scipy.stats import binom, hypergeom
 from flyspec import bundled
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.lab.certify import Promise
-from flyspec.lab.local_model import LocalModel
-from flyspec.lab.resplits import resplit, samples_of
-from flyspec.lab.tasks import TASKS
-from flyspec.lab.tuning.record import Recorder
-from flyspec.lab.tuning.replay import RuleReplay
-from flyspec.lab.tuning.search import AXES, candidates, flips_of
+from flyspec_lab.certify import Promise
+from flyspec_lab.local_model import LocalModel
+from flyspec_lab.resplits import resplit, samples_of
+from flyspec_lab.tasks import TASKS
+from flyspec_lab.tuning.record import Recorder
+from flyspec_lab.tuning.replay import RuleReplay
+from flyspec_lab.tuning.search import AXES, candidates, flips_of
 from tests.lab.test_certify import slow
 
 

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.lab import row_files
-from flyspec.lab.row_files import RowFiles
+from flyspec_lab import row_files
+from flyspec_lab.row_files import RowFiles
 
 SCHEMA = pa.schema([("number", pa.int64()), ("words", pa.list_(pa.string()))])
 
@@ -96,7 +96,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from tests.lab.test_row_files import SCHEMA, row
-from flyspec.lab.row_files import RowFiles
+from flyspec_lab.row_files import RowFiles
 files = RowFiles(Path(sys.argv[1]), SCHEMA)
 number = files.read(["number"]).num_rows
 while True:
@@ -112,7 +112,7 @@ def test_a_killed_process_has_written_what_it_said(tmp_path: Path) -> None:
     for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)}, text=True,
+            env={**os.environ, "PYTHONPATH": f"{root}:{root}/lab"}, text=True,
         )  # fmt: skip
         assert process.stdout is not None
         for _ in range(30):

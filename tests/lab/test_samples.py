@@ -9,11 +9,11 @@ import pyarrow as pa
 
 from flyspec.client import Chunk, Completion, Generation, GenerationTimings, Started
 from flyspec.client import SpeculationMetrics as Metrics
-from flyspec.lab.samples import KEY, SCHEMA, LooseTokens, TaskSample, describe, latest, schema_of
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason, RoundRecord
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
+from flyspec_lab.samples import KEY, SCHEMA, LooseTokens, TaskSample, describe, latest, schema_of
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
 

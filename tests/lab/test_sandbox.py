@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.lab import sandbox
-from flyspec.lab.sandbox import SandboxLimits, check_sandbox, run_tests
-from flyspec.lab.sandbox.system_calls import DENIED, system_call_filter
+from flyspec_lab import sandbox
+from flyspec_lab.sandbox import SandboxLimits, check_sandbox, run_tests
+from flyspec_lab.sandbox.system_calls import DENIED, system_call_filter
 from tests.lab.sandboxes import needs_bubblewrap
 
 pytestmark = needs_bubblewrap
@@ -297,7 +297,7 @@ def test_an_unprivileged_user_is_contained_as_well() -> None:
     program = textwrap.dedent("""
         import sys
         if sys.version_info < (3, 11): sys.exit(77)
-        try: from flyspec.lab.sandbox import SandboxLimits, run_tests
+        try: from flyspec_lab.sandbox import SandboxLimits, run_tests
         except PermissionError: sys.exit(77)
         limits = SandboxLimits(wall_s=2)
         def said(program):
@@ -317,7 +317,7 @@ def test_an_unprivileged_user_is_contained_as_well() -> None:
     ids = ["--reuid", "65534", "--regid", "65534", "--clear-groups"]
     done = subprocess.run(
         [setpriv, *ids, python, "-B", "-c", program],
-        cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
+        cwd="/", env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{ROOT}:{ROOT}/lab"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode == 77 or "Permission denied" in done.stderr.splitlines()[-1:]:

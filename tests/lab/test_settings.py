@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.lab.run_directory import open_run
-from flyspec.lab.settings import RunSettings, code_version, digest
 from flyspec.version import __version__
+from flyspec_lab.run_directory import open_run
+from flyspec_lab.settings import RunSettings, code_version, digest
 
 SETTINGS = RunSettings(
     "1.0",

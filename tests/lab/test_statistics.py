@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flyspec.lab.statistics import (
+from flyspec_lab.statistics import (
     Flips,
     Interval,
     PairedBootstrap,

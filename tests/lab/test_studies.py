@@ -7,21 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from flyspec.lab import compare
-from flyspec.lab.answered import Answered
-from flyspec.lab.arms import make_arms
-from flyspec.lab.options import EvalOptions
-from flyspec.lab.problems import TaskProblems
-from flyspec.lab.run import wanted_samples
-from flyspec.lab.statistics import Interval
-from flyspec.lab.studies.catalogue import STUDIES, studies_named
-from flyspec.lab.studies.options import StudyOptions
-from flyspec.lab.studies.report import facts_of
-from flyspec.lab.studies.study import Found, Study, value_of
-from flyspec.lab.tasks import Problem
-from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import DrafterStatus, ModelInfo
+from flyspec_lab import compare
+from flyspec_lab.answered import Answered
+from flyspec_lab.arms import make_arms
+from flyspec_lab.options import EvalOptions
+from flyspec_lab.problems import TaskProblems
+from flyspec_lab.run import wanted_samples
+from flyspec_lab.statistics import Interval
+from flyspec_lab.studies.catalogue import STUDIES, studies_named
+from flyspec_lab.studies.options import StudyOptions
+from flyspec_lab.studies.report import facts_of
+from flyspec_lab.studies.study import Found, Study, value_of
+from flyspec_lab.tasks import Problem
+from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, rows_of
 
 EVALUATED = [study for study in STUDIES.values() if isinstance(study, Study)]

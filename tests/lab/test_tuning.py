@@ -10,15 +10,18 @@ from scipy.spatial.distance import jensenshannon
 from flyspec import bundled
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.lab.certify import Promise
-from flyspec.lab.local_model import LocalModel
-from flyspec.lab.tasks import TASKS
-from flyspec.lab.tuning.divergences import drafted_divergences
-from flyspec.lab.tuning.preset import rules_file
-from flyspec.lab.tuning.record import Recorder
-from flyspec.lab.tuning.recording import TuningRecord
-from flyspec.lab.tuning.replay import Replayed, RuleReplay, distributions_of
-from flyspec.lab.tuning.search import (
+from flyspec.rule_files import read_rules
+from flyspec.rules import Divergence, Rule
+from flyspec.rules.resolve import resolve_rule
+from flyspec_lab.certify import Promise
+from flyspec_lab.local_model import LocalModel
+from flyspec_lab.tasks import TASKS
+from flyspec_lab.tuning.divergences import drafted_divergences
+from flyspec_lab.tuning.preset import rules_file
+from flyspec_lab.tuning.record import Recorder
+from flyspec_lab.tuning.recording import TuningRecord
+from flyspec_lab.tuning.replay import Replayed, RuleReplay, distributions_of
+from flyspec_lab.tuning.search import (
     AXES,
     axes_of,
     candidates,
@@ -26,9 +29,6 @@ from flyspec.lab.tuning.search import (
     fastest,
     recovery_low,
 )
-from flyspec.rules import Divergence, Rule
-from flyspec.rules.resolve import resolve_rule
-from orchestrator.generation.rule_files import read_rules
 from verify_service.rules import judge
 
 K, COUNT, MAX_TOKENS = 7, 5, 96

@@ -57,20 +57,28 @@ async def test_calls_are_counted_by_method_and_status(server):
     assert found.total("flyspec_rpc_open_calls") == 0
 
 
-async def test_who_may_not_call_is_counted(server):
+async def test_who_may_not_call_is_counted_and_logged(server, caplog):
     channel, scrape = server
+    caplog.set_level("INFO")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await reflect(channel)
     assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
     assert (await scrape()).total("flyspec_rpc_calls_total", code="UNAUTHENTICATED") == 1
+    (line,) = [r for r in caplog.records if r.message == "call ended with an error"]
+    assert line.fields["method"].endswith("ServerReflectionInfo")
+    assert line.fields["client"].startswith("ipv4:127.0.0.1:")
+    assert (line.fields["code"], line.fields["reason"]) == ("UNAUTHENTICATED", "who are you?")
 
 
-async def test_what_cannot_be_read_is_counted(server):
+async def test_what_cannot_be_read_is_counted_and_logged(server, caplog):
     channel, scrape = server
+    caplog.set_level("INFO")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await channel.unary_unary("/grpc.health.v1.Health/Check")(b"\xff\xff\xff")
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (await scrape()).total("flyspec_rpc_calls_total", code="INVALID_ARGUMENT") == 1
+    (line,) = [r for r in caplog.records if r.message == "call ended with an error"]
+    assert line.fields["code"] == "INVALID_ARGUMENT"
 
 
 async def test_methods_that_clients_make_up_are_not_counted(server):

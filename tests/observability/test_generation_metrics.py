@@ -74,9 +74,7 @@ async def test_the_parts_of_a_round_add_up(observed):
     added = await observed.since(before, 1)
     parts = {part: added.total("flyspec_round_part_seconds_sum", part=part) for part in PARTS}
     assert sum(parts.values()) == pytest.approx(added.total("flyspec_round_seconds_sum"))
-    assert parts["verify_step"] > 0
-    assert parts["draft"] > 0
-    assert parts["network"] > 0
+    assert min(parts.values()) > 0
 
 
 async def test_plain_decoding_counts_rounds_without_drafts(observed):
@@ -118,7 +116,7 @@ async def test_how_requests_end_and_are_refused(observed):
     async with AsyncClient(observed.stack.address, max_retries=0) as client:
         with pytest.raises(FlyspecError):
             await client.complete("", GenerateOptions(max_tokens=4))
-        long = GenerateOptions(max_tokens=2000, ignore_eos=True, rule=Rule("exact"))
+        long = GenerateOptions(max_tokens=250, ignore_eos=True, rule=Rule("exact"))
         running = [asyncio.create_task(client.complete("a", long)) for _ in range(4)]
         active = "flyspec_generations_active"
         await until(lambda: observed.scrape("orchestrator").total(active) == 4)

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from flyspec.telemetry import fields, request_id_of, set_request_id
-from flyspec.telemetry.logs import JsonFormatter, TextFormatter
+from flyspec.telemetry.logs import JsonFormatter, TextFormatter, errors_returned
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from tests.observability.observed import SERVICES
 from tests.waiting import until
@@ -80,9 +80,44 @@ def test_a_text_line_has_the_fields_after_the_message():
     assert line.endswith(" verify INFO done tokens=3")
 
 
-def test_what_a_peer_sent_makes_no_line_of_its_own():
-    line = TextFormatter("verify").format(record("refused: %s", "a\n12:00:00 verify INFO fine"))
+@pytest.mark.parametrize("end", ["\n", "\r", "\x0b", "\x85", "\u2028"])
+def test_what_a_peer_sent_makes_no_line_of_its_own(end):
+    sent = f"a{end}12:00:00 verify INFO fine\x1b[2K\x9b2K"
+    line = TextFormatter("verify").format(record("refused: %s", sent, **fields(client=sent)))
     assert len(line.splitlines()) == 1
+    assert not {"\x1b", "\x9b"} & {*line}
+
+
+@pytest.mark.parametrize(
+    ("client", "shown"),
+    [
+        ("team-a", "team-a"),
+        ("10.0.0.0/24", "10.0.0.0/24"),
+        ("ü", "ü"),
+        ("a status=OK", '"a status=OK"'),
+        ("a=b", '"a=b"'),
+        ('"', '"\\""'),
+        ("", '""'),
+        ("a\u00a0b", '"a\\u00a0b"'),
+        (None, "None"),
+        (["a", 1], "\"['a', 1]\""),
+    ],
+)
+def test_what_a_client_calls_itself_makes_no_field_of_its_own(client, shown):
+    line = TextFormatter("x").format(record("request ended", **fields(client=client, status="OK")))
+    assert line.endswith(f" request ended client={shown} status=OK")
+
+
+def test_errors_returned_do_not_fill_the_log(monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    for second in (1.5, 2.0, 7.9):
+        monkeypatch.setattr("time.monotonic", lambda now=second: now)
+        for _ in range(300):
+            errors_returned.info("error", extra=fields(code=400))
+    assert [r.fields.get("not_logged", 0) for r in caplog.records] == [
+        *[0] * 10, *([290] + [0] * 9) * 2
+    ]  # fmt: skip
+    assert all(r.fields["code"] == 400 for r in caplog.records)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +180,38 @@ async def test_a_request_without_an_id_gets_one(observed):
     identifiers = [await generate(observed) for _ in range(2)]
     assert len({*identifiers}) == 2
     assert await lines_of(observed, identifiers[1])
+
+
+@pytest.mark.parametrize(
+    ("request_", "code", "reason"),
+    [
+        (generation_pb2.GenerateRequest(text=""), "INVALID_ARGUMENT", "prompt"),
+        (
+            generation_pb2.GenerateRequest(
+                text="a", speculation=generation_pb2.Speculation(drafter="nobody")
+            ),
+            "NOT_FOUND",
+            "nobody",
+        ),
+    ],
+)
+async def test_a_refused_request_is_one_line_with_the_reason(observed, request_, code, reason):
+    identifier = f"refused:{reason}"
+    metadata = (("x-request-id", identifier), ("flyspec-client-id", "somebody"))
+    async with grpc.aio.insecure_channel(observed.stack.address) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError):
+            _ = [m async for m in stub.Generate(request_, metadata=metadata)]
+
+    def said():
+        lines = [json.loads(x) for x in observed.logs if f'"{identifier}"' in x]
+        return [line for line in lines if line["level"] == "info"]
+
+    (line,) = await until(said)
+    assert line["message"] == "call ended with an error"
+    assert line["method"] == "flyspec.v1.GenerationService/Generate"
+    assert (line["code"], line["client"]) == (code, "id:somebody")
+    assert reason in line["reason"]
 
 
 async def test_every_line_of_every_service_parses(observed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import socket
 import ssl
 import threading
@@ -39,6 +40,20 @@ def test_metrics_are_at_their_path_alone(port):
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://127.0.0.1:{port.port}/", timeout=5)
     assert caught.value.code == 404
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_on_loopback_no_page_reads_metrics_under_a_name_of_its_own(host):
+    security = PortSecurity(host, TlsFiles(), allow_insecure=True)
+    opened = MetricsPort(security, 0, new_registry("test"))
+    codes = []
+    for name in ("localhost", "10.0.0.1:9464", "prometheus.example"):
+        connection = http.client.HTTPConnection("127.0.0.1", opened.port, timeout=30)
+        connection.request("GET", "/metrics", headers={"host": name})
+        codes.append(connection.getresponse().status)
+        connection.close()
+    opened.close()
+    assert codes == [200, 200, 200 if host == "0.0.0.0" else 403]
 
 
 def test_a_port_in_use_is_said(port):

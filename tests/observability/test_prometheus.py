@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, start_http_server
 
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from loadtest.ports import free_port
+from orchestrator.telemetry.metrics import GenerationMetrics
 from tests.observability.observed import SERVICES
 from tests.observability.tools import tool
 from tests.waiting import until
@@ -53,7 +55,7 @@ class Prometheus:
     async def scraped(self) -> None:
         """Wait until every service has been scraped after now."""
         now = time.time()
-        scraped = f"count(timestamp(up) > {now}) == {len(SERVICES)}"
+        scraped = f'count(timestamp(up{{job=~"flyspec-.*"}}) > {now}) == {len(SERVICES)}'
         await until(lambda: asyncio.to_thread(self.query, scraped))
 
     async def missing(self, expressions, seconds: float = 60.0) -> list[str]:
@@ -80,37 +82,44 @@ async def traffic(address: str) -> None:
 @pytest.fixture(scope="module")
 async def prometheus(observed, tmp_path_factory):
     program = tool("prometheus")
+    ports = {f"flyspec-{service}": observed.port(service) for service in SERVICES}
+    registry = CollectorRegistry()  # of keys, which the stack's clients do not have
+    metrics = GenerationMetrics(registry)
+    for status in ("OK", "RESOURCE_EXHAUSTED"):
+        metrics.count_key("team", status, 3)
+    keys, _ = start_http_server(0, "127.0.0.1", registry)
+    ports["keys"] = keys.server_port
     folder = tmp_path_factory.mktemp("prometheus")
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(MONITORING / "rules.yaml")],
         "scrape_configs": [
             {
-                "job_name": f"flyspec-{service}",
+                "job_name": job,
                 "static_configs": [
                     {
-                        "targets": [f"127.0.0.1:{observed.port(service)}"],
-                        "labels": {"namespace": "flyspec", "pod": f"{service}-0"},
+                        "targets": [f"127.0.0.1:{port}"],
+                        "labels": {"namespace": "flyspec", "pod": f"{job}-0"},
                     }
                 ],
             }
-            for service in SERVICES
+            for job, port in ports.items()
         ],
     }
     (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
-    port = free_port()
+    listening = free_port()
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(  # noqa: ASYNC220 - returns at once
             [
                 program,
                 f"--config.file={folder / 'prometheus.yml'}",
                 f"--storage.tsdb.path={folder / 'data'}",
-                f"--web.listen-address=127.0.0.1:{port}",
+                f"--web.listen-address=127.0.0.1:{listening}",
             ],
             stdout=log,
             stderr=log,
         )
-    running = Prometheus(port)
+    running = Prometheus(listening)
     try:
 
         async def ready() -> bool:
@@ -127,6 +136,7 @@ async def prometheus(observed, tmp_path_factory):
     finally:
         process.terminate()
         process.wait(20)
+        keys.shutdown()
 
 
 async def test_every_service_is_up(prometheus):
@@ -171,7 +181,7 @@ async def test_every_rule_is_evaluated_without_error(prometheus):
         return rules if all(rule["health"] != "unknown" for rule in rules) else None
 
     rules = await until(evaluated)
-    assert len(rules) == 37
+    assert len(rules) == 40
     assert [rule["name"] for rule in rules if rule["health"] != "ok"] == []
 
 

@@ -38,16 +38,13 @@ def pool_of(*services, breaker=Instant, info=INFO) -> Pool:
     for index, service in enumerate(services):
         replica = Replica(service, breaker())
         replica.info, replica.problem = info, ""
+        replica.breaker.succeeded()
         pool._replicas[f"{service.address}-{index}"] = replica
     return pool
 
 
 def registry_of(*services, breaker=Instant) -> Drafters:
     """Drafters whose default is `model` at these services."""
-
-    async def probe(replica, kind):
-        return 0
-
-    drafters = Drafters(lambda address, name: pool_of(*services), probe)
+    drafters = Drafters(lambda address, name, kind: pool_of(*services))
     drafters.adopt(pool_of(*services, breaker=breaker), INFO.drafters)
     return drafters

@@ -13,6 +13,7 @@ from typing import Any
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import UnavailableError
+from flyspec.rule_files import load_rules
 from flyspec.self_drafting import following_round
 from flyspec.telemetry import Telemetry
 from flyspec.values.admin import (
@@ -36,10 +37,9 @@ from flyspec.values.rounds import (
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.generation.rule_files import load_rules
 from orchestrator.generations import Generations
 from orchestrator.telemetry.requests import RequestObserver
-from orchestrator.upstreams.protocol import UNKNOWN, Correlation
+from orchestrator.upstreams.protocol import UNKNOWN, Correlation, SilentError
 from tests.orchestrator.tokenizer import BUNDLE
 
 EOS, VOCAB_SIZE, CONTEXT = 1, 400, 256
@@ -200,7 +200,11 @@ class DrafterSession(Session):
 
     async def propose(self, token_ids, request, timeout_s) -> DraftChunk:
         self.begin()
-        await self.service.answer()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.service.answer()
+        except TimeoutError:
+            raise SilentError(f"{self.service.address} is silent") from None
         tokens = list(token_ids)
         self.held = len(tokens)
         for _ in range(request.max_tokens):

@@ -82,14 +82,18 @@ def held(*stacks: Stack):
 
 def slow(stack: Stack) -> None:
     """Make every step of the target slow."""
-    runner = stack.verify_engine.model
-    forward = runner.forward
+    slow_down(stack.verify_engine.model, 0.01)
+
+
+def slow_down(model: Any, seconds: float) -> None:
+    """Make every step of a model take so much longer."""
+    forward = model.forward
 
     def slowly(*steps):
-        time.sleep(0.01)
+        time.sleep(seconds)
         return forward(*steps)
 
-    runner.forward = slowly
+    model.forward = slowly
 
 
 def _verify_server(servicer, port=0):

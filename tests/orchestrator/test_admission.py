@@ -314,6 +314,23 @@ async def test_limits_by_client_come_with_when_to_retry():
     assert admission.refused_total == 1
 
 
+async def test_a_request_that_is_not_read_yet_is_its_clients_and_has_no_place():
+    admission = Admission(lambda: 1, ClientLimits(1, 0), max_waiting=0)
+    slow = [admission.visit(name) for name in "abc"]
+    with pytest.raises(ResourceExhaustedError, match="this client"):
+        admission.visit("a")
+    async with admission.visit("d"):
+        with pytest.raises(ResourceExhaustedError, match="all slots"):
+            async with slow[0]:
+                raise AssertionError("it has a place")
+    for visit in slow:
+        visit.end()
+        visit.end()
+    async with admission.visit("a") as visit, visit.slot(1):
+        pass
+    assert empty(admission)
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_whatever_comes_and_goes_nothing_is_left(seed):
     rng = random.Random(seed)

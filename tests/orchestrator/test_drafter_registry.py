@@ -51,26 +51,29 @@ class Service:
 
 
 class Fleet:
-    """Drafters over services that answer, and the probes each received."""
+    """Drafters over services that answer, and the trials of each."""
 
     def __init__(self):
         self.down: set[str] = set()
-        self.probed: list[tuple[str, str]] = []
+        self.tried: list[tuple[str, str]] = []
         self.refuse = ""
-        self.drafters = Drafters(self.pool, self.probe)
+        self.drafters = Drafters(self.pool)
 
-    def pool(self, address, name):
+    def pool(self, address, name, kind=""):
         async def accept(service, info):
             return ""
 
-        addresses = Addresses(address, "address")
-        return Pool(name, addresses, lambda a, _: Service(a, self.down), accept, Breaker, 0.01)
+        async def trial(replica):
+            if self.refuse:
+                raise UnavailableError(self.refuse)
+            self.tried.append((replica.address, kind))
+            return 7
 
-    async def probe(self, replica, kind):
-        if self.refuse:
-            raise UnavailableError(self.refuse)
-        self.probed.append((replica.address, kind))
-        return 7
+        def connect(address, _):
+            return Service(address, self.down)
+
+        addresses = Addresses(address, "address")
+        return Pool(name, addresses, connect, accept, Breaker, 0.01, trial=trial)
 
 
 @pytest.fixture
@@ -98,7 +101,7 @@ async def test_a_life(fleet):
     drafters = fleet.drafters
     drafter, probe_ns = await drafters.register("new", "new:1,new:2", "")
     assert (drafter.kind, probe_ns) == ("model", 7)
-    assert fleet.probed == [("new:1", "model")]
+    assert fleet.tried == [("own:1", ""), ("new:1", ""), ("new:2", "")]
     assert drafters.assign("new") is drafter
     assert drafters.assign("").name == "model"
 

@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 
 from flyspec.client import GenerateOptions
-from flyspec.errors import DeadlineExceededError, UnavailableError
+from flyspec.errors import DeadlineExceededError, FlyspecError, UnavailableError
 from flyspec.rules import Rule
 from flyspec.values.admin import BreakerState
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.tokens import SamplingParams
+from orchestrator.upstreams.connection import read
+from orchestrator.upstreams.verify import GrpcVerifySession
 from tests.orchestrator.stacks import (
     generate,
     held,
@@ -63,6 +65,50 @@ async def test_a_lost_target_gives_way_to_the_other(model_dirs, greedy, k):
         await until_ready(admin, 1)
         targets = {t.address: t for t in (await admin.status()).targets}
         assert targets[recovery.successor].ready
+
+
+@pytest.mark.parametrize("times", [1, 2, None])
+async def test_what_is_damaged_on_its_way_is_not_the_clients_fault(
+    stack, monkeypatch, greedy, times
+):
+    """A round that the target refuses as invalid is sent again, and in the end it is INTERNAL."""
+    send, damaged = GrpcVerifySession.send, []
+
+    async def damage(self, sequence, round_, distributions):
+        if len(sequence) > 30 and (times is None or len(damaged) < times):
+            damaged.append(round_)
+            round_ = replace(round_, draft_token_ids=[2**31])
+        await send(self, sequence, round_, distributions)
+
+    monkeypatch.setattr(GrpcVerifySession, "send", damage)
+    options = GenerateOptions(rule=EXACT, num_speculative_tokens=4, max_tokens=40)
+    if times is None:
+        with pytest.raises(FlyspecError, match="no fault of the request") as failed:
+            await stack.client.complete(PROMPT, options)
+        assert failed.value.status == "INTERNAL"
+        assert 1 < len(damaged) < 10
+        return
+    done = await stack.client.complete(PROMPT, options)
+    assert done.token_ids == greedy(list(done.started.prompt_token_ids), 40)
+    assert len(damaged) == times
+    assert [r.kind for r in done.completion.recoveries] == [RecoveryKind.TARGET_REOPENED]
+
+
+async def test_a_verdict_damaged_on_its_way_is_asked_for_again(stack, monkeypatch, greedy):
+    damaged = []
+
+    async def damage(call):
+        message = await read(call)
+        if not damaged and message.decisions:
+            damaged.append(message)
+            message.decisions[0].outcome = 99
+        return message
+
+    monkeypatch.setattr("orchestrator.upstreams.verify.read", damage)
+    options = GenerateOptions(rule=EXACT, num_speculative_tokens=4, max_tokens=40)
+    done = await stack.client.complete(PROMPT, options)
+    assert done.token_ids == greedy(list(done.started.prompt_token_ids), 40)
+    assert damaged
 
 
 @pytest.mark.parametrize("k", [0, 4])

@@ -88,6 +88,21 @@ async def test_many_at_once_are_each_as_alone(stack, greedy):
     assert await stack.idle()
 
 
+async def test_a_loose_text_does_not_end_at_a_loose_stop_token(stack):
+    loose = Rule("random", random_acceptance=0.6, fly_window_size=0)
+    options = GenerateOptions(
+        rule=loose, max_tokens=60, num_speculative_tokens=6, seed=4, ignore_eos=True
+    )
+    first = await stack.client.complete(PROMPT, options)
+    accepted = zip(first.token_ids, first.origins, strict=True)
+    stops = list({token for token, origin in accepted if origin is Origin.LOOSE})
+    again = await stack.client.complete(PROMPT, replace(options, stop_token_ids=stops))
+    ends = [o for t, o in zip(again.token_ids, again.origins, strict=True) if t in stops]
+    assert Origin.LOOSE not in ends
+    assert again.token_ids != first.token_ids[: len(again.token_ids)]
+    assert [*again.started.stop_token_ids] == sorted(stops)
+
+
 async def test_what_a_generation_tells(stack):
     options = GenerateOptions(rule=Rule("fly"), max_tokens=60, num_speculative_tokens=8)
     generation = await stack.client.complete(PROMPT, options)

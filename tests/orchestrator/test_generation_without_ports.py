@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import grpc
 import pytest
 
 from flyspec.errors import (
     DeadlineExceededError,
+    IncompatibleError,
     InvalidArgumentError,
     PermissionDeniedError,
     ResourceExhaustedError,
@@ -29,8 +31,8 @@ from flyspec.values.generation import (
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
-from tests.orchestrator.scripted import EOS, script, scripted
-from tests.orchestrator.tokenizer import TOKENIZER
+from tests.orchestrator.scripted import EOS, Target, script, scripted
+from tests.orchestrator.tokenizer import BUNDLE, TOKENIZER
 
 PROMPT = [5, 6, 7]
 
@@ -127,6 +129,47 @@ async def test_generations_at_once_do_not_meet():
         for prompt, events in zip(prompts, all_events, strict=True):
             assert tokens_of(events) == expected(prompt, 30)
         assert not any(inside.left)
+
+
+@pytest.mark.parametrize("rests", [False, True])
+async def test_a_repeated_run_waits_for_its_drafter(rests):
+    """Which times out without it, in this generation and, if it `rests`, in one before."""
+    async with scripted() as inside:
+        asked = request(max_tokens=30)
+        *first, done = await run(inside, asked)
+        ks = done.num_draft_tokens_per_round
+        assert max(ks) == 4
+        drafter = inside.drafters["drafter:1"]
+        drafter.timeout_s, drafter.pause_s = 0.05, 0.1
+        if rests:
+            assert (await run(inside, asked))[-1].num_recoveries
+        asked = request(max_tokens=30, num_draft_tokens_per_round=ks, num_speculative_tokens=4)
+        *again, repeated = await run(inside, asked)
+        origins = [[o for e in events if isinstance(e, Chunk) for o in e.origins]
+                   for events in (first, again)]  # fmt: skip
+        assert origins[0] == origins[1]
+        assert repeated.num_draft_tokens_per_round == ks
+        assert (repeated.num_recoveries, repeated.speculation.num_unrepeated_rounds) == (0, 0)
+
+
+async def test_a_repeated_run_says_where_its_drafter_was_lost():
+    async with scripted() as inside:
+        *_, done = await run(inside, request(max_tokens=30))
+        ks = done.num_draft_tokens_per_round
+        inside.drafters["drafter:1"].lost = True
+        asked = request(max_tokens=30, num_draft_tokens_per_round=ks, num_speculative_tokens=4)
+        *_, repeated = await run(inside, asked)
+        assert repeated.speculation.num_unrepeated_rounds > 0
+
+
+async def test_a_tokenizer_that_cannot_be_read_is_named(monkeypatch):
+    async def tokenizer(self):
+        return replace(BUNDLE, tokenizer_json=BUNDLE.tokenizer_json[:-9])
+
+    monkeypatch.setattr(Target, "tokenizer", tokenizer)
+    with pytest.raises(IncompatibleError, match="tokenizer of the verify service at target:1"):
+        async with scripted():
+            pass
 
 
 async def until(condition):

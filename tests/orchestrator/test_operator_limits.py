@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.rule_files import NamedRule, RuleBook, load_rules, read_rules
 from flyspec.rules import PARAMETERS, Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules.limits import Limits
 from flyspec.rules.presets import DEFAULT_RULE, RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
-from orchestrator.generation.limits import Limits
-from orchestrator.generation.rule_files import NamedRule, RuleBook, load_rules, read_rules
 
 NORMALIZED, TOP_K = EntropyMeasure.NORMALIZED, EntropyMeasure.TOP_K
 ROOT = Path(__file__).resolve().parents[2]

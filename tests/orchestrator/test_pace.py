@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -76,7 +77,7 @@ def pace_of(
 def test_what_was_recorded_is_repeated(ks, data):
     """Whatever the verdicts accept, and however many plain tokens each has."""
     rest = FixedPace(5, at_once=True)
-    pace, left = RepeatedPace(ks, rest), list(ks)
+    pace, left = RepeatedPace(ks, rest, "d"), list(ks)
     while left:
         turn = pace.turn()
         assert turn == pace.turn()
@@ -92,6 +93,22 @@ def test_what_was_recorded_is_repeated(ks, data):
         pace.checked(plain(count))
         del left[:count]
     assert pace.turn() == rest.turn() == NextRound(5)
+    assert pace.num_unrepeated == 0
+
+
+def test_rounds_with_other_drafts_than_recorded_are_counted():
+    pace = RepeatedPace([3, 3, 0, 3, 3], FixedPace(5), "d")
+    pace.checked(drafted(3, 1))
+    pace.checked(drafted(2, 2))
+    assert pace.num_unrepeated == 1
+    pace.window_failed()
+    assert pace.num_unrepeated == 1
+    pace.checked(plain(1))
+    other = drafted(3, 3)
+    pace.checked(other._replace(proposal=replace(other.proposal, drafter="another")))
+    assert pace.num_unrepeated == 3
+    pace.checked(other)
+    assert pace.num_unrepeated == 3
 
 
 # --- the first token ------------------------------------------------------------------------
@@ -120,7 +137,7 @@ def test_a_quick_drafter_drafts_from_the_first_token_on(relative_size, prompt_le
 
 def test_behind_an_earlier_run_k_adapts():
     rest = pace_of(Experience([MeasuredStep(1, 10 * MS)]))
-    pace = RepeatedPace([2, 0], rest)
+    pace = RepeatedPace([2, 0], rest, "d")
     pace.checked(drafted(2, 2))
     pace.nothing_drafted()
     pace.checked(plain(1))

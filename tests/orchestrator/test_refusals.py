@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from contextlib import aclosing
@@ -27,6 +28,7 @@ from orchestrator.front.grpc import GenerationServicer
 from tests.orchestrator.call_context import Taker
 from tests.orchestrator.scripted import scripted
 from tests.orchestrator.stacks import held, start_stack
+from tests.waiting import until
 
 PROMPT = "The cat sat on the mat"
 EXACT = Rule("exact")
@@ -89,6 +91,27 @@ async def test_limits_by_client(model_dirs):
         assert await stack.idle()
 
 
+@pytest.mark.parametrize("method", ["Generate", "Score"])
+async def test_a_client_over_its_limit_is_refused_before_its_request(model_dirs, method):
+    async with start_stack(model_dirs, max_concurrent_per_client=1) as stack:
+        port, _ = stack.orchestrator.ports
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            path = f"/flyspec.v1.GenerationService/{method}"
+            silent = channel.stream_stream(path)()
+            await silent.initial_metadata()  # it is being read
+            late = channel.stream_stream(path)()
+            assert await asyncio.wait_for(late.code(), 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            silent.cancel()
+
+            async def free() -> bool:
+                with contextlib.suppress(ResourceExhaustedError):
+                    return bool((await stack.client.complete(PROMPT, SHORT)).token_ids)
+                return False
+
+            await until(free)
+        assert await stack.idle()
+
+
 async def test_outstanding_tokens_are_told_and_bounded(model_dirs):
     async with start_stack(model_dirs, max_outstanding_tokens=300, max_waiting=5) as stack:
         events = stack.client.generate(PROMPT, replace(LONG, max_tokens=None))  # the context's 256
@@ -114,14 +137,29 @@ async def test_outstanding_tokens_are_told_and_bounded(model_dirs):
     [
         ({"text": "the cat " * 350_000}, "characters, the first"),
         ({"text": "a" * 3_000_000}, "characters, the first"),
-        ({"token_ids": {"ids": [3] * 3_000_000}}, "but it has 3000000 tokens; shorten it"),
-        ({"chat": {"messages": [{}] * 1_000_000}}, "but it has 1000000 messages; shorten it"),
+        (
+            {"token_ids": {"ids": [3] * 3_000_000}},
+            "token_ids.ids: at most 256 allowed, got 3000000",
+        ),
+        ({"chat": {"messages": [{}] * 1_000_000}}, "more than 65536 fields"),
+        (
+            {"text": "a", "speculation": {"phases": [{}] * 30_000}},
+            "speculation.phases: at most 16 allowed, got 30000",
+        ),
+        (
+            {"text": "a", "speculation": {"num_draft_tokens_per_round": [1] * 1_000_000}},
+            "speculation.num_draft_tokens_per_round: at most 256 allowed, got 1000000",
+        ),
+        (
+            {"chat": {"messages": [{"role": "x"}], "tools_json": "[" + "{}," * 70_000 + "{}]"}},
+            "chat.tools_json: at most 65536 names, texts, lists and objects allowed",
+        ),
         (
             {"chat": {"messages": [{"role": "user", "content": "the cat " * 35_000}] * 10}},
             "characters, the first",
         ),
     ],
-    ids=["words", "letters", "ids", "messages", "chat"],
+    ids=["words", "letters", "ids", "messages", "phases", "rounds", "tools", "chat"],
 )
 async def test_prompts_of_absurd_size_cost_little(stack, request_, message):
     port, _ = stack.orchestrator.ports

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from flyspec.errors import UnavailableError
-from flyspec.values.admin import ProcessInfo
+from flyspec.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from flyspec.values.admin import BreakerState, ProcessInfo
 from orchestrator.fleet import replicas
 from orchestrator.fleet.breaker import HUNG_FIRST_S, Breaker
 from orchestrator.fleet.discovery import Addresses
@@ -55,7 +55,12 @@ class Service:
         self.closed = True
 
 
-def pool_of(spec, says=None, interval_s=0.005, rest_s=0.001):
+async def works(replica):
+    """A trial that succeeds."""
+    return 7
+
+
+def pool_of(spec, says=None, interval_s=0.005, rest_s=0.001, trial=works):
     says = {} if says is None else says
 
     async def accept(service, info):
@@ -68,6 +73,7 @@ def pool_of(spec, says=None, interval_s=0.005, rest_s=0.001):
         accept,
         lambda: Breaker(rest_s, 10 * rest_s),
         interval_s,
+        trial=trial,
     )
 
 
@@ -246,7 +252,7 @@ async def test_one_that_hung_and_then_says_what_nobody_expects_is_not_asked_with
 
 
 async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
-    pool = pool_of("a:1", interval_s=60.0)
+    pool = pool_of("a:1", interval_s=60.0, trial=None)
     await pool.start()
     (a,) = pool.replicas
     a.failed(UnavailableError("lost"))
@@ -261,6 +267,54 @@ async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
     a.breaker.succeeded()
     a.leave(second)
     assert a.usable
+    await pool.close()
+
+
+async def test_one_that_nobody_uses_is_tried_by_its_watcher():
+    """Else it would stay on trial until a session comes, and admit only that one."""
+    says, fails, tried = {"a:1": SilentError("busy")}, [], []
+
+    async def trial(replica):
+        assert not replica.usable, "one trial at a time"
+        tried.append(replica.address)
+        if fails:
+            raise fails.pop()
+        return 7
+
+    pool = pool_of("a:1", says, trial=trial)
+    await pool.start()
+    (a,) = pool.replicas
+    assert not tried
+    del says["a:1"]
+    await until(lambda: a.breaker.state is BreakerState.CLOSED)
+    assert (tried, a.trial_ns) == (["a:1"], 7)
+    fails += [SilentError("too late"), UnavailableError("lost")]
+    a.failed(UnavailableError("lost"))
+    await until(lambda: a.reason == "too late")
+    a.breaker.retry_at = 0.0  # its rest is over
+    a.disturbed.set()
+    await until(lambda: a.breaker.state is BreakerState.CLOSED)
+    assert (len(tried), a.reason) == (4, "")
+    await pool.close()
+
+
+async def test_one_that_is_full_is_not_at_fault_and_one_that_cannot_is_not_used():
+    errors = [InvalidArgumentError("it cannot"), ResourceExhaustedError("all sessions are in use")]
+
+    async def trial(replica):
+        if errors:
+            raise errors.pop()
+        return 7
+
+    pool = pool_of("a:1", interval_s=60.0, trial=trial)
+    await pool.start()
+    (a,) = pool.replicas
+    assert a.usable, "a session may try it"
+    assert a.breaker.state is BreakerState.HALF_OPEN
+    await pool.refresh()
+    assert a.problem == "a:1 refuses to work: it cannot"
+    await pool.refresh()
+    assert a.breaker.state is BreakerState.CLOSED
     await pool.close()
 
 

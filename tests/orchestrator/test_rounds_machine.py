@@ -378,7 +378,8 @@ def test_a_lossy_run_is_repeated_by_its_rounds(world, minds, max_tokens, window_
     fakes = Fakes(world, plan, TOKENIZER, window_size, pace=WilfulPace(), drafter=drafter)
     tokens = asyncio.run(whole(fakes, minds))
     rounds = fakes.ledger.num_draft_tokens_per_round
-    pace = RepeatedPace(rounds, FixedPace(0))
+    pace = RepeatedPace(rounds, FixedPace(0), drafter or "model")
     again = Fakes(world, plan, TOKENIZER, window_size, pace=pace, drafter=drafter)
     assert asyncio.run(whole(again)) == tokens
     assert again.ledger.num_draft_tokens_per_round == rounds
+    assert pace.num_unrepeated == 0

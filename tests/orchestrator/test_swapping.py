@@ -19,7 +19,7 @@ from flyspec.rules import Rule
 from flyspec.values.admin import DrafterState
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.rounds import Outcome
-from tests.orchestrator.stacks import held, start_stack
+from tests.orchestrator.stacks import held, slow_down, start_stack
 from tests.tiny import make_model
 
 EXACT = Rule("exact")
@@ -158,3 +158,19 @@ async def test_rounds_are_returned_and_come_to_the_output(stack, rule):
             assert not {Outcome.LOOSE, Outcome.PROVISIONAL} & {d.outcome for d in record.decisions}
     assert tokens[first : first + 60] == generation.token_ids
     assert not (await stack.client.complete(PROMPT, GenerateOptions(max_tokens=3))).rounds
+
+
+async def test_a_drafter_that_is_slow_is_used_for_what_it_has_in_time(model_dirs, greedy):
+    async with start_stack(model_dirs, draft_timeout_s=2.0) as stack:
+        slow_down(stack.draft_sessions._engine.model, 0.3)
+        options = GenerateOptions(
+            rule=EXACT, max_tokens=8, ignore_eos=True, num_speculative_tokens=15
+        )
+        generation = await stack.client.complete(PROMPT, options)
+        assert generation.token_ids == greedy(generation.started.prompt_token_ids, 8)
+        assert generation.completion.recoveries == ()
+        (drafts,) = generation.completion.drafters
+        assert drafts.drafter == "model"
+        assert drafts.num_draft_tokens > 0
+        (drafter, *_) = await stack.admin.list_drafters()
+        assert drafter.stats.failures_total == 0

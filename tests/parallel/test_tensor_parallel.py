@@ -25,7 +25,6 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.exactness import SETS
-from flyspec.bench.reference import Reference
 from flyspec.bundled import TARGET
 from flyspec.cli.service import Child
 from flyspec.client import AsyncClient, GenerateOptions
@@ -42,6 +41,7 @@ from flyspec.errors import ConfigError, FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import Chunk
 from flyspec.values.tokens import Origin
+from flyspec_lab.bench.reference import Reference
 from loadtest.ports import free_port
 from orchestrator.server import Orchestrator
 from tests.autojudges import facts_of, tensors_of

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from flyspec.planning.acceptance import AgreeingRuns
 from flyspec.values.tokens import Origin
+from flyspec_lab.planning.acceptance import AgreeingRuns
 
 
 def decode(agrees: list[bool], k: int) -> list[Origin]:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from flyspec.bench.modes import FlyspecMode, Sample
-from flyspec.bench.planning import measured_modes
 from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.planning.measured import KEY, read_measured
-from flyspec.planning.plan import Deployment, rate
 from flyspec.rules import Rule
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.tokens import Origin
+from flyspec_lab.bench.modes import FlyspecMode, Sample
+from flyspec_lab.bench.planning import measured_modes
+from flyspec_lab.planning.measured import KEY, read_measured
+from flyspec_lab.planning.plan import Deployment, rate
 from tests.cli.processes import invoke
 from tests.planning.test_acceptance import decode, rounds, texts
 

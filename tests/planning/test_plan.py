@@ -10,10 +10,10 @@ import pytest
 
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
-from flyspec.planning.acceptance import AgreeingRuns
-from flyspec.planning.measured import KEY, MeasuredMode, choose, read_measured
-from flyspec.planning.plan import Deployment, bounds, devices_for, notes, rate
 from flyspec.values.admin import MeasuredStep
+from flyspec_lab.planning.acceptance import AgreeingRuns
+from flyspec_lab.planning.measured import KEY, MeasuredMode, choose, read_measured
+from flyspec_lab.planning.plan import Deployment, bounds, devices_for, notes, rate
 
 MS = 1e6
 P = 0.8

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from flyspec.planning.queueing import RoundParts, on_devices, on_one_machine
+from flyspec_lab.planning.queueing import RoundParts, on_devices, on_one_machine
 
 MS = 1e6
 

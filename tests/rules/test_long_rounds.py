@@ -33,6 +33,9 @@ RULES = {
     "relaxed": {"relaxed_delta": 0.2},
     "mars": {"mars_ratio": 0.6},
     "random": {"random_acceptance": 0.5, "random_judges_matches": True},
+    "rejection": {},
+    "ensemble": {"ensemble_weight": 0.3},
+    "cactus": {"cactus_delta": 1.0},
 }
 
 

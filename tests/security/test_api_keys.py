@@ -25,7 +25,7 @@ from tests.observability.scraping import settled
 from tests.orchestrator.stacks import start_stack
 
 SHORT = GenerateOptions(max_tokens=4)
-LONG = GenerateOptions(max_tokens=500, ignore_eos=True, num_speculative_tokens=2)
+LONG = GenerateOptions(max_tokens=250, ignore_eos=True, num_speculative_tokens=2)
 GENERATE = frozenset({Scope.GENERATE})
 
 

@@ -9,7 +9,6 @@ from flyspec import rpc
 from flyspec.client import AsyncClient, Credentials
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, UnavailableError
-from flyspec.rpc.gate import Gate
 from flyspec.security import ChannelSecurity
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.upstreams.connector import GrpcConnector
@@ -124,10 +123,3 @@ async def test_a_replica_found_by_a_name_must_have_that_name_in_its_certificate(
             assert problem in replica.problem
             await pool.close()
         await fleet.close()
-
-
-def test_who_is_refused_does_not_fill_the_log(monkeypatch):
-    gate = Gate([])
-    for second in (1.5, 2.0, 7.9):
-        monkeypatch.setattr("time.monotonic", lambda now=second: now)
-        assert sum(gate._should_log() for _ in range(300)) == 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import accumulate, product
 
 import pytest
 from hypothesis import given
@@ -17,6 +17,12 @@ CHANCES = st.lists(EIGHTHS, max_size=4).map(lambda chances: sorted(chances, reve
 STEPS = st.lists(st.integers(1, 20), min_size=1, max_size=4).map(
     lambda ns: StepCosts([MeasuredStep(2**i, n) for i, n in enumerate(sorted(ns))])
 )
+DEARER_AND_DEARER = st.lists(st.integers(0, 20), max_size=12).map(
+    lambda ns: StepCosts([MeasuredStep(1, 20), *(
+        MeasuredStep(i, 20 + n) for i, n in enumerate(accumulate(sorted(ns)), 2)
+    )])
+)  # fmt: skip
+"""Costs of which each further token's is at least the last one's."""
 
 
 def rate(survivals, counts, others, costs):
@@ -27,7 +33,11 @@ def rate(survivals, counts, others, costs):
     return expected / costs(others + sum(counts))
 
 
-@given(survivals=st.lists(CHANCES, min_size=1, max_size=4), others=st.integers(1, 6), costs=STEPS)
+@given(
+    survivals=st.lists(CHANCES, min_size=1, max_size=4),
+    others=st.integers(1, 6),
+    costs=DEARER_AND_DEARER,
+)
 def test_the_choice_is_the_best_there_is(survivals, others, costs):
     """`others` are the tokens that the step has anyway."""
     kept = admit(survivals, others + sum(map(len, survivals)), costs)
@@ -44,6 +54,20 @@ def test_a_draft_left_out_is_never_likelier_than_one_that_is_checked(survivals, 
     checked = [c for chances, n in zip(survivals, kept, strict=True) for c in chances[:n]]
     left = [c for chances, n in zip(survivals, kept, strict=True) for c in chances[n:]]
     assert min(checked, default=1.0) >= max(left, default=0.0)
+
+
+@pytest.mark.parametrize("others", [[], [0.5], [1.0, 0.25]])
+def test_what_follows_a_draft_has_no_say_in_it(others):
+    """The second draft costs much, the following ones next to nothing."""
+    costs = StepCosts([MeasuredStep(2, 100), MeasuredStep(3, 120), MeasuredStep(4, 180),
+                       MeasuredStep(64, 190)])  # fmt: skip
+    for num_same in (1, 2, 3):
+        found = set()
+        for behind in product([0.0, 0.25, 0.5, 0.625], repeat=4 - num_same):
+            chances = [*[0.75, 0.75, 0.625][:num_same], *sorted(behind, reverse=True)]
+            first, _ = admit([chances, others], 2 + len(chances) + len(others), costs)
+            found.add(min(first, num_same))
+        assert len(found) == 1
 
 
 def test_where_rows_cost_nothing_all_are_checked():

@@ -13,7 +13,9 @@ from flyspec.config import VerifySettings
 from flyspec.engine import cache_size, loading
 from flyspec.engine.device_memory import DeviceMemory
 from flyspec.engine.loading import load_model
+from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
+from flyspec.model_files import check_model_files
 from verify_service import server
 from verify_service.ranks import load
 
@@ -36,9 +38,18 @@ def _configured(directory, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
+def _with_a_shared_id(directory):
+    path = directory / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    *_, last, own = vocabulary = tokenizer["model"]["vocab"]
+    vocabulary[own] = vocabulary[last]
+    path.write_text(json.dumps(tokenizer))
+
+
 @pytest.mark.parametrize(
     ("damage", "text"),
     [
+        (_with_a_shared_id, "tokenizer.json gives id [0-9]+ to both '.*' and '.*'"),
         (_truncated, "cannot be loaded"),
         (lambda d: (d / WEIGHTS).unlink(), "there is no model.safetensors"),
         (lambda d: (d / "tokenizer.json").write_text("{"), "cannot be loaded"),
@@ -52,6 +63,43 @@ def test_a_damaged_model_is_refused(target_dir, tmp_path, damage, text):
     damage(tmp_path / "model")
     with pytest.raises(ConfigError, match=text):
         load_model(str(tmp_path / "model"), "cpu", "float32")
+
+
+@pytest.mark.parametrize("layers", [3, 1e9])
+def test_more_layers_than_the_weights_have_are_refused_from_the_files(target_dir, tmp_path, layers):
+    model = shutil.copytree(target_dir, tmp_path / "model")
+    _configured(model, num_hidden_layers=layers)
+    with pytest.raises(ConfigError, match=f"num_hidden_layers {layers:,.0f}, but .* 2 layers"):
+        check_model_files(str(model))
+    weights = dict.fromkeys(load_file(model / WEIGHTS), WEIGHTS)
+    (model / WEIGHTS).rename(model / "model-1.safetensors")
+    index = {"weight_map": dict.fromkeys(weights, "model-1.safetensors")}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConfigError, match="2 layers"):
+        check_model_files(str(model))
+    _configured(model, num_hidden_layers=2)
+    check_model_files(str(model))
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "text"),
+    [
+        (UP, float("nan"), f"{UP} has values that are not finite"),
+        ("lm_head.weight", 1e38, "its logits are not finite"),
+    ],
+)
+def test_logits_that_are_not_finite_are_told_as_that(target_dir, tmp_path, name, scale, text):
+    model = shutil.copytree(target_dir, tmp_path / "model")
+    weights = load_file(model / WEIGHTS)
+    weights[name] = weights[name].float() * scale
+    save_file(weights, model / WEIGHTS, metadata={"format": "pt"})
+    loaded = load_model(str(model), "cpu", "float32")
+    with pytest.raises(ConfigError, match=text) as refused:
+        ModelRunner(loaded, num_slots=2).warm_up()
+    assert "attention" not in str(refused.value)
 
 
 def test_tied_weights_need_not_be_stored(target_dir, tmp_path):

@@ -52,6 +52,54 @@ def some_other(token):
     return 5 if token != 5 else 6
 
 
+LOOSENED = Rule("random", random_acceptance=1.0, fly_window_size=0)
+MIXED = Rule("ensemble", ensemble_weight=0.0)  # the draft's distribution alone
+
+
+@pytest.mark.parametrize(("rule", "sampling"), [(LOOSENED, GREEDY), (MIXED, SamplingParams(1.0))])
+@pytest.mark.parametrize("stop", ["neither", "draft", "own", "eos"])
+async def test_a_stop_token_is_never_loose_nor_replaced(
+    engine, log_softmax, loaded, rule, sampling, stop
+):
+    eos = next(iter(loaded.tokenizer.eos_token_ids))
+    opened = opening(PROMPT, rule=rule, sampling=sampling)
+    plain = engine.open(opened)
+    (told,) = await answers(engine, plain, VerifyRound(1, len(PROMPT), [], []))
+    own = told.next_token_id
+    draft = eos if stop == "eos" else some_other(own)
+    stops = {"draft": [draft], "own": [own]}.get(stop, [])
+    session = engine.open(replace(opened, stop_token_ids=stops))
+    halves = np.log([0.75, 0.25]).astype("<f2").tobytes()
+    drawn = [TokenDistribution(halves, [draft, 9])] if rule is MIXED else []
+    round_ = VerifyRound(1, len(PROMPT), [], [draft])
+    (verdict,) = await answers(engine, session, round_, drawn)
+    outcome = Outcome.LOOSE if stop == "neither" else Outcome.REJECTED
+    assert [d.outcome for d in verdict.decisions] == [outcome]
+
+
+async def test_a_window_open_at_a_stop_token_has_failed(engine, log_softmax):
+    own = target_token(log_softmax, PROMPT)
+    loose = some_other(own)
+    stop = target_token(log_softmax, [*PROMPT, loose])
+    for stops in ([], [stop]):
+        open_ = replace(opening(PROMPT, rule=across()), stop_token_ids=stops)
+        round_ = VerifyRound(1, len(PROMPT), [], [loose, stop])
+        (verdict,) = await answers(engine, engine.open(open_), round_)
+        outcomes = [d.outcome for d in verdict.decisions]
+        assert (outcomes[0] is Outcome.REJECTED) == bool(stops), outcomes
+        if stops:
+            assert (verdict.keep_length, verdict.next_token_id) == (len(PROMPT), own)
+
+
+async def test_plain_decoding_ends_at_a_stop_token(engine, greedy):
+    tokens = greedy(PROMPT, 8)
+    stop = next(t for i, t in enumerate(tokens) if i >= 2 and t not in tokens[:i])
+    session = engine.open(replace(opening(PROMPT), stop_token_ids=[stop]))
+    round_ = VerifyRound(1, len(PROMPT), [], [], max_plain_tokens=8)
+    told = await answers(engine, session, round_)
+    assert [each.next_token_id for each in told] == tokens[: tokens.index(stop) + 1]
+
+
 async def test_a_window_fails_in_a_later_round(engine, log_softmax):
     """Loose at the first position, then a match, then a mismatch: back to the first position."""
     session = engine.open(opening(PROMPT, rule=across()))
@@ -179,6 +227,8 @@ async def test_logprobs_of_every_token_that_stands(engine, log_softmax):
     engine.close(session)
     with pytest.raises(InvalidArgumentError, match=r"open\.logprobs must be between 0 and 20"):
         engine.open(VerifyOpen(PROMPT, len(PROMPT), across(), GREEDY, 0, logprobs=21))
+    with pytest.raises(InvalidArgumentError, match=r"open\.stop_token_ids: token id 400 is out"):
+        engine.open(replace(opening(PROMPT), stop_token_ids=[3, 400]))
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,20 @@ def distributions(tools, folder):
 
 
 @pytest.fixture(scope="session")
-def installed(distributions, tools, folder):
+def laboratory(tools, folder):
+    """The wheel of flyspec-lab, built from its sdist."""
+    where = folder / "dist-lab"
+    run(tools / "python", "-m", "build", "--outdir", where, ROOT / "lab", cwd=folder)
+    (wheel,) = where.glob("flyspec_lab-*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def installed(distributions, laboratory, tools, folder):
     """The programs of an environment with flyspec[all] and nothing else; `tools` import it, too."""
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
     programs = folder / "venv/bin"
-    pip(programs, f"{distributions[1]}[all]")
+    pip(programs, f"{distributions[1]}[all]", laboratory)
     where = "import sysconfig; print(sysconfig.get_path('purelib'))"
     theirs = run(tools / "python", "-c", where, cwd=folder).strip()
     Path(theirs, "user.pth").write_text(run(programs / "python", "-c", where, cwd=folder))

@@ -39,6 +39,17 @@ def test_four_packages_and_nothing_else(names):
         assert f"{package}/py.typed" in names
 
 
+def test_the_laboratory_is_a_distribution_of_its_own(laboratory):
+    with zipfile.ZipFile(laboratory) as wheel:
+        names = {name for name in wheel.namelist() if ".dist-info/" not in name}
+        (about,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = message_from_string(wheel.read(about).decode())
+    tracked = run("git", "ls-files", "flyspec_lab", cwd=ROOT / "lab").splitlines()
+    assert names == set(tracked)
+    assert metadata["Version"] == __version__
+    assert f"flyspec=={__version__}" in metadata.get_all("Requires-Dist")
+
+
 def test_the_packages_files_and_no_others(names):
     """Apart from the links in flyspec/bundled, and what the native step is compiled from."""
     tracked = run("git", "ls-files", *PACKAGES, cwd=ROOT).splitlines()

@@ -11,7 +11,7 @@ from flyspec.values.rounds import Budget
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """Control, EOS and guarded tokens are never accepted loosely.
+    """Control, EOS (stop tokens among them) and guarded tokens are never accepted loosely.
 
     Nor is any draft accepted in place of one that the target picks.
     """

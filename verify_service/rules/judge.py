@@ -65,6 +65,8 @@ def hear(
     the target's own token; if none is rejected, all are accepted, followed by the bonus token. The
     round ends at its first drafted EOS; later drafts are not reached. K = 0 is plain decoding.
 
+    `eos_token_ids` are all tokens that end the text, the request's stop tokens among them.
+
     A mismatch is accepted if the rule's criterion and window allow it, neither token is guarded
     (`control_token_ids`, `eos_token_ids`, the rule's own `guarded_token_ids`), its processed
     probability is not 0, its position is not before `exact_until_position` and its cost fits into
@@ -143,7 +145,7 @@ def hear(
     def decide(answers: Answers) -> Verdict:
         if all(stretch.samples for stretch in stretches):
             seen = None
-            own = _own_tokens(stretches, round_, answers, exact_until)
+            own = _own_tokens(stretches, round_, answers, exact_until, num_speculative_tokens)
             matches: Sequence[bool] = (False,) * len(drafts)  # no windows
         else:
             seen = observe(inquiry, answers, [s.num_samples for s in judged_by])
@@ -186,7 +188,11 @@ judge = alone(hear)
 
 
 def _own_tokens(
-    stretches: Sequence[Stretch], round_: Round, answers: Answers, exact_until: int
+    stretches: Sequence[Stretch],
+    round_: Round,
+    answers: Answers,
+    exact_until: int,
+    num_speculative_tokens: int,
 ) -> Sequence[int]:
     """Return the target's own tokens as speculative sampling needs them, the bonus token last.
 
@@ -194,7 +200,8 @@ def _own_tokens(
     """
     count = len(round_.drafts)
     guards = any(stretch.parts.loosening for stretch in stretches)
-    needed = count if guards else min(count, max(0, exact_until))
+    several = 0 < num_speculative_tokens < count  # rounds, with bonus tokens between them
+    needed = count if guards or several else min(count, max(0, exact_until))
     (bonus,) = answers.tokens(TARGET_STREAM, count, count + 1)
     return (*answers.tokens(TARGET_STREAM, 0, needed), bonus)
 

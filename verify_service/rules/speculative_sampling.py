@@ -84,8 +84,9 @@ class SamplingReferee:
     Drafts accepted either way are EXACT and cost nothing. Those that only the loosened ratio lets
     pass are LOOSE, and need the leave of guard and purse, and that no window is open. A rejected
     one is replaced by a draw from the residual, the loosened one if the draft could have been
-    accepted loosely. Indices before `exact_until` are judged by match with the target's keyed
-    sample. `own` has the target's own tokens by index; elsewhere they are needed only for guards.
+    accepted loosely. Indices before `exact_until`, and those of bonus tokens, are judged by match
+    with the target's keyed sample. `own` has the target's own tokens by index; elsewhere they are
+    needed only for guards.
     """
 
     round: Round
@@ -103,7 +104,7 @@ class SamplingReferee:
         draft = self.round.drafts[index]
         most, drafted, processed = self._numbers(THREE_LOGITS, index)
         gap = most - drafted
-        if index < self.exact_until:
+        if index < self.exact_until or self.window.is_bonus(index):
             own = self.own[index]
             if draft == own:
                 return Decision(Outcome.EXACT, draft)

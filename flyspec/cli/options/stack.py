@@ -184,10 +184,13 @@ class ListeningFlags:
     admin_ssl_client_auth: Annotated[ClientAuth | None, _security("admin_ssl_client_auth")] = None
     api_keys_file: Annotated[str, _security("api_keys_file")] = ""
     http_allowed_origins: Annotated[str, _security("http_allowed_origins")] = ""
+    allowed_hosts: Annotated[str, _security("allowed_hosts")] = ""
+    allow_special_tokens: Annotated[bool, _security("allow_special_tokens")] = False
     allow_insecure: Annotated[bool, _security("allow_insecure")] = False
     # fmt: on
 
     def orchestrator_flags(self) -> tuple[str, ...]:
         given = {name: value for name, value in vars(self).items() if value}
-        bare = ["--allow-insecure"] if given.pop("allow_insecure", False) else []
-        return (*to_flags(**given), *bare)
+        bare = [name for name, value in given.items() if value is True]
+        flags = to_flags(**{name: given[name] for name in given if name not in bare})
+        return (*flags, *(f"--{name.replace('_', '-')}" for name in bare))

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from flyspec.engine import compiling
 from flyspec.engine.attention import flashinfer
 from flyspec.engine.attention.flashinfer import FlashInferAttention
-from flyspec.engine.attention.flex import FlexAttention
+from flyspec.engine.attention.flex import uncopied
 from flyspec.engine.attention.gathered import GatheredAttention
 from flyspec.engine.attention.paged import PagedAttention
 from flyspec.engine.heads import layer_heads
@@ -33,12 +34,16 @@ def choose_attention(
     if name == "sdpa":
         return GatheredAttention(cache)
     if name == "flex":
-        return FlexAttention(cache, compiled=device.type != "cpu")
+        if device.type != "cpu" and (refused := compiling.refusal()):
+            raise ConfigError(
+                f"--attention-backend flex: would have to be compiled: {refused}; or use auto, sdpa"
+            )
+        return uncopied(cache, device)
     _, _, head_size = next(layer_heads(model.config.get_text_config()))
     reason = flashinfer.unavailable(device, model.dtype, head_size)
     if reason is None:
         return FlashInferAttention(cache, device)
     if name == "flashinfer":
         raise ConfigError(f"--attention-backend flashinfer: {reason}; use auto, flex or sdpa")
-    log.info("attention by FlexAttention: %s", reason)
-    return FlexAttention(cache, compiled=True)
+    log.info("attention without FlashInfer: %s", reason)
+    return uncopied(cache, device)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flyspec.engine.attention.base import Attending
-from flyspec.engine.attention.flex import FlexAttention
+from flyspec.engine.attention.flex import uncopied
 from flyspec.engine.attention.paged import HostPlaces, PagedAttention, PagedStep, Places
 from flyspec.engine.captured.shapes import StepShape
 from flyspec.engine.kv_memory import KVLayer
@@ -49,7 +49,7 @@ def unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str
 
 
 class FlashInferAttention(PagedAttention):
-    """Single tokens drawn on the device are left to FlexAttention: their plan would be a host's."""
+    """Single tokens drawn on the device are left to others: their plan would be a host's."""
 
     name = "flashinfer"
     ragged = True
@@ -58,8 +58,8 @@ class FlashInferAttention(PagedAttention):
         super().__init__(cache)
         self.library: Any = importlib.import_module("flashinfer")
         self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-        self._flex = FlexAttention(cache, compiled=device.type != "cpu")
-        self._flex.windows = self.windows
+        self._singles = uncopied(cache, device)
+        self._singles.windows = self.windows
         self._uncaptured: dict[Kind, Any] = {}
         self._planned: torch.cuda.Event | None = None
 
@@ -84,7 +84,7 @@ class FlashInferAttention(PagedAttention):
             self._planned = stream.record_event(self._planned)
 
     def following(self, shape: StepShape, places: Places) -> PagedStep:
-        return self._flex.step(shape, places)
+        return self._singles.step(shape, places)
 
 
 class _FlashInferStep(PagedStep):

@@ -7,6 +7,7 @@ torch's own `torch.nn.attention.experimental._paged_attention`. Compiled by Trit
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -15,22 +16,19 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from flyspec.engine import compiling
 from flyspec.engine.attention.base import Attending
+from flyspec.engine.attention.gathered import GatheredAttention
 from flyspec.engine.attention.paged import PagedAttention, PagedStep, Places
 from flyspec.engine.captured.shapes import StepShape
-from flyspec.engine.compiling import allow_many_shapes
 from flyspec.engine.kv_memory import KVLayer
+
+log = logging.getLogger(__name__)
 
 QUERY_BLOCK = 128
 """Queries that share a list of blocks, FlexAttention's own default."""
 TILE = 64
 """Queries and keys of a tile where queries are many; no more keys than a block has."""
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> Callable[..., Any]:
-    allow_many_shapes()
-    return torch.compile(flex_attention, dynamic=False)
 
 
 def kernel_options(
@@ -65,10 +63,23 @@ class FlexAttention(PagedAttention):
 
     def __init__(self, cache: Any, compiled: bool) -> None:
         super().__init__(cache)
-        self.function: Any = _compiled() if compiled else flex_attention
+        self.function: Any = flex_attention
+        if compiled:
+            self.function = compiling.compiled(flex_attention, dynamic=False)
 
     def step(self, shape: StepShape, places: Places, once: bool = False) -> PagedStep:
         return _FlexStep(self, shape, places)
+
+
+def uncopied(cache: Any, device: torch.device) -> PagedAttention:
+    """Return FlexAttention, or attention on copies where a GPU's would not be compiled.
+
+    Uncompiled, FlexAttention computes the scores of all blocks of the cache.
+    """
+    if device.type == "cpu" or not (reason := compiling.refusal()):
+        return FlexAttention(cache, compiled=device.type != "cpu")
+    log.warning("attention copies keys and values, since nothing is compiled: %s", reason)
+    return GatheredAttention(cache)
 
 
 class _FlexStep(PagedStep):

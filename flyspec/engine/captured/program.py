@@ -105,10 +105,10 @@ class Program(ABC):
     def draw(
         self, logits: Tensor, drawing: Drawing, keys: Tensor, owner: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Draw a token from each row of raw logits [rows, vocab], with its probability.
+        """Draw a token from each row of raw logits [rows, vocab], with the row's confidence.
 
         Row i is at key i and belongs to sequence owner[i], by default i. Returns int64 and float64
-        [rows]; the probability is the processed one, as in `Draw.confidences`.
+        [rows]; confidences are those of `Draw.confidences`.
         """
         if drawing is Drawing.GREEDY:
             tokens = likeliest(logits)
@@ -119,8 +119,7 @@ class Program(ABC):
             logits = warp_rows(logits, rows, drawing is Drawing.TRUNCATED)
             tokens = draw_rows(logits, keys, rows.greedy)
         scores = computable(logits)
-        chosen = scores.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
-        return tokens, (chosen - scores.logsumexp(dim=-1)).exp().double()
+        return tokens, (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp().double()
 
     def fill_samplings(self, draws: Sequence[Draw]) -> None:
         """Write the draws' sampling parameters; the rest is greedy, at temperature 0."""

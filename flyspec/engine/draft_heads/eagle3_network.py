@@ -1,7 +1,7 @@
 """The network of an EAGLE-3 head: its sizes, its weights by published name, and its arithmetic.
 
-What drafts with it (`eagle3`) and what trains it (`flyspec.lab.heads`) differ only in which keys a
-row attends to.
+What drafts with it (`eagle3`) and what trains it (flyspec-lab) differ only in which keys a row
+attends to.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ inline int drawn_token(const Row& row, uint64_t key, float top, float least) {
   }
   return best;
 }
-// Draws a token and writes its probability among those that are left; -1 if the largest logit is
-// NaN or infinite.
+// Draws a token and writes the probability of the likeliest one; -1 if the largest logit is NaN or
+// infinite.
 inline int drawn(const float* logits, int count, const Sampler& s, float* chance) {
   const Row row{logits, count, s.temperature};
   const float top = largest(row);
@@ -118,7 +118,7 @@ inline int drawn(const float* logits, int count, const Sampler& s, float* chance
       const Vec x = row.from(i);
       sum += x >= set1(least) ? vexp(x - set1(top)) : set1(0);
     }
-    *chance = std::exp(row[token] - top) / hsum(sum);
+    *chance = 1 / hsum(sum);
   }
   return token;
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -14,17 +13,16 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.routing import Mount
 
+from flyspec.concurrency import in_turn
 from flyspec.config import OrchestratorSettings
-from flyspec.metadata import CLIENT_ID_KEY, TRACEPARENT_KEY
-from flyspec.telemetry import request_id
+from flyspec.rule_files import RuleBook
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import Event, Models
 from flyspec.values.requests import GenerationRequest
 from flyspec.version import __version__
-from orchestrator.admission.clients import Caller, network_of
+from orchestrator.admission.clients import Caller
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
-from orchestrator.front.access import key_of_call
 from orchestrator.front.http import errors, tokens
 from orchestrator.front.http.bodies import (
     ChatBody,
@@ -47,6 +45,7 @@ from orchestrator.front.http.drafters import DrafterEndpoints
 from orchestrator.front.http.event_stream import EventStream
 from orchestrator.front.http.operators import Operators
 from orchestrator.front.http.options import chat_of, chosen, options_of, rule_of, stopping_at
+from orchestrator.front.http.reading import BodyReader, body_route
 from orchestrator.front.http.replies import Events, Reply
 from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.response_input import chat_of_items
@@ -54,7 +53,6 @@ from orchestrator.front.http.responses import ResponsesReply
 from orchestrator.front.http.tool_calls import parser_for, stops_of
 from orchestrator.front.http.web_page import PageFiles, WebPage
 from orchestrator.generation.prompt import encode_prompt
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
 
@@ -67,6 +65,8 @@ def make_app(
         summary="Speculative decoding as a service, by OpenAI's API.",
     )  # fmt: skip
     errors.handle_errors(app)
+    reader = BodyReader(lambda: generations.target.info.model.context_length)
+    app.router.route_class = body_route(reader)
     face = _Face(generations)
     drafters = DrafterEndpoints(fleet, Operators(settings))
     page = WebPage(generations, fleet, settings, rules, drafters, __version__)
@@ -152,22 +152,27 @@ class _Face:
     async def chat(self, body: ChatBody, request: Request) -> Response:
         """Continue a chat."""
         models, tokenizer = self._generations.models(), self._target.tokenizer
-        options = stopping_at(stops_of(body, tokenizer), chat_options(body, models))
-        chat = chat_of(body, joins_parts=not tokenizer.reads_parts)
-        asked = GenerationRequest(chat, options)
+
+        def convert() -> GenerationRequest:
+            options = stopping_at(stops_of(body, tokenizer), chat_options(body, models))
+            return GenerationRequest(chat_of(body, not tokenizer.reads_parts), options)
+
+        asked = await body.converted(convert)
         reply = ChatReply(body, *self._served(models), body.n)
         return await self._reply(reply, body, [asked], _caller(request))
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         """Continue prompts."""
         models, target = self._generations.models(), self._target
-        options, prompts = completion_options(body, models), prompts_of(body)
+        options, prompts = await body.converted(
+            lambda: (completion_options(body, models), prompts_of(body))
+        )
         caller, echoes = _caller(request), []
         asked = [GenerationRequest(prompt, options) for prompt in prompts.values()]
         if body.echo or len(prompts) > 1:  # so that errors name the prompt
             known = target.tokenizer, target.info.model
             for index, (name, prompt) in enumerate(prompts.items()):
-                token_ids = await asyncio.to_thread(encode_prompt, prompt, *known, name)
+                token_ids = await in_turn(partial(encode_prompt, prompt, *known, name))
                 asked[index] = GenerationRequest(token_ids, options)
         if body.echo:
             await self._generations.check(asked[0], caller)
@@ -184,8 +189,12 @@ class _Face:
         """Respond to a text, or to messages and the outputs of functions."""
         models, tokenizer = self._generations.models(), self._target.tokenizer
         stops = stops_of(body, tokenizer)
-        options = options_of(body, models, max_tokens=body.max_output_tokens)
-        asked = GenerationRequest(chat_of_items(body), stopping_at(stops, options))
+
+        def convert() -> GenerationRequest:
+            options = options_of(body, models, max_tokens=body.max_output_tokens)
+            return GenerationRequest(chat_of_items(body), stopping_at(stops, options))
+
+        asked = await body.converted(convert)
         reply = ResponsesReply(body, models.target.name, parser_for(body, tokenizer), stops)
         return await self._send(reply, body, self._run([asked], _caller(request)))
 
@@ -240,20 +249,22 @@ class _Face:
             "rule": rule_of(name, models) or models.rules[0],
         }
 
-    async def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+    async def tokenize(self, body: TokenizeBody) -> Response:
         """Encode a text or a chat."""
         rule_of(body.model, self._generations.models())
         return await self._apart(tokens.tokenize, body)
 
-    async def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+    async def detokenize(self, body: DetokenizeBody) -> Response:
         """Decode token ids."""
         rule_of(body.model, self._generations.models())
         return await self._apart(tokens.detokenize, body)
 
-    async def _apart(self, answer: Callable[..., dict[str, Any]], body: Any) -> dict[str, Any]:
-        """Answer in a thread: a megabyte of text takes a second, and streams would wait for it."""
+    async def _apart(self, answer: Callable[..., dict[str, Any]], body: Any) -> Response:
+        """Answer in turn: a megabyte of text takes a second, and streams would wait for it."""
         target = self._target
-        return await asyncio.to_thread(answer, body, target.tokenizer, target.info.model)
+        return await in_turn(
+            lambda: JSONResponse(answer(body, target.tokenizer, target.info.model))
+        )
 
     async def health(self) -> Response:
         """Whether requests are accepted: 200, else 503."""
@@ -267,10 +278,5 @@ class _Face:
 
 
 def _caller(request: Request) -> Caller:
-    return Caller(
-        address=network_of(request.client.host) if request.client else "",
-        client_id=request.headers.get(CLIENT_ID_KEY, ""),
-        key=key_of_call(),
-        request_id=request_id(),
-        traceparent=request.headers.get(TRACEPARENT_KEY, ""),
-    )
+    caller: Caller = request.state.caller
+    return caller

@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NotRequired, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator, with_config
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
+from flyspec.concurrency import in_turn
 from flyspec.flags import flags_of
+from flyspec.json_text import MAX_PARTS
+from flyspec.validation import LENGTHS
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 from orchestrator.generation.plan import SEED_BITS
 
 MAX_CHOICES = 128
 """Maximum choices of a request, over all prompts."""
 MAX_STOP_STRINGS = 4
+MAX_METADATA = 16
+
+T = TypeVar("T")
+Many = Annotated[list[T], Field(max_length=MAX_PARTS, fail_fast=True)]
+"""A list that only `MAX_PARTS` limits; the first wrong item is told, since all may be wrong."""
+Objects = Many[dict[str, Any]]
+TokenIdList = Annotated[list[int], Field(fail_fast=True)]
+"""A list that the model's context limits."""
+Prompts = Annotated[list[T], Field(max_length=MAX_CHOICES, fail_fast=True)]
+Metadata = Annotated[dict[str, Any], Field(max_length=MAX_METADATA)]
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
@@ -67,6 +81,15 @@ class Body(BaseModel):
     """A request's body: no other parameters, no conversion between types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    _in_turn: bool = False
+
+    def convert_in_turn(self) -> None:
+        """Do the work on this body, which is long, in turn."""
+        self._in_turn = True
+
+    async def converted(self, work: Callable[[], T]) -> T:
+        """Return the result of work on this body."""
+        return await in_turn(work) if self._in_turn else work()
 
     @model_validator(mode="before")
     @classmethod
@@ -80,6 +103,8 @@ class Body(BaseModel):
                 allowed = " or ".join(map(json.dumps, NEUTRAL[name]))
                 raise refused(name, f"{f'only {allowed} is' if allowed else 'is not'} served here")
         dropped = {name for name, value in data.items() if value is None} | set(unserved)
+        unknown = [name for name in data if name not in cls.model_fields and name not in dropped]
+        dropped.update(unknown[1:])  # one is told
         return {name: value for name, value in data.items() if name not in dropped}
 
 
@@ -136,10 +161,16 @@ class SampledBody(_Sampled):
     stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = Field(
         None, description="Up to 4 strings that end the output, and are not part of it."
     )
-    stop_token_ids: list[int] | None = Field(None, description="Tokens that end the output.")
+    stop_token_ids: TokenIdList | None = Field(
+        None,
+        description="Tokens that end the output.",
+        max_length=LENGTHS["stop_token_ids"],
+    )
     ignore_eos: bool = Field(False, description="Keep generating past end of sequence.")
     logit_bias: dict[str, float] | None = Field(
-        None, description="Added to the logits of these token ids."
+        None,
+        description="Added to the logits of these token ids.",
+        max_length=LENGTHS["logit_bias"],
     )
     speculation: dict[str, Any] | None = Field(
         None,
@@ -156,7 +187,7 @@ class SampledBody(_Sampled):
     user: str | None = Field(None, description="Accepted; has no effect.")
     safety_identifier: str | None = Field(None, description="Accepted; has no effect.")
     prompt_cache_key: str | None = Field(None, description="Accepted; has no effect.")
-    metadata: dict[str, Any] | None = Field(None, description="Accepted; has no effect.")
+    metadata: Metadata | None = Field(None, description="Accepted; has no effect.")
 
     @model_validator(mode="after")
     def _stream_options_go_with_stream(self) -> Self:
@@ -190,21 +221,22 @@ class GenerationBody(SampledBody):
         return self
 
 
-class ChatMessageBody(BaseModel):
+@with_config(ConfigDict(extra="allow", strict=True))
+class ChatMessageBody(TypedDict):
     """A message: `role`, `content`, and whatever else the chat template reads."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    role: str = Field(description="The author: system, developer, user, assistant or tool.")
-    content: str | list[dict[str, Any]] | None = Field(
-        None, description="A text, or a list of parts of text."
-    )
+    role: Annotated[
+        str, Field(description="The author: system, developer, user, assistant or tool.")
+    ]
+    content: NotRequired[
+        Annotated[str | Objects | None, Field(description="A text, or a list of parts of text.")]
+    ]
 
 
 class ToolsBody(Body):
     """The functions that the model may call."""
 
-    tools: list[dict[str, Any]] | None = Field(
+    tools: Objects | None = Field(
         None, description="Functions that the model may call, if its chat template shows them."
     )
 
@@ -232,7 +264,7 @@ class CallingBody(ToolsBody):
 class TemplateBody(ToolsBody):
     """How the chat template renders a chat's messages."""
 
-    documents: list[dict[str, Any]] | None = Field(
+    documents: Objects | None = Field(
         None, description="Documents to answer from, if the chat template reads them."
     )
     add_generation_prompt: bool | None = Field(
@@ -257,7 +289,7 @@ class PredictionBody(Body):
     """A predicted output, such as a file before an edit."""
 
     type: Literal["content"]
-    content: str | list[TextPart] = Field(description="The text, or its parts.")
+    content: str | Many[TextPart] = Field(description="The text, or its parts.")
 
     @property
     def text(self) -> str:
@@ -268,7 +300,7 @@ class PredictionBody(Body):
 class ChatBody(GenerationBody, CallingBody, TemplateBody):
     """A request for a chat completion."""
 
-    messages: list[ChatMessageBody] = Field(min_length=1, description="The chat so far.")
+    messages: Many[ChatMessageBody] = Field(min_length=1, description="The chat so far.")
     max_completion_tokens: int | None = Field(None, ge=1, description="Maximum output tokens.")
     max_tokens: int | None = Field(None, ge=1, description="The same, by its older name.")
     logprobs: bool = Field(False, description="Return log-probabilities of the output tokens.")
@@ -289,7 +321,7 @@ class ChatBody(GenerationBody, CallingBody, TemplateBody):
 class CompletionBody(GenerationBody):
     """A request for completions of one or more prompts."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+    prompt: str | Prompts[str] | TokenIdList | Prompts[TokenIdList] = Field(
         description="A text or its token ids, or a list of either."
     )
     max_tokens: int = Field(16, ge=0, description="Maximum output tokens; 0 only with echo.")
@@ -308,7 +340,7 @@ class TokenizeBody(TemplateBody):
 
     model: str | None = Field(None, description="The served name.")
     prompt: str | None = Field(None, description="A text.")
-    messages: list[ChatMessageBody] | None = Field(None, description="A chat.")
+    messages: Many[ChatMessageBody] | None = Field(None, description="A chat.")
     add_special_tokens: bool | None = Field(
         None, description="Add the tokenizer's special tokens; true by default for texts."
     )
@@ -319,4 +351,4 @@ class DetokenizeBody(Body):
     """Token ids to decode."""
 
     model: str | None = Field(None, description="The served name.")
-    tokens: list[int] = Field(description="The token ids.")
+    tokens: TokenIdList = Field(description="The token ids.")

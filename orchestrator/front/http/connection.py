@@ -8,7 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_TIMEOUT_S = 10.0
-"""Seconds for a connection's TLS handshake and first request head, and for each later head."""
+"""Seconds for a connection's TLS handshake, and for each request head."""
 MAX_HEAD_BYTES, HEAD_END = 1 << 16, b"\r\n\r\n"
 
 

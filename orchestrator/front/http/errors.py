@@ -74,11 +74,12 @@ _KNOWN = frozenset(name for body in BODIES.values() for name in body.model_field
 DESCRIPTIONS = {
     400: "The request is invalid; the message says what to change.",
     401: "No API key, or an invalid one.",
-    403: "The API key or certificate does not permit this.",
+    403: "The API key, certificate, host's name or page's origin does not permit this.",
     404: "There is no such model or path.",
     408: "The body did not come in time.",
     409: "The drafter's state does not permit this.",
     413: "The body is too large.",
+    415: "The body is compressed.",
     429: "A limit is reached; `Retry-After` says when to try again.",
     503: "The target cannot be reached, or the server is draining.",
     504: "The generation took too long.",
@@ -106,6 +107,12 @@ class TooLargeError(FlyspecError):
     status = "INVALID_ARGUMENT"
 
 
+class UnsupportedEncodingError(FlyspecError):
+    """The request's body is compressed."""
+
+    status = "INVALID_ARGUMENT"
+
+
 class NoSuchModelError(FlyspecError):
     """No model, or alias of it, has the name in the request."""
 
@@ -124,6 +131,8 @@ KINDS: Mapping[type[FlyspecError], str] = {
 def code_of(error: FlyspecError) -> int:
     if isinstance(error, TooLargeError):
         return 413
+    if isinstance(error, UnsupportedEncodingError):
+        return 415
     return 408 if isinstance(error, IdleTimeoutError) else CODES[error.status]
 
 
@@ -166,6 +175,8 @@ def _in_terms_of_bodies(message: str, path: str) -> str:
     for ours in ("prompt:", "chat:"):
         if path in PROMPTS and message.startswith(ours):
             return PROMPTS[path] + message[len(ours) - 1 :]
+    if path == "/v1/responses" and message.startswith("max_tokens:"):
+        return message.replace("max_tokens", "max_output_tokens", 1)
     for ours, theirs in _RENAMED.items():
         if message.startswith(ours):
             return theirs + message.removeprefix(ours)
@@ -197,6 +208,8 @@ def handle_errors(app: FastAPI) -> None:
             message = f"{request.url.path}: {request.method} is not served; use {allowed}"
         elif error.status_code == 400:  # JSON that Python cannot read
             message = "the body is nested too deeply, or has a number with too many digits"
+            if isinstance(error.__cause__, UnicodeDecodeError):
+                message = f"the body is not UTF-8: byte {error.__cause__.start} is invalid"
         return JSONResponse(
             document(error.status_code, message), error.status_code, headers=error.headers
         )
@@ -231,7 +244,8 @@ def _told(problems: Sequence[Mapping[str, Any]], known: Collection[str]) -> tupl
         return f"{param}: there is no such parameter{hint}", param
     if kind == "too_long":
         most, count = context["max_length"], context["actual_length"]
-        return f"{param}: at most {most} allowed, got {count}", param
+        got = "" if count is None else f", got {count}"  # objects are not counted to their end
+        return f"{param}: at most {most} allowed{got}", param
     message = _SAID.get(kind) or str(problem["msg"]).replace("Input should be", "must be")
     return f"{param}: {message}", param
 

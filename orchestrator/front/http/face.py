@@ -8,13 +8,14 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware.cors import CORSMiddleware
 
 from flyspec.config import HTTP_PORT, OrchestratorSettings
+from flyspec.rule_files import RuleBook
 from flyspec.security import ApiKeys, Scope
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck
 from orchestrator.front.http.app import make_app, paths_of
 from orchestrator.front.http.gate import HttpGate, HttpMetrics, Limits
+from orchestrator.front.http.origins import Origins
 from orchestrator.front.http.server import HttpServer
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
 
@@ -36,9 +37,11 @@ def make_server(
     gate = HttpGate(
         app,
         security,
+        Origins(settings),
         KeyCheck(keys, Scope.GENERATE) if security.keys and keys is not None else None,
         Limits(max_body_bytes, settings.write_timeout_s),
         HttpMetrics(registry, paths_of(app)),
+        lambda caller: generations.arrive(caller),
     )
     served: Any = gate
     if settings.origins:  # outside the gate, since browsers ask without a key whether they may call

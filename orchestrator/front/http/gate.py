@@ -7,23 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError, UnavailableError
-from flyspec.metadata import AUTHORIZATION_KEY, REQUEST_ID_KEY, is_request_id
+from flyspec.metadata import (
+    AUTHORIZATION_KEY,
+    CLIENT_ID_KEY,
+    REQUEST_ID_KEY,
+    TRACEPARENT_KEY,
+    is_request_id,
+)
 from flyspec.rpc import CertificateNames
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.security import PortSecurity
-from flyspec.telemetry import new_request_id
+from flyspec.telemetry import fields, new_request_id
+from flyspec.telemetry.logs import errors_returned
 from flyspec.telemetry.request_ids import set_request_id
-from orchestrator.front.access import KeyCheck
-from orchestrator.front.http.errors import TooLargeError, response_of
+from orchestrator.admission.admission import Visit
+from orchestrator.admission.clients import Caller, network_of
+from orchestrator.front.access import KeyCheck, key_of_call
+from orchestrator.front.http.errors import TooLargeError, UnsupportedEncodingError, response_of
 from orchestrator.front.http.event_stream import STOPPED
+from orchestrator.front.http.origins import Origins
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +45,8 @@ ANY_SCOPE = "/v1/drafters"
 """Paths from here on accept keys of any scope, and decide themselves what each may do."""
 DISCARD_S, DISCARD_BYTES = 5.0, 64 << 20
 """Maximum of a refused body that is still read; beyond it the connection breaks."""
+COUNTED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+"""Paths whose requests admission counts, from before their bodies are read."""
 OTHER = "other"
 LEFT = 499
 """Code in metrics for clients that left, as nginx counts them."""
@@ -75,17 +88,24 @@ class Limits:
 
 
 class HttpGate:
-    """Wraps an ASGI application. `keys` checks API keys if they are required."""
+    """Wraps an ASGI application.
+
+    `keys` checks API keys if they are required; `arrive` admits a request, or refuses it.
+    """
 
     def __init__(
         self,
         app: Any,
         security: PortSecurity,
+        origins: Origins,
         keys: KeyCheck | None,
         limits: Limits,
         metrics: HttpMetrics,
+        arrive: Callable[[Caller], Visit],
     ) -> None:
         self._app, self._keys, self._limits, self._metrics = app, keys, limits, metrics
+        self._origins = origins
+        self._arrive = arrive
         self._names = CertificateNames(security.names) if security.names else None
         self._exchanges: set[_Exchange] = set()
 
@@ -107,14 +127,24 @@ class HttpGate:
             self._metrics.open.labels(path).dec()
             code = LEFT if exchange.left else exchange.code or LEFT
             self._metrics.ended.labels(path, str(code)).inc()
+            if exchange.reason:
+                why = fields(
+                    path=path, code=code, client=exchange.caller().shown, reason=exchange.reason
+                )
+                errors_returned.info("request ended with an error", extra=why)
 
     async def _answer(self, exchange: _Exchange) -> None:
         scope = exchange.scope
         try:
             path = scope["path"]
+            self._origins.admit(exchange.headers)
             if path not in OPEN and not path.startswith(OPEN_BELOW):
                 self._check(scope, exchange.headers)
-            exchange.check_length()
+            exchange.check_head()
+            if path in COUNTED and scope["method"] == "POST":
+                caller = exchange.caller()
+                exchange.visit = self._arrive(caller)
+                scope["state"]["caller"] = replace(caller, visit=exchange.visit)
             await self._app(scope, exchange.receive, exchange.send)
         except asyncio.CancelledError:
             stopped = scope["state"].get(STOPPED)
@@ -143,7 +173,7 @@ class _Exchange:
     """A request and its response: `receive` and `send` with limits.
 
     Once the body is read, a client that leaves cancels the task that answers. `code` is the
-    response's, 0 before it begins.
+    response's, 0 before it begins; `reason` is what an error says.
     """
 
     def __init__(self, scope: dict[str, Any], receive: Any, send: Any, limits: Limits) -> None:
@@ -153,15 +183,37 @@ class _Exchange:
         self.task = task
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.code, self.left, self._finished = 0, False, False
+        self.reason = ""
         self._deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_S
         self._size = 0
+        self.visit: Visit | None = None
         self._watch: asyncio.Task[None] | None = None
         self._unread: FlyspecError | None = None  # why the body could not be read
         given = self.headers.get(REQUEST_ID_KEY.encode(), b"").decode("latin-1")
         self._id = given if is_request_id(given) else new_request_id()
         set_request_id(self._id)
 
-    def check_length(self) -> None:
+    def caller(self) -> Caller:
+        client = self.scope["client"]
+
+        def sent(name: str) -> str:
+            return self.headers.get(name.encode(), b"").decode("latin-1")
+
+        return Caller(
+            address=network_of(client[0]) if client else "",
+            client_id=sent(CLIENT_ID_KEY),
+            key=key_of_call(),
+            request_id=self._id,
+            traceparent=sent(TRACEPARENT_KEY),
+        )
+
+    def check_head(self) -> None:
+        """Raises `TooLargeError`, `UnsupportedEncodingError`."""
+        encoding = self.headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if encoding.lower() not in ("", "identity"):
+            raise UnsupportedEncodingError(
+                f"content-encoding: {encoding!r:.100} is not supported; send the body as it is"
+            )
         length = self.headers.get(b"content-length", b"")
         if length.isdigit():
             self._check_size(int(length))
@@ -203,8 +255,11 @@ class _Exchange:
             self.code = message["status"]
             headers = (REQUEST_ID_KEY.encode(), self._id.encode())
             message["headers"] = [*message.get("headers", ()), headers]
-        elif not message.get("more_body"):
-            self._finished = True
+        else:
+            if self.code >= 400 and (body := message.get("body", b"")).startswith(b'{"error":'):
+                self.reason = json.loads(body)["error"]["message"]
+            if not message.get("more_body"):
+                self._finished = True
         try:
             async with asyncio.timeout(self._limits.write_timeout_s):
                 await self._send(message)
@@ -251,6 +306,8 @@ class _Exchange:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
+        if self.visit is not None:
+            self.visit.end()
 
     def _check_size(self, size: int) -> None:
         if size > (most := self._limits.max_body_bytes):

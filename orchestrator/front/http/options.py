@@ -42,7 +42,7 @@ def rule_of(name: str | None, models: Models) -> str:
 def options_of(body: SampledBody, models: Models, **more: Any) -> GenerateOptions:
     """Return a body's options. Raises `InvalidArgumentError`, `NoSuchModelError`."""
     stop = () if body.stop is None else body.stop
-    options = options_with(body.speculation or {})
+    options = options_with(body.speculation or {}, models.target.context_length)
     if rule := rule_of(body.model, models):
         given = options.rule or Rule("")
         if given.name not in ("", rule):
@@ -91,7 +91,7 @@ def chat_of(body: ChatBody | TokenizeBody, joins_parts: bool) -> Chat:
 
 def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict[str, Any]:
     """Return a message for the template: only text, which it may want in one piece."""
-    fields_ = message.model_dump(exclude_unset=True)
+    fields_: dict[str, Any] = {**message}
     if fields_["role"] == "developer":  # OpenAI's later name, which templates do not know
         fields_["role"] = "system"
     if isinstance(calls := fields_.get("tool_calls"), list):
@@ -99,7 +99,7 @@ def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict
             _call_of(f"messages[{index}].tool_calls[{place}]", call)
             for place, call in enumerate(calls)
         ]
-    content = message.content
+    content = message.get("content")
     if not isinstance(content, list):
         return fields_
     texts = texts_of(f"messages[{index}].content", content)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from orchestrator.front.http.bodies import Body, CallingBody, SampledBody
+from orchestrator.front.http.bodies import Body, CallingBody, Metadata, Objects, SampledBody
 
 
 class ReasoningBody(Body):
@@ -19,7 +19,7 @@ class ReasoningBody(Body):
 class ResponsesBody(SampledBody, CallingBody):
     """A request for a response; nothing of it is stored."""
 
-    input: str | list[dict[str, Any]] = Field(
+    input: str | Objects = Field(
         description="A text, or items: messages, function calls and their outputs."
     )
     instructions: str | None = Field(None, description="A system message before the input.")
@@ -27,4 +27,4 @@ class ResponsesBody(SampledBody, CallingBody):
     reasoning: ReasoningBody | None = Field(
         None, description="Reasoning is not told from text, so only no effort is served."
     )
-    client_metadata: dict[str, Any] | None = Field(None, description="Accepted; has no effect.")
+    client_metadata: Metadata | None = Field(None, description="Accepted; has no effect.")

@@ -7,11 +7,11 @@ from enum import IntEnum
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.rule_files import RuleBook
 from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.values.admin import JudgeInfo
-from orchestrator.generation.rule_files import RuleBook
 
 _TYPES = {bool: "boolean", int: "integer", float: "number"}
 

@@ -15,7 +15,7 @@ import uvicorn
 
 from flyspec.errors import ConfigError
 from flyspec.security import PortSecurity, watch_server_context
-from orchestrator.front.http.connection import HttpConnection
+from orchestrator.front.http.connection import HEAD_TIMEOUT_S, HttpConnection
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,24 @@ IDLE_S = 75
 
 
 class _Server(uvicorn.Server):
-    """A server in a loop with signal handlers of its own."""
+    """A server in a loop with signal handlers of its own, and less patience with handshakes."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen as uvicorn does, whose handshakes may take asyncio's 60 seconds."""
+        config = self.config
+
+        def connection() -> HttpConnection:
+            return HttpConnection(config, self.server_state, self.lifespan.state)
+
+        loop, timeout = asyncio.get_running_loop(), HEAD_TIMEOUT_S if config.ssl else None
+        self.servers = [
+            await loop.create_server(
+                connection, sock=listening, backlog=config.backlog, ssl=config.ssl,
+                ssl_handshake_timeout=timeout,
+            )
+            for listening in sockets or ()
+        ]  # fmt: skip
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -7,15 +7,19 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from flyspec import wire
+from flyspec import rpc, wire
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import PARAMETERS, member_name
 from flyspec.v1 import common_pb2, generation_pb2
+from flyspec.validation import LENGTHS
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 
 
-def options_with(speculation: Mapping[str, Any]) -> GenerateOptions:
+def options_with(speculation: Mapping[str, Any], context_length: int) -> GenerateOptions:
     """Return options with these for speculation. Raises `InvalidArgumentError`."""
+    rpc.check_lists(
+        speculation, LENGTHS, context_length, generation_pb2.Speculation.DESCRIPTOR, "speculation."
+    )
     message = generation_pb2.GenerateRequest(text="x")
     given = _with_rule(speculation, "speculation")
     if isinstance(phases := given.get("phases"), list):

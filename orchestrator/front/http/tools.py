@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
+from flyspec.json_text import read_json
 
 Tool = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ def call_of_template(name: Any, arguments: Any) -> dict[str, Any]:
     """Return a call's function: templates write arguments as JSON, so they expect an object."""
     if isinstance(arguments, str):
         with suppress(ValueError, RecursionError):  # a call that the model broke stays text
-            arguments = json.loads(arguments or "{}")
+            arguments = read_json((arguments or "{}").encode(), "arguments")
     return {"name": name, "arguments": arguments}
 
 

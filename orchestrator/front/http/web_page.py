@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
 from flyspec.config import OrchestratorSettings
+from flyspec.rule_files import RuleBook
 from flyspec.rules.presets import DEFAULT_RULE
 from flyspec.speculation_length import requested
 from flyspec.values.tokens import LABELS, MAX_TEMPERATURE, MIN_TEMPERATURE
@@ -20,7 +21,6 @@ from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.http.drafters import DrafterEndpoints
 from orchestrator.front.http.rule_documents import rule_documents
 from orchestrator.generation.plan import SEED_BITS
-from orchestrator.generation.rule_files import RuleBook
 from orchestrator.generations import Generations
 
 FILES = Path(__file__).with_name("page")

@@ -85,14 +85,14 @@ def rows(count, seed=0):
 
 
 def drawn(logits, hidden, tokens, count, sampling=GREEDY, seed=0):
-    """Draw tokens from restated logits; returns them and their processed probabilities."""
+    """Draw tokens from restated logits; returns them and the largest probability at each place."""
     tokens, chances = list(tokens), []
     given = len(tokens)
     # Token i of `tokens` is at position i + 1: a row precedes each.
     for _ in range(count):
         processed = process_logits(logits(hidden, tokens)[None], sampling)
         token = int(choose_processed(processed, sampling, [len(tokens) + 1], seed))
-        chances.append(float(processed.softmax(-1)[0, token]))
+        chances.append(float(processed.softmax(-1).amax()))
         tokens.append(token)
     return tokens[given:], chances
 

@@ -11,13 +11,13 @@ from flyspec.bundled import AUTOJUDGE, DRAFT, TARGET
 from flyspec.client.recordings import RecordedLine, from_line, to_line
 from flyspec.config import VerifySettings
 from flyspec.errors import InvalidArgumentError
-from flyspec.lab.audit import AuditedTarget, Auditor
-from flyspec.lab.audit.report import DiscrepancyKind, Reason
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.audit import AuditedTarget, Auditor
+from flyspec_lab.audit.report import DiscrepancyKind, Reason
 from tests.lab.audit.recorded import (
     RULES,
     claiming,

@@ -14,10 +14,10 @@ import pytest
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.client.recordings import RecordedLine
 from flyspec.config import VerifySettings
-from flyspec.lab.audit import AuditedTarget, Auditor, AuditReport
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec.values.requests import GenerateOptions
+from flyspec_lab.audit import AuditedTarget, Auditor, AuditReport
 from tests.lab.audit.recorded import claiming, forged, mixed_options, quantised, record, with_token
 from tests.orchestrator.stacks import start_stack
 

@@ -9,19 +9,19 @@ import pytest
 import torch
 
 from flyspec.engine.distributions import round_off
-from flyspec.lab.audit.comparing import (
+from flyspec.values.generation import RoundRecord
+from flyspec.values.rounds import Decision, DistributionSpec, Outcome, Verdict
+from flyspec_lab.audit.comparing import (
     Difference,
     NumberPair,
     RoundComparison,
     compare,
     first_misdrawn,
 )
-from flyspec.lab.audit.noise import chance_of_rounding, combined
-from flyspec.lab.audit.report import DiscrepancyKind
-from flyspec.lab.audit.retelling import RetoldRound
-from flyspec.lab.audit.rounding import within_rounding
-from flyspec.values.generation import RoundRecord
-from flyspec.values.rounds import Decision, DistributionSpec, Outcome, Verdict
+from flyspec_lab.audit.noise import chance_of_rounding, combined
+from flyspec_lab.audit.report import DiscrepancyKind
+from flyspec_lab.audit.retelling import RetoldRound
+from flyspec_lab.audit.rounding import within_rounding
 
 EXACT = Decision(Outcome.EXACT)
 SCALES = [8.0] * 9

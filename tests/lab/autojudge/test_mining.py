@@ -12,10 +12,10 @@ from flyspec.bundled import DRAFT, TARGET
 from flyspec.concurrency import StoppedEarly
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
-from flyspec.lab.autojudge.mining import Miner
-from flyspec.lab.tasks import TASKS, Problem
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.chat import Chat
+from flyspec_lab.autojudge.mining import Miner
+from flyspec_lab.tasks import TASKS, Problem
 
 MOST = 80
 SEED, COUNT = 11, 3

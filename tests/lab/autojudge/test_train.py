@@ -16,12 +16,12 @@ from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.engine.autojudge import read_judge
 from flyspec.engine.loading import load_model
 from flyspec.errors import ConfigError
-from flyspec.lab.autojudge.options import JudgeTrainOptions
-from flyspec.lab.autojudge.train import train
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
 from flyspec.values.tokens import Origin
 from flyspec.word_problems import problems
+from flyspec_lab.autojudge.options import JudgeTrainOptions
+from flyspec_lab.autojudge.train import train
 
 PROBLEMS = 64
 """Few, of which some important mismatches are held out."""

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyspec.errors import ConfigError
-from flyspec.lab.autojudge.mining import Mismatch
-from flyspec.lab.autojudge.training import fit, operating_points, threshold_for
+from flyspec_lab.autojudge.mining import Mismatch
+from flyspec_lab.autojudge.training import fit, operating_points, threshold_for
 
 SIZE = 6
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.lab.tasks.code import pass_at_k
-from flyspec.lab.tasks.humaneval import HumanEval
-from flyspec.lab.tasks.mbpp import Mbpp
+from flyspec_lab.tasks.code import pass_at_k
+from flyspec_lab.tasks.humaneval import HumanEval
+from flyspec_lab.tasks.mbpp import Mbpp
 from tests.lab.sandboxes import needs_bubblewrap
 from tests.lab.tasks.data_files import json_array, json_lines, parquet, real
 
@@ -37,7 +37,7 @@ def test_code_is_run_only_if_asked_for(task: type[HumanEval | Mbpp], tmp_path: P
 
 
 def test_code_is_not_run_without_a_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flyspec.lab.sandbox import check_sandbox
+    from flyspec_lab.sandbox import check_sandbox
 
     check_sandbox.cache_clear()
     monkeypatch.setenv("PATH", "")

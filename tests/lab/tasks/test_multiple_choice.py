@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.lab.tasks.multiple_choice import CommonsenseQa, Mmlu, choose_letter
+from flyspec_lab.tasks.multiple_choice import CommonsenseQa, Mmlu, choose_letter
 from tests.lab.tasks.data_files import json_lines, parquet
 
 

@@ -8,15 +8,15 @@ import pytest
 
 from demo.corpus import code_split
 from flyspec.errors import ConfigError
-from flyspec.lab.tasks import TASKS, Task
-from flyspec.lab.tasks.__main__ import write_tables
-from flyspec.lab.tasks.acp_bench import AcpBench
-from flyspec.lab.tasks.needle import Needle
-from flyspec.lab.tasks.open_ended import OpenEnded
-from flyspec.lab.tasks.python_code import PythonCode
-from flyspec.lab.tasks.turns import SpecBench, SpeedBench
-from flyspec.lab.tasks.word_problems import WordProblems
 from flyspec.values.chat import Chat
+from flyspec_lab.tasks import TASKS, Task
+from flyspec_lab.tasks.__main__ import write_tables
+from flyspec_lab.tasks.acp_bench import AcpBench
+from flyspec_lab.tasks.needle import Needle
+from flyspec_lab.tasks.open_ended import OpenEnded
+from flyspec_lab.tasks.python_code import PythonCode
+from flyspec_lab.tasks.turns import SpecBench, SpeedBench
+from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.tasks.data_files import json_array, json_lines, parquet, real
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -219,7 +219,7 @@ def test_every_task_says_what_it_is(task: type[Task]) -> None:
 
 def test_the_table_of_the_documentation_is_that_of_the_tasks() -> None:
     document = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
-    assert write_tables(document) == document, "run `python -m flyspec.lab.tasks docs/tasks.md`"
+    assert write_tables(document) == document, "run `python -m flyspec_lab.tasks docs/tasks.md`"
     assert all(f"| `{name}` |" in document and f"**{name}**" in document for name in TASKS)
 
 

@@ -1,1 +1,0 @@
-"""What trees of drafts would win over chains: `python -m bench.trees`."""

@@ -1,0 +1,1 @@
+"""Evidence for rules, and measurements of speed: the distribution flyspec-lab, beside flyspec."""

@@ -1,0 +1,116 @@
+"""The problems of a task that every condition has answered, so that conditions can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from flyspec_lab.arms import Arm
+from flyspec_lab.frontier import Curve
+from flyspec_lab.run import Wanted
+from flyspec_lab.samples import KEY, latest
+from flyspec_lab.statistics import Array, PairedBootstrap
+
+COLUMNS = (
+    *KEY, "error", "token_ids", "finish_reason", "loop_token_index",
+    "loop_guard_token_index", "distinct_1", "distinct_2", "distinct_3", "broken_ending", "score",
+    "log_likelihood", "num_tokens", "loose_gaps_nats", "rejected_gaps_nats", "num_rounds",
+    "num_spec_steps", "num_accepted_draft_tokens",
+    "num_loose_tokens", "loose_cost_nats", "num_rejected_tokens", "rejected_cost_nats",
+    "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns", "draft_model_ns",
+    "target_model_ns", "judge_ns",
+)  # fmt: skip
+"""What a report needs of the samples."""
+ROUNDS, TIME = "num_rounds", "total_ns"
+"""What tokens are compared by: speed is tokens per round, or per nanosecond of a request."""
+
+Row = dict[str, Any]
+
+
+class Answered:
+    """The samples of a task's problems that every arm has answered, by the arm's name.
+
+    The rows of all arms are in the same order. Arms without any sample are left out, and named in
+    `missing`.
+    """
+
+    def __init__(self, task: str, arms: Sequence[Arm], wanted: Wanted, rows: Sequence[Row]) -> None:
+        self.task = task
+        self.failed = {arm.name: 0 for arm in arms}
+        good: dict[str, dict[tuple[str, int], Row]] = {arm.name: {} for arm in arms}
+        there = latest(rows)
+        for key, unit in wanted.items():
+            row = there.get(key)
+            if row is None or unit.task.name != task:
+                continue
+            if row["error"] is None:
+                good[unit.arm.name][unit.problem.prompt_id, unit.repeat] = row
+            else:
+                self.failed[unit.arm.name] += 1
+        self.arms = [arm for arm in arms if good[arm.name]]
+        self.missing = [arm.name for arm in arms if not good[arm.name]]
+        self.places = [
+            place
+            for place in (good[self.arms[0].name] if self.arms else ())
+            if all(place in good[arm.name] for arm in self.arms)
+        ]
+        """The problem and the repeat of each text."""
+        self.rows = {arm.name: [good[arm.name][p] for p in self.places] for arm in self.arms}
+        self._number()
+
+    def _number(self) -> None:
+        ids = list(dict.fromkeys(prompt_id for prompt_id, _ in self.places))
+        numbers = {prompt_id: number for number, prompt_id in enumerate(ids)}
+        self._problem = np.array([numbers[prompt_id] for prompt_id, _ in self.places], int)
+        self.first = np.unique(self._problem, return_index=True)[1]
+        """Index of each problem's first text. Tests that take texts to be independent use these."""
+        self.num_problems = len(ids)
+        self.bootstrap = PairedBootstrap(self.num_problems) if self.places else None
+
+    def trials(self, count: int) -> list[Answered]:
+        """Return the texts of every `count`-th problem, from the first, the second and so on.
+
+        Trials without any text are left out.
+        """
+        chosen = [list(self._problem % count == trial) for trial in range(count)]
+        return [self._only(keep) for keep in chosen if any(keep)]
+
+    def _only(self, keep: Sequence[bool]) -> Answered:
+        found = copy(self)
+        found.places = list(compress(self.places, keep))
+        found.rows = {name: list(compress(rows, keep)) for name, rows in self.rows.items()}
+        found._number()
+        return found
+
+    def column(self, arm: str, name: str) -> Array:
+        """Return a column of an arm's samples; null is NaN."""
+        values = [row[name] for row in self.rows[arm]]
+        return np.array([np.nan if v is None else float(v) for v in values])
+
+    def per_problem(self, *columns: Array) -> Array:
+        """Return sums over the repeats of each problem, [problems, columns]."""
+        return np.stack(
+            [np.bincount(self._problem, c, minlength=self.num_problems) for c in columns], axis=1
+        )
+
+    def curve(self, arms: Sequence[Arm], spent: str) -> Curve:
+        """Return arms as a curve over their tokens per round (`ROUNDS`) or per nanosecond (`TIME`).
+
+        Its quality is the score, the mean of a problem's texts.
+        """
+        gained, used, score = (
+            self.per_problem(*(self.column(arm.name, name) for arm in arms))
+            for name in ("num_tokens", spent, "score")
+        )
+        return Curve(gained, used, score * self.num_problems / max(1, len(self.places)))
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether every text has a score."""
+        return bool(self.arms) and all(
+            row["score"] is not None for rows in self.rows.values() for row in rows
+        )

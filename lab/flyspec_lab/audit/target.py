@@ -1,0 +1,204 @@
+"""A target that reads recorded tokens, and judges recorded rounds again.
+
+Rounds whose tokens were all kept are read together: one forward covers everything up to the next
+rejected draft. A batch-invariant engine computes the same bits as in the rounds' own forwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from flyspec.config import VerifySettings
+from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge, read_judge
+from flyspec.engine.distributions import decode
+from flyspec.engine.logits import token_logprobs
+from flyspec.engine.model import History, Step
+from flyspec.errors import InvalidArgumentError
+from flyspec.prefix import num_same
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.tokenizer import Tokenizer
+from flyspec.validation import common_distribution_spec
+from flyspec.values.admin import ModelInfo
+from flyspec.values.generation import Recording
+from flyspec.values.rounds import Verdict
+from flyspec_lab.audit.retelling import RetoldRound
+from flyspec_lab.local_model import LocalModel
+from verify_service.autojudge import fitted
+from verify_service.rules import decide_all, hear
+from verify_service.rules.inquiry import Hearing
+
+_MOST_ROWS = 512
+"""Rows of logits in one forward, if rounds are no longer."""
+_EXACT = Rule("exact")
+
+
+class ReadRound(NamedTuple):
+    """A round with the target's raw logits: [tokens read + 1, V], valid until the next is read.
+
+    `hidden` [tokens read + 1, hidden size] are the rows that a judge reads, if there is one.
+    """
+
+    round: RetoldRound
+    rows: Tensor
+    hidden: Tensor | None = None
+
+
+@dataclass
+class AuditedTarget:
+    """A model that reads one sequence at a time, and the judge that it was recorded with."""
+
+    local: LocalModel
+    prefill_chunk: int = 512
+    autojudge: AutoJudge | None = None
+
+    @classmethod
+    def load(cls, settings: VerifySettings, native: bool = True) -> Self:
+        """Load it as the verify service does, so that it has the same bits (`LocalModel`).
+
+        Raises `ConfigError`.
+        """
+        local = LocalModel(settings, native)
+        file = settings.autojudge_file
+        judge = fitted(read_judge(Path(file).expanduser()), local.model, file) if file else None
+        return cls(local, settings.prefill_chunk, judge)
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.local.info
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.local.tokenizer
+
+    def read(self, rounds: Sequence[RetoldRound]) -> Iterator[list[ReadRound]]:
+        """Yield the rounds with their logits, as many at a time as one forward covers.
+
+        Raises `InvalidArgumentError` for tokens that the target cannot read.
+        """
+        self._check_tokens(rounds)
+        slot = self.local.model.cache.acquire().slot
+        try:
+            first = 0
+            while first < len(rounds):
+                group = _together(rounds, first)
+                first += len(group)
+                yield self._forward(slot, group)
+        finally:
+            self.local.model.cache.release(slot)
+
+    def judge(self, recording: Recording, read: Sequence[ReadRound]) -> list[Verdict | Exception]:
+        """Judge rounds as they were judged, from the recorded state; plain tokens by `exact`.
+
+        Returns the error of a round that cannot be judged instead of its verdict. Raises
+        `InvalidArgumentError` if they need a judge and there is none.
+        """
+        rules = recording.started.rules_by_index
+        if self.autojudge is None and any(RULE_PRESETS[rule.name].hidden_layers for rule in rules):
+            raise InvalidArgumentError(
+                f"{recording.started.rules}: needs the judge that it was recorded with; give its "
+                "file as --autojudge-file"
+            )
+        hearings: dict[int, Hearing] = {}
+        found: dict[int, Verdict | Exception] = {}
+        for index, each in enumerate(read):
+            try:
+                hearings[index] = self._hear(recording, *each)
+            except InvalidArgumentError as error:
+                found[index] = error
+        found.update(zip(hearings, decide_all([*hearings.values()]), strict=True))
+        return [found[index] for index in range(len(read))]
+
+    def logprobs(self, rows: Tensor, token_ids: Sequence[int]) -> list[float]:
+        """Return the raw log-probability of one token per row."""
+        return [entry.logprob for entry in token_logprobs(rows, token_ids, 0)]
+
+    def _hear(
+        self, recording: Recording, round_: RetoldRound, rows: Tensor, hidden: Tensor | None
+    ) -> Hearing:
+        started, record = recording.started, round_.record
+        rules = started.rules_by_index if record.draft_token_ids else (_EXACT,)
+        spec = common_distribution_spec(rules, started.sampling)
+        draft = None
+        if record.draft_distributions:
+            draft = decode(
+                record.draft_distributions,
+                record.draft_token_ids,
+                self.info.vocab_size,
+                renormalise=spec is not None and spec.draw_from_it,
+                device=rows.device,
+            )
+        return hear(
+            rules[0],
+            round_.read_token_ids,
+            rows,
+            sampling=started.sampling,
+            seed=started.seed,
+            start_position=len(round_.prefix),
+            eos_token_ids=self.local.eos.union(started.stop_token_ids),
+            control_token_ids=self.local.bundle.control_token_ids,
+            budget=record.budget,
+            exact_until_position=record.exact_until_position,
+            open_window=record.open_window,
+            num_speculative_tokens=record.num_speculative_tokens,
+            draft_distributions=draft,
+            other_rules=rules[1:],
+            rule_segments=record.rule_segments if record.draft_token_ids else (),
+            hidden_rows=hidden,
+            autojudge=self.autojudge,
+            history=History(round_.prefix, len(started.prompt_token_ids), self.local.eos),
+        )
+
+    def _check_tokens(self, rounds: Sequence[RetoldRound]) -> None:
+        vocab_size, length = self.info.vocab_size, self.info.context_length
+        for round_ in rounds:
+            ids = (*round_.prefix, *round_.read_token_ids) if round_ is rounds[0] else (
+                *round_.read_token_ids, *round_.prefix[-1:]
+            )  # fmt: skip
+            if max(ids) >= vocab_size:
+                raise InvalidArgumentError(
+                    f"token id {max(ids)} is out of range: {self.info.name} has ids 0 to "
+                    f"{vocab_size - 1}; audit against the target that the recording names"
+                )
+            if len(round_.prefix) + len(round_.read_token_ids) > length:
+                raise InvalidArgumentError(
+                    f"the recording is longer than the context of {self.info.name}, {length} "
+                    "tokens; raise --max-model-len, or audit against the target that it names"
+                )
+
+    @torch.inference_mode()
+    def _forward(self, slot: int, group: Sequence[RetoldRound]) -> list[ReadRound]:
+        last = group[-1]
+        tokens = [*last.prefix, *last.read_token_ids]
+        counts = [len(round_.read_token_ids) + 1 for round_ in group]
+        first_row = len(group[0].prefix) - 1
+        start = min(num_same(self.local.model.cache.held(slot), tokens), first_row)
+        while first_row - start > self.prefill_chunk:
+            piece = tokens[start : start + self.prefill_chunk]
+            self.local.model.forward([Step(slot, start, piece, 0)])
+            start += len(piece)
+        layers = (HIDDEN_LAYER,) if self.autojudge else ()
+        (rows,) = self.local.model.forward([Step(slot, start, tokens[start:], sum(counts), layers)])
+        hidden = rows.hidden[0].split(counts) if layers else [None] * len(group)
+        return [*map(ReadRound, group, rows.logits.split(counts), hidden)]
+
+
+def _together(rounds: Sequence[RetoldRound], first: int) -> list[RetoldRound]:
+    """Return the rounds from `first` on that one forward covers: each continues the one before."""
+    group, count = [rounds[first]], len(rounds[first].read_token_ids) + 1
+    for round_ in rounds[first + 1 :]:
+        last = group[-1]
+        read = (*last.read_token_ids, last.record.next_token_id)
+        count += len(round_.read_token_ids) + 1
+        if count > _MOST_ROWS or round_.prefix[len(last.prefix) :] != read:
+            break
+        if len(round_.prefix) <= len(last.prefix):
+            break
+        group.append(round_)
+    return group

@@ -1,0 +1,115 @@
+"""Named groups of prompts, from files or freshly generated."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from flyspec import client
+from flyspec.errors import ConfigError
+from flyspec.prompts import Prompt, read_prompts, word_problems
+from flyspec_lab.bench.summaries import grouped
+
+DEFAULT_PROBLEMS = 20
+DEFAULT_SEED = 7
+RANDOM_LENGTHS = (16, 256)
+"""Shortest and longest prompt of random tokens."""
+
+# Spec-Bench's categories from MT-bench; the others are separate data sets.
+_MT_BENCH = frozenset(
+    ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Prompts reported together."""
+
+    name: str
+    prompts: Sequence[Prompt]
+
+
+def fresh_problems(count: int, seed: int = DEFAULT_SEED) -> Group:
+    """Generate word problems that the bundled models never saw."""
+    return Group("word problems", word_problems(count, seed))
+
+
+def fresh_requests(count: int, seed: int = DEFAULT_SEED) -> list[client.Prompt]:
+    """Return such problems as they are sent."""
+    return [prompt.to_request() for prompt in word_problems(count, seed)]
+
+
+def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
+    """Draw prompts from a target's vocabulary, special tokens excluded.
+
+    Their continuation is next to impossible to draft. `target` is the model's directory; raises
+    `ConfigError` if it has no `tokenizer.json`.
+    """
+    path = Path(target).expanduser() / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"--random-prompts draws from {path}, which does not exist")
+    tokenizer = Tokenizer.from_file(str(path))
+    added = tokenizer.get_added_tokens_decoder()
+    ids = sorted(set(tokenizer.get_vocab(with_added_tokens=True).values()) - set(added))
+    rng = random.Random(seed)
+    prompts = []
+    for i in range(count):
+        token_ids = tuple(rng.choices(ids, k=rng.randint(*RANDOM_LENGTHS)))
+        where = f"random prompt {i} of seed {seed}"
+        prompts.append(Prompt("", "token_ids", None, where, token_ids=token_ids))
+    return Group("random tokens", prompts)
+
+
+def groups(
+    files: Sequence[str],
+    problems: int | None,
+    seed: int,
+    limit: int | None,
+    default: int = DEFAULT_PROBLEMS,
+) -> list[Group]:
+    """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced.
+
+    `problems` None means `default` if no files are given, else none.
+    """
+    if problems is None:
+        problems = 0 if files else default
+    found = [fresh_problems(problems, seed)] if problems else []
+    stems = [_stem(name) for name in files]
+    for name, stem in zip(files, stems, strict=True):
+        label = stem if stems.count(stem) == 1 else name
+        by_category = grouped(
+            read_prompts(name), lambda p: "mt" if p.category in _MT_BENCH else p.category
+        )
+        found += [
+            Group(f"{label}/{category}" if category else label, _spread(prompts, limit))
+            for category, prompts in by_category.items()
+        ]
+    return found
+
+
+def in_turn(sizes: Sequence[int], repeat: int) -> list[tuple[int, int]]:
+    """Order (group, prompt), given the groups' sizes, so that each group is spread evenly.
+
+    So a machine whose speed drifts slows all groups alike. Each repeat starts with another group.
+    """
+    places = [
+        ((i + 0.5) / size, (g - repeat) % len(sizes), g, i)
+        for g, size in enumerate(sizes)
+        for i in range(size)
+    ]
+    return [(g, i) for _, _, g, i in sorted(places)]
+
+
+def _stem(name: str) -> str:
+    return Path(name).name.partition(".")[0] or name
+
+
+def _spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """Return at most `limit` of them, evenly spaced."""
+    if limit is None or limit >= len(prompts):
+        return list(prompts)
+    return [prompts[i * len(prompts) // limit] for i in range(limit)]

@@ -1,0 +1,1 @@
+"""Commands of the laboratory; each is an entry point of the group `flyspec.commands`."""

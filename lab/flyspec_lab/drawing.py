@@ -1,0 +1,89 @@
+"""Plots for documents and reports in one style: SVG (text kept as text), PNG or PDF.
+
+matplotlib is imported only when needed.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FORMATS = (".svg", ".png", ".pdf")
+
+# Ordered lines: one hue from light to dark. Comparisons: blue and orange, safe for the color-blind.
+ORDERED = ("#9ecae1", "#4a98c9", "#1764ab", "#08306b")
+BLUE, ORANGE, GREY = "#1764ab", "#d95f02", "#777777"
+SERVICES = {"verify": BLUE, "draft": ORANGE, "orchestrator": GREY}
+"""Color of each service."""
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e5e5e5",
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4,
+}
+
+
+def save(path: Path, inches: tuple[float, float], draw: Callable[[Figure], None]) -> None:
+    """Draw a figure of that size and write it in the format that the file name implies."""
+    if path.suffix == ".svg":
+        path.write_text(to_svg(inches, draw))
+        return
+    _render(path, path.suffix[1:], inches, draw, "flyspec")
+
+
+def to_svg(
+    inches: tuple[float, float], draw: Callable[[Figure], None], salt: str = "flyspec"
+) -> str:
+    """Return a figure as SVG text. Figures on one page need different salts for unique IDs."""
+    buffer = io.StringIO()
+    _render(buffer, "svg", inches, draw, salt)
+    return _shrink(buffer.getvalue())
+
+
+def powers_of_two(ax: Axes, ticks: Sequence[float], label: str) -> None:
+    """Make the x axis logarithmic, with these ticks."""
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(list(ticks), [f"{t:,}" for t in ticks])
+    ax.minorticks_off()
+    ax.set_xlabel(label)
+
+
+def _render(
+    to: Any, form: str, inches: tuple[float, float], draw: Callable[[Figure], None], salt: str
+) -> None:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
+    metadata: dict[str, Any] = {"Date": None} if form == "svg" else {}
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
+        figure = Canvas(figsize=inches, layout="constrained")
+        draw(figure)
+        figure.savefig(to, format=form, metadata=metadata, dpi=150)
+
+
+def _shrink(svg: str) -> str:
+    """Halve the file: drop comments, indentation, group names and excess digits."""
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    for _ in range(3):  # unwrap groups of one element without attributes
+        svg = re.sub(r"<g>\s*(<(?:use|path|rect)\b[^<>]*/>)\s*</g>", r"\1", svg)
+    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), svg)
+    return re.sub(r">\s+<", "><", svg)

@@ -1,0 +1,137 @@
+"""The problems of a run: those of the tasks that were named, or of a prompt file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flyspec.errors import ConfigError
+from flyspec.prompts import normal_number, read_prompts
+from flyspec.spelling import did_you_mean
+from flyspec_lab.bench.summaries import grouped
+from flyspec_lab.options import ProblemOptions
+from flyspec_lab.settings import digest
+from flyspec_lab.tasks import TASKS, Problem, Score, Task
+from flyspec_lab.tasks.word_problems import WordProblems
+
+_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
+_MARKED = re.compile(rf"####\s*\$?({_NUMBER})")
+_ANY = re.compile(_NUMBER)
+
+
+@dataclass(frozen=True)
+class TaskProblems:
+    """A task under the name that it has in this run, with its problems."""
+
+    name: str
+    task: Task
+    problems: Sequence[Problem]
+
+    def divided(self) -> list[TaskProblems]:
+        """Return what may be worded in many ways and the rest apart, where it has both."""
+        kinds = grouped(self.problems, self.task.is_open)
+        if len(kinds) < 2:
+            return [self]
+        return [
+            TaskProblems(f"{self.name}, {'open' if is_open else 'strict'}", self.task, problems)
+            for is_open, problems in sorted(kinds.items())
+        ]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether all of it may be worded in many ways."""
+        return all(map(self.task.is_open, self.problems))
+
+    def facts(self, o: ProblemOptions) -> dict[str, Any]:
+        """What its samples depend on, but for the number of problems."""
+        task = self.task
+        return {
+            "task": task.name,
+            "sha256": digest(task.path),
+            "problem_seed": task.seed,
+            "num_shots": task.num_shots,
+            "max_tokens": o.max_tokens or task.max_tokens,
+            "stop": list(task.stop),
+            "chat": o.chat if isinstance(task, PromptFile) else None,
+        }
+
+
+class PromptFile(Task):
+    """Prompts in any format that `flyspec.prompts` reads; where it has answers, they are numbers.
+
+    An answer is the number after the text's last `####`, or else its last number.
+    """
+
+    name = "prompts"
+    summary = "Prompts of a file, in any format that is known."
+
+    def __init__(self, path: str | None = None, *, chat: bool | None = None, **known: Any) -> None:
+        super().__init__(path, **known)
+        self._chat = chat
+
+    def problems(self) -> list[Problem]:
+        assert self.path is not None
+        prompts = read_prompts(self.path, self.limit)
+        known = [prompt.reference is not None for prompt in prompts]
+        if any(known) and not all(known):
+            where = prompts[known.index(False)].where
+            raise ConfigError(f"{where}: has no answer, but other prompts have one")
+        return [
+            Problem(p.where.rpartition(": ")[2], p.to_request(self._chat), p.reference, p.category)
+            for p in prompts
+        ]
+
+    def score(self, problem: Problem, text: str) -> Score | None:
+        if problem.reference is None:
+            return None
+        found = _MARKED.findall(text) or _ANY.findall(text)
+        answer = normal_number(found[-1]) if found else None
+        return Score(float(answer == problem.reference), answer)
+
+
+def read_problems(o: ProblemOptions) -> list[TaskProblems]:
+    """Return the tasks that the options name, with their problems. Raises `ConfigError`."""
+    named: list[tuple[str, Task]] = []
+    for name, path in o.task:
+        named.append((name, _task(name, path, o)))
+    if o.prompt_file is not None:
+        file = PromptFile(o.prompt_file, chat=o.chat, limit=o.limit)
+        named.append((Path(o.prompt_file).name.partition(".")[0] or "prompts", file))
+    if not named:
+        named.append((WordProblems.name, _task(WordProblems.name, None, o)))
+    names = [name for name, _ in named]
+    found = []
+    for name, task in named:
+        # One task with several files, such as languages: their names tell them apart.
+        own = f"{name}/{Path(task.path).name}" if names.count(name) > 1 and task.path else name
+        problems = task.problems()
+        if not problems:
+            raise ConfigError(f"{own}: has no problems")
+        found.append(TaskProblems(own, task, problems))
+    if twice := next((t.name for t in found if [o.name for o in found].count(t.name) > 1), None):
+        raise ConfigError(f"two tasks are named {twice!r}; rename one of the files")
+    return found
+
+
+def _task(name: str, path: str | None, o: ProblemOptions) -> Task:
+    if name not in TASKS:
+        raise ConfigError(
+            f"--task {name}: must be one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}"
+        )
+    kind = TASKS[name]
+    try:
+        return kind(
+            path,
+            limit=o.limit if kind.needs_path else o.problems,
+            seed=o.problem_seed,
+            num_shots=o.num_shots,
+            allow_code_execution=o.allow_code_execution,
+        )
+    except ConfigError as error:
+        said = str(error).removeprefix(f"task {name} ")
+        for argument in ("allow_code_execution", "num_shots"):
+            said = said.replace(argument, "--" + argument.replace("_", "-"))
+        raise ConfigError(f"--task {name}: {said}") from None

@@ -1,0 +1,116 @@
+"""MGSM: GSM8K's problems in eleven languages (Shi et al. 2022, arXiv 2210.03057)."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from flyspec.errors import ConfigError
+from flyspec.prompts import normal_number, read_prompts
+from flyspec_lab.tasks.rows import choose_examples, example_files, question_files, read_rows
+from flyspec_lab.tasks.task import Problem, Score, Task
+
+_LABELS = {
+    # language: (question, step-by-step answer), as the data set's examples have them
+    "bn": ("প্রশ্ন:", "ধাপে ধাপে উত্তর:"),
+    "de": ("Frage:", "Schritt-für-Schritt-Antwort:"),
+    "en": ("Question:", "Step-by-Step Answer:"),
+    "es": ("Pregunta:", "Respuesta paso a paso:"),
+    "fr": ("Question :", "Réponse étape par étape :"),
+    "ja": ("問題:", "ステップごとの答え:"),
+    "ru": ("Задача:", "Пошаговоерешение:"),
+    "sw": ("Swali:", "Jibu la Hatua kwa Hatua:"),
+    "te": ("ప్రశ్న:", "దశలవారీగా సమాధానం:"),
+    "th": ("โจทย์:", "คำตอบทีละขั้นตอน:"),
+    "zh": ("问题:", "逐步解答:"),
+}
+_LANGUAGE = re.compile(rf"(?:^|[/_.-])({'|'.join(_LABELS)})(?=[/_.-])")
+_NUMBER = re.compile(r"-?\d[\d.,]*")
+
+
+class Mgsm(Task):
+    """MGSM as lm-evaluation-harness's `mgsm_native_cot` has it, without examples unless asked for.
+
+    The language is in the file's or directory's name (`mgsm_de.tsv`, `de/`); a directory of TSV
+    files is read as a whole. Examples need the train split with its worked answers beside the file
+    (`mgsm_de_train.jsonl`, or the hub's parquet files). The answer is the last number in the text
+    (the harness's flexible match). Languages write numbers differently, so 1.000 is right for
+    1000, as in the harness, which ignores punctuation, and so is 1000.0, as in simple-evals.
+    """
+
+    name = "mgsm"
+    summary = "Grade-school word problems in eleven languages."
+    reads = (
+        "`mgsm_LANGUAGE.tsv` with lines of question, tab, number, or a directory of them; or JSON "
+        "lines or parquet with `question` and `answer_number`"
+    )
+    scoring = "the last number"
+    default_shots = 0
+    max_tokens = 512
+
+    def __init__(self, path: str | None = None, **options: Any) -> None:
+        super().__init__(path, **options)
+        given = Path(str(path)).expanduser()
+        tables = sorted(given.glob("*.tsv")) if given.is_dir() else []
+        self._files = tables or question_files(str(path))
+        questions = dict.fromkeys(_LABELS[_language(file)][0] for file in self._files)
+        self.stop = (*questions, "</s>", "<|im_end|>")
+
+    def problems(self) -> list[Problem]:
+        found = [problem for file in self._files for problem in self._problems_of(file)]
+        return found[: self.limit]
+
+    def score(self, problem: Problem, text: str) -> Score:
+        numbers = _NUMBER.findall(self.until_stop(text))
+        if not numbers:
+            return Score(0.0)
+        whole = normal_number(re.sub(r"[.,]", "", numbers[-1]))
+        decimal = normal_number(numbers[-1])
+        right = problem.reference in (whole, decimal)
+        return Score(float(right), problem.reference if right else decimal)
+
+    def _problems_of(self, file: Path) -> list[Problem]:
+        language = _language(file)
+        question, answer = _LABELS[language]
+        if file.suffix == ".tsv":
+            prompts = read_prompts(str(file))
+            if prompts[0].kind != "mgsm":
+                raise ConfigError(f"{prompts[0].where}: is not a question, a tab and a number")
+            asked = [(p.text, p.reference) for p in prompts]
+        else:
+            rows = read_rows([file])
+            asked = [(r.text("question"), normal_number(str(r.get("answer_number")))) for r in rows]
+        shown = self._examples(file, language)
+        return [
+            Problem(
+                key := f"{file.name} {i}",
+                "".join(choose_examples(shown, self.num_shots, self.seed, key))
+                + f"{question} {text}\n{answer}",
+                reference,
+                language,
+            )
+            for i, (text, reference) in enumerate(asked, 1)
+        ]
+
+    def _examples(self, file: Path, language: str) -> list[str]:
+        if not self.num_shots:
+            return []
+        beside = sorted(file.parent.glob(f"mgsm_{language}_train.*")) or example_files([file])
+        if not beside:
+            raise ConfigError(
+                f"{file}: examples need the train split with its worked answers beside it, for "
+                f"example mgsm_{language}_train.jsonl; give it, or num_shots 0"
+            )
+        # These have their labels already.
+        return [f"{r.text('question')}\n{r.text('answer')}\n\n" for r in read_rows(beside)]
+
+
+def _language(file: Path) -> str:
+    found: list[str] = _LANGUAGE.findall("/".join(file.absolute().parts[-2:]))
+    if not found:
+        raise ConfigError(
+            f"{file}: its name says no language; name it mgsm_LANGUAGE with one of "
+            f"{', '.join(_LABELS)}"
+        )
+    return found[-1]

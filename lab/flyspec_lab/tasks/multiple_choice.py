@@ -1,0 +1,229 @@
+"""Multiple choice, answered with a letter: CommonsenseQA and MMLU."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flyspec.errors import ConfigError
+from flyspec.prompts import read_text
+from flyspec_lab.tasks.rows import (
+    DataRow,
+    choose_examples,
+    example_files,
+    question_files,
+    read_rows,
+)
+from flyspec_lab.tasks.task import Problem, Score, Task
+
+_LETTERS = "ABCDEFGHIJ"
+
+
+@dataclass(frozen=True)
+class AnswerChoices:
+    """A question, what to choose from, and the right letter; "" where that is held back."""
+
+    key: str
+    question: str
+    choices: Sequence[str]
+    answer: str
+    category: str = ""
+
+    def shown(self) -> str:
+        lines = (f"{letter}. {text}" for letter, text in zip(_LETTERS, self.choices, strict=False))
+        return "\n".join((self.question.strip(), *lines, "Answer:"))
+
+
+def choose_letter(text: str, num_choices: int) -> str | None:
+    """Return the letter that a text chooses.
+
+    It is the one with which the text begins, alone or in brackets, or else the last one that
+    follows "answer is" or "answer:".
+    """
+    letters = _LETTERS[:num_choices]
+    letter = rf"[\s*_$\"'`(\[]*([{letters}{letters.lower()}])(?![\w'’])"
+    first = re.match(letter, text)
+    if first and (first[1] not in "Aa" or not _goes_on(text, first)):
+        return first[1].upper()
+    marked = rf"(?i:answer)(?:\s+(?i:is|would be))?\s*:?{letter}"
+    said = [
+        found[1].upper()
+        for found in re.finditer(marked, text)
+        if found[1] != "a" or not _goes_on(text, found)
+    ]
+    return said[-1] if said else None
+
+
+def _goes_on(text: str, found: re.Match[str]) -> bool:
+    """Whether a sentence goes on, so that an A may be an article."""
+    return re.match(r"\s+[a-z]", text[found.end() :]) is not None
+
+
+class MultipleChoice(Task):
+    """Questions of which the answer begins with a letter, in the format of MMLU's paper."""
+
+    scoring = "the letter chosen in the generated text"
+    max_tokens = 16
+    stop = ("</s>", "\n")
+    header = ""
+
+    def problems(self) -> list[Problem]:
+        return [self._problem(item, pool) for item, pool in self.items()[: self.limit]]
+
+    @abstractmethod
+    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
+        """Return the questions, each with what its examples are taken from."""
+
+    @abstractmethod
+    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
+        """Return the examples for a question."""
+
+    def score(self, problem: Problem, text: str) -> Score:
+        answer = choose_letter(self.until_stop(text.lstrip()), problem.reference["choices"])
+        return Score(float(answer == problem.reference["answer"]), answer)
+
+    def _problem(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> Problem:
+        header = self.header.format(category=item.category.replace("_", " "))
+        shots = [f"{shot.shown()} {shot.answer}\n\n" for shot in self.examples(item, pool)]
+        reference = {"answer": item.answer, "choices": len(item.choices)}
+        return Problem(item.key, header + "".join(shots) + item.shown(), reference, item.category)
+
+
+class CommonsenseQa(MultipleChoice):
+    """CommonsenseQA (Talmor et al. 2019, arXiv 1811.00937) in lm-evaluation-harness's template.
+
+    The harness compares likelihoods of letters and shows no examples; here the letter is taken
+    from generated text. Examples, if asked for, are from the train split beside the file, or else
+    from its other rows. Rows without an answer (the test split, whose answers are held back) are
+    left out.
+    """
+
+    name = "commonsense_qa"
+    summary = "Multiple choice questions of common sense."
+    reads = (
+        "JSON lines with `id`, `question` of `stem` and `choices`, and `answerKey` "
+        "(dev_rand_split.jsonl), or the hub's parquet files"
+    )
+    default_shots = 0
+
+    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
+        assert self.path is not None
+        questions = question_files(self.path, ("validation", "dev"))
+        found = [_commonsense(row) for row in read_rows(questions)]
+        if not any(item.answer for item in found):
+            raise ConfigError(f"{self.path}: has no answers; give the validation (dev) split")
+        files = example_files(questions, ("train",)) if self.num_shots else []
+        pool = [_commonsense(row) for row in read_rows(files)] if files else found
+        return [(item, pool) for item in found if item.answer]
+
+    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
+        known = [other for other in pool if other.answer]
+        return choose_examples(known, self.num_shots, self.seed, item.key, but=item)
+
+
+class Mmlu(MultipleChoice):
+    """MMLU (Hendrycks et al. 2021, arXiv 2009.03300; hendrycks/test), five examples of the dev set.
+
+    Reads the data set's directory of CSV files (`test/SUBJECT_test.csv`, `dev/SUBJECT_dev.csv`),
+    one of these, or rows of the hub's (`question`, `subject`, `choices`, `answer` as an index).
+    The examples are the first rows of the subject's dev set. Prompts are those of
+    lm-evaluation-harness's `mmlu_generative` with the heading of `mmlu`; the letter is taken from
+    generated text, where the harness wants nothing else on the first line.
+    """
+
+    name = "mmlu"
+    summary = "Multiple choice questions on 57 subjects."
+    reads = "the directory of CSV files, one of them, or the hub's parquet files; with the dev set"
+    default_shots = 5
+    header = "The following are multiple choice questions (with answers) about {category}.\n\n"
+
+    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
+        assert self.path is not None
+        given = Path(self.path).expanduser()
+        tables = sorted(given.rglob("*_test.csv")) if given.is_dir() else []
+        if not tables and given.suffix == ".csv":
+            tables = [given]
+        if tables:
+            return [pair for table in tables for pair in self._of_table(table)]
+        questions = question_files(self.path)
+        found = [_of_hub(row) for row in read_rows(questions)]
+        files = example_files(questions, ("dev",)) if self.num_shots else []
+        if self.num_shots and not files:
+            raise self._no_examples(given)
+        pools: dict[str, list[AnswerChoices]] = {item.category: [] for item in found}
+        for shot in map(_of_hub, read_rows(files) if files else ()):
+            pools.setdefault(shot.category, []).append(shot)
+        return [(item, pools[item.category]) for item in found]
+
+    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
+        if len(pool) < self.num_shots:
+            raise ConfigError(
+                f"{item.key}: the dev set of {item.category} has {len(pool)} rows for "
+                f"{self.num_shots} examples"
+            )
+        return list(pool[: self.num_shots])
+
+    def _of_table(self, table: Path) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
+        subject = table.stem.removesuffix("_test")
+        pool: list[AnswerChoices] = []
+        if self.num_shots:
+            name = f"{subject}_dev.csv"
+            places = (table.parent.parent / "dev" / name, table.parent / name)
+            dev = next((place for place in places if place.is_file()), None)
+            if dev is None:
+                raise self._no_examples(table)
+            pool = _read_table(dev, subject)
+        return [(item, pool) for item in _read_table(table, subject)]
+
+    def _no_examples(self, path: Path) -> ConfigError:
+        return ConfigError(
+            f"{path}: examples need the dev set beside it; give the data set's directory, or "
+            "num_shots 0"
+        )
+
+
+def _read_table(file: Path, subject: str) -> list[AnswerChoices]:
+    found = []
+    for number, line in enumerate(csv.reader(io.StringIO(read_text(str(file), str(file)))), 1):
+        if len(line) < 4 or line[-1] not in _LETTERS[: len(line) - 2]:
+            raise ConfigError(
+                f"{file}: row {number}: is not a question, choices and the letter of one; the "
+                "data set's own files have no heading and no other columns"
+            )
+        found.append(AnswerChoices(f"{file.name} {number}", line[0], line[1:-1], line[-1], subject))
+    return found
+
+
+def _of_hub(row: DataRow) -> AnswerChoices:
+    choices, answer = row.texts("choices"), row.get("answer")
+    if not isinstance(answer, int) or not 0 <= answer < len(choices):
+        raise row.error("`answer` is not the index of a choice")
+    return AnswerChoices(
+        row.key, row.text("question"), choices, _LETTERS[answer], row.text("subject")
+    )
+
+
+def _commonsense(row: DataRow) -> AnswerChoices:
+    question = row.get("question")
+    nested = question if isinstance(question, dict) else {}
+    stem = nested.get("stem", question)
+    texts = _choice_texts(nested.get("choices", row.get("choices")))
+    answer = row.get("answerKey") or ""
+    if not isinstance(stem, str) or not texts or answer not in ("", *_LETTERS[: len(texts)]):
+        raise row.error("is not a question with choices and an `answerKey` of these")
+    return AnswerChoices(str(row.get("id") or row.key), f"Question: {stem.strip()}", texts, answer)
+
+
+def _choice_texts(choices: Any) -> list[str]:
+    """Return them from a list of objects (the original's) or an object of lists (the hub's)."""
+    if isinstance(choices, dict):
+        return list(choices.get("text", ()))
+    if isinstance(choices, list):
+        return [c["text"] for c in choices if isinstance(c, dict) and "text" in c]
+    return []

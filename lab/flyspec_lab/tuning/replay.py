@@ -1,0 +1,176 @@
+"""Judges a recording by any rule, without a model.
+
+Each recorded round is judged by the verify service's own judge, on logits rebuilt from the record:
+those beyond the largest are taken for equal, which changes entropies a little (`entropy_error`) and
+no token. What replay cannot know is the text after a mismatch that a rule accepts. It supposes that
+what follows is like the target's own text: the next rounds are those that follow the target's text,
+and a text is right if each of its accepted mismatches, put in alone, leaves it right. How far that
+is from the truth is measured, on generations (`flyspec tune --confirm`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flyspec.engine.distributions import Distributions
+from flyspec.errors import InvalidArgumentError
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule
+from flyspec.validation import distribution_spec
+from flyspec.values.rounds import Outcome
+from flyspec.values.tokens import SamplingParams
+from flyspec_lab.tuning.recording import RecordedRound, TuningRecord
+from verify_service.rules import judge
+from verify_service.rules.criteria.entropy import entropy_nats
+
+Floats = NDArray[np.float64]
+_GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A rule over a recording; arrays are by text.
+
+    `num_rounds` and `num_tokens` are of the recorded rounds, as this rule would have ended them;
+    `num_loose` its loose tokens. `changes` is the expected change of the text's score, `flips`
+    whether any accepted mismatch takes a right answer away. `tokens_per_text` is the mean length of
+    the target's own texts.
+    """
+
+    rule: Rule
+    num_rounds: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    num_loose: NDArray[np.int64]
+    scores: Floats
+    changes: Floats
+    flips: NDArray[np.bool_]
+    tokens_per_text: float = 0.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        return float(self.num_tokens.sum() / max(1, self.num_rounds.sum()))
+
+    @property
+    def recovery(self) -> float:
+        """Expected score relative to the target's own texts'."""
+        total = float(self.scores.sum())
+        return 1.0 + float(self.changes.sum()) / total if total else 1.0
+
+
+class RuleReplay:
+    """A recording, ready to be judged by many rules."""
+
+    def __init__(self, recording: TuningRecord) -> None:
+        self.recording = recording
+        info = recording.info
+        self._settled = [_matches(r) for r in recording.rounds]
+        self.logits = functools.cache(lambda i: rebuilt(recording.rounds[i], info.vocab_size))
+        self._judged: dict[Rule, Replayed] = {}
+
+    @property
+    def entropy_error(self) -> float:
+        """Largest error of a rebuilt row's entropy, nats."""
+        worst = 0.0
+        for index, round_ in enumerate(self.recording.rounds):
+            entropies = entropy_nats(self.logits(index).double())
+            error = (entropies - torch.from_numpy(round_.entropies)).abs().max()
+            worst = max(worst, float(error))
+        return worst
+
+    def by(self, rule: Rule) -> Replayed:
+        """Judge all rounds by a rule. Raises `InvalidArgumentError` like `check_replayable`."""
+        recording, k = self.recording, self.recording.info.num_speculative_tokens
+        resolved = resolve_rule(rule, k)
+        check_replayable(resolved)
+        if resolved in self._judged:
+            return self._judged[resolved]
+        count = len(recording.texts)
+        rounds, tokens, loose = (np.zeros(count, np.int64) for _ in range(3))
+        own_tokens = np.array([max(1, t.num_tokens - 1) for t in recording.texts])
+        changes, flips = np.zeros(count), np.zeros(count, np.bool_)
+        for index, round_ in enumerate(recording.rounds):
+            text = recording.texts[round_.text]
+            accepted, loosely = self._judge(index, resolved)
+            rounds[round_.text] += 1
+            tokens[round_.text] += min(accepted + 1, text.num_tokens - round_.start)
+            loose[round_.text] += len(loosely)
+            if loosely:
+                fork = round_.fork_scores[loosely[-1]]
+                change = -text.score if np.isnan(fork) else float(fork) - text.score
+                changes[round_.text] += change
+                flips[round_.text] |= change < 0
+        # Longer rounds are fewer: the recorded ones are those of exact decoding.
+        weights = np.minimum(1.0, own_tokens / np.maximum(1, tokens))
+        scores = np.array([text.score for text in recording.texts])
+        changes = np.clip(changes * weights, -scores, 1.0 - scores)
+        length = float(np.mean([text.num_tokens for text in recording.texts]))
+        found = Replayed(resolved, rounds, tokens, loose, scores, changes, flips, length)
+        self._judged[resolved] = found
+        return found
+
+    def _judge(self, index: int, rule: Rule) -> tuple[int, Sequence[int]]:
+        """Return how many drafts of a round are accepted, and which of them loosely."""
+        round_ = self.recording.rounds[index]
+        if self._settled[index]:
+            return len(round_.draft_token_ids), ()
+        info = self.recording.info
+        compares = distribution_spec(rule, _GREEDY) is not None
+        verdict = judge(
+            rule,
+            round_.draft_token_ids,
+            self.logits(index),
+            start_position=self.recording.texts[round_.text].prompt_length + round_.start,
+            eos_token_ids=info.eos_token_ids,
+            control_token_ids=info.control_token_ids,
+            draft_distributions=distributions_of(round_) if compares else None,
+        )
+        loose = [
+            i
+            for i, d in enumerate(verdict.decisions[: verdict.num_accepted])
+            if d.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
+        ]
+        return verdict.num_accepted, loose
+
+
+def check_replayable(rule: Rule) -> None:
+    """Raise `InvalidArgumentError`, with the reason, if a record lacks what the rule needs."""
+    preset = RULE_PRESETS[rule.name]
+    spec = distribution_spec(rule, _GREEDY)
+    if preset.hidden_layers:
+        raise InvalidArgumentError(f"{rule.name}: reads hidden rows, which are not recorded")
+    if spec is not None and (spec.top_k == 0 or spec.raw):
+        raise InvalidArgumentError(
+            f"{rule.name}: compares whole distributions, of which the most likely tokens are "
+            "recorded; set divergence_top_k"
+        )
+
+
+def rebuilt(round_: RecordedRound, vocab_size: int) -> Tensor:
+    """Return logits [n + 1, vocab] with the recorded ones, and equal ones for the rest."""
+    logits = torch.from_numpy(round_.logits)
+    rest = torch.from_numpy(round_.log_totals).double().exp() - logits.double().exp().sum(dim=-1)
+    others = vocab_size - logits.shape[-1]
+    level = (rest.clamp_min(0.0) / max(1, others)).log().clamp_max(logits[:, -1].double())
+    full = level.float()[:, None].expand(-1, vocab_size).clone()
+    return full.scatter_(1, torch.from_numpy(round_.logit_ids).long(), logits)
+
+
+def distributions_of(round_: RecordedRound) -> Distributions:
+    return Distributions(
+        torch.from_numpy(round_.draft_log_probs).float(),
+        torch.from_numpy(round_.draft_ids).long(),
+    )
+
+
+def _matches(round_: RecordedRound) -> bool:
+    """Whether all drafts are the target's own tokens."""
+    own: list[int] = round_.logit_ids[: len(round_.draft_token_ids), 0].tolist()
+    return own == round_.draft_token_ids

@@ -1,0 +1,166 @@
+"""Chooses among rules and thresholds, by what a replay says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import gamma
+
+from flyspec.errors import ConfigError
+from flyspec.progress import progress
+from flyspec.rules import Divergence, Rule
+from flyspec_lab.certify import Certificate, Flips, Promise, certify
+from flyspec_lab.loss_bound import LossBound, loss_bound
+from flyspec_lab.tuning.replay import Replayed, RuleReplay
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A rule's threshold and its values, the strictest first."""
+
+    name: str
+    rule: Rule
+    parameter: str
+    values: Sequence[float]
+
+    def at(self, value: float) -> Rule:
+        # The parameters' types are known by name only.
+        changes: dict[str, Any] = {self.parameter: value}
+        return replace(self.rule, **changes)
+
+
+def _fuzzy(divergence: Divergence, values: Sequence[float]) -> Axis:
+    rule = Rule("fuzzy", divergence=divergence)
+    return Axis(f"fuzzy, {divergence.name}", rule, "divergence_threshold", values)
+
+
+# fmt: off
+AXES: tuple[Axis, ...] = (
+    Axis("fly", Rule("fly"), "fly_entropy_threshold", (1.0, 0.8, 0.6, 0.45, 0.3, 0.2, 0.1)),
+    Axis("margin", Rule("margin"), "margin_threshold", (0.05, 0.1, 0.2, 0.3, 0.45, 0.7, 1.0, 1.5)),
+    _fuzzy(Divergence.JS, (0.01, 0.02, 0.04, 0.07, 0.1, 0.15, 0.2, 0.3)),
+    _fuzzy(Divergence.TV, (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.55)),
+    Axis("kl", Rule("kl"), "divergence_threshold", (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0)),
+    Axis("typical", Rule("typical", typical_delta=1.0), "typical_epsilon",
+         (0.3, 0.2, 0.14, 0.09, 0.06, 0.03)),
+    Axis("relaxed", Rule("relaxed"), "relaxed_ratio", (0.95, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2, 0.1)),
+    Axis("mars", Rule("mars"), "mars_ratio", (0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7)),
+)
+# fmt: on
+"""What is searched. Other parameters are the presets' own, but for `typical`, whose δ would keep
+the probabilities that it accepts below 0.3 of the entropy's bound."""
+EXACT = Rule("exact")
+
+
+def axes_of(names: Collection[str] | None) -> Sequence[Axis]:
+    """Return the axes of these rules, None: of all. Raises `ConfigError` for a rule without one."""
+    if names is None:
+        return AXES
+    known = {axis.rule.name: None for axis in AXES}
+    if unknown := next((name for name in names if name not in known), None):
+        raise ConfigError(
+            f"--rules: {unknown!r} has no threshold to tune; known are {', '.join(known)}"
+        )
+    return [axis for axis in AXES if axis.rule.name in names]
+
+
+@dataclass(frozen=True)
+class RuleCandidate:
+    """A rule with a threshold; `axis` and `value` are empty for exact decoding.
+
+    `recovery` is expected; `recovery_low` its lower bound at the search's confidence, or that of a
+    stricter threshold if it is lower: a looser one is no safer, only luckier.
+    """
+
+    axis: str
+    value: float | None
+    replayed: Replayed
+    recovery_low: float
+
+    @property
+    def recovery(self) -> float:
+        return self.replayed.recovery
+
+    @property
+    def tokens_per_round(self) -> float:
+        return self.replayed.tokens_per_round
+
+    @property
+    def loss_bound(self) -> LossBound | None:
+        """The bound on what texts sampled by the rule lose, if it has one (`lab.loss_bound`).
+
+        Lengths and the share of drafts are those of the recording, which is greedy.
+        """
+        replayed = self.replayed
+        tokens = max(1, int(replayed.num_tokens.sum()))
+        drafted = tokens - int(replayed.num_rounds.sum())
+        return loss_bound(replayed.rule, replayed.tokens_per_text, drafted / tokens)
+
+    @property
+    def num_flips(self) -> int:
+        """Texts whose right answer an accepted mismatch takes away."""
+        return int(self.replayed.flips.sum())
+
+
+def recovery_low(replayed: Replayed, confidence: float) -> float:
+    """Return a lower bound of the recovery.
+
+    Losses are taken for a Poisson process of events as large as the mean loss, or as one answer if
+    there was none: the bound on their number is exact (Garwood, Biometrika 28, 1936), and holds
+    where nothing was lost, unlike a bootstrap's. Answers gained do not count.
+    """
+    losses = -np.minimum(replayed.changes, 0.0)
+    events = np.count_nonzero(losses)
+    size = losses.sum() / events if events else 1.0
+    bound = size * gamma.ppf(confidence, events + 1)
+    return max(0.0, 1.0 - float(bound / replayed.scores.sum()))
+
+
+def candidates(replay: RuleReplay, axes: Sequence[Axis], confidence: float) -> list[RuleCandidate]:
+    """Replay exact decoding and every threshold of every axis."""
+    exact = replay.by(EXACT)
+    found = [RuleCandidate("exact", None, exact, 1.0)]
+    with progress("replaying", sum(len(axis.values) for axis in axes)) as advance:
+        for axis in axes:
+            low = 1.0
+            for value in axis.values:
+                replayed = replay.by(axis.at(value))
+                low = min(low, recovery_low(replayed, confidence))
+                found.append(RuleCandidate(axis.name, value, replayed, low))
+                advance()
+    return found
+
+
+def fastest(found: Sequence[RuleCandidate], target_recovery: float) -> RuleCandidate:
+    """Return the candidate with most tokens a round among those whose bound reaches the target."""
+    good = [c for c in found if c.value is None or c.recovery_low >= target_recovery]
+    return max(good, key=lambda c: c.tokens_per_round)
+
+
+def flips_of(found: Sequence[RuleCandidate], axes: Sequence[Axis]) -> dict[str, Flips]:
+    """Return by axis which right answers of the target each of its thresholds takes away."""
+    right = found[0].replayed.scores >= 1.0
+    return {
+        axis.name: np.stack([c.replayed.flips[right] for c in found if c.axis == axis.name], axis=1)
+        for axis in axes
+    }
+
+
+def certified(
+    found: Sequence[RuleCandidate], axes: Sequence[Axis], promise: Promise
+) -> list[tuple[RuleCandidate | None, Certificate]]:
+    """Return the loosest certified threshold of each axis, with its certificate.
+
+    All certificates hold together (`Promise.shared`).
+    """
+    share = promise.shared(len(axes))
+    results: list[tuple[RuleCandidate | None, Certificate]] = []
+    for name, flips in flips_of(found, axes).items():
+        certificate = certify(flips, share)
+        own = [c for c in found if c.axis == name]
+        chosen = None if certificate.index is None else own[certificate.index]
+        results.append((chosen, certificate))
+    return results
