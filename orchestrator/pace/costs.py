@@ -41,6 +41,12 @@ class TimeLine:
         self._squares = MEMORY * self._squares + (duration - expected) ** 2
         self._solve()
 
+    def fade(self) -> None:
+        """Let the observations count less, as after another one, but not less than expectation."""
+        if self._seen[0] > self._expected[0]:
+            self._seen = [MEMORY * old for old in self._seen]
+            self._solve()
+
     def _solve(self) -> None:
         noise = max(1.0, self._squares / self._weight)
         error = max(noise, self._error)
@@ -133,6 +139,10 @@ class Costs:
             self._lines.clear()
             self._steps.cache_clear()
         self._line("").observe(0, token_ns - self._step(max(1, self.running)))
+
+    def ended(self, drafter: str, relative_size: float) -> None:
+        """Let times with a drafter count less after each text, so that it is tried again."""
+        self._line(drafter, relative_size).fade()
 
     def checked(self, drafter: str, relative_size: float, k: int, duration_ns: float) -> None:
         """Record a round of `k` drafts."""

@@ -44,8 +44,12 @@ class Account:
         self.saved_ns: float | None = None
         self.length = Share()
 
-    def add(self, saved_ns: float) -> None:
-        self.saved_ns = (self.saved_ns or 0.0) * MEMORY + saved_ns
+    def add(self, saved_ns: float, most_owed_ns: float) -> None:
+        """Add to the account, which never owes more than that.
+
+        So after a round that something else held up, drafting is tried again before long.
+        """
+        self.saved_ns = max(-most_owed_ns, (self.saved_ns or 0.0) * MEMORY + saved_ns)
 
 
 class Experience:
@@ -103,6 +107,7 @@ class AdaptivePace(Pace):
         self._disturb(False)
         self._account.acceptance.ended(self._acceptance)
         self._account.length.observe(self._num_tokens, MEMORY)
+        self._costs.ended(self._drafter, self._size)
 
     @property
     def saved_ns(self) -> int:
@@ -149,17 +154,20 @@ class AdaptivePace(Pace):
         self._seen = costs.num_drafted
         if quiet and round_.num_emitted > 0:
             costs.decoded(round_.num_emitted, round_.round_ns)
-            self._account.add(MAX_LOSS * round_.round_ns)
+            self._account.add(MAX_LOSS * round_.round_ns, self._most_owed())
             self._account.acceptance.fade(round_.num_emitted)
         else:
             saved_ns = round_.saved_ns(costs.plain_ns())
             self._saved_ns += saved_ns
             if round_.proposal.drafter != PREDICTION:
-                self._account.add(saved_ns)
+                self._account.add(saved_ns, self._most_owed())
 
     def _loss_allowed(self) -> float:
         """Return what this text may lose, ns."""
         return MAX_TEXT_LOSS * self._costs.plain_ns() * (self._num_tokens + self._num_left())
+
+    def _most_owed(self) -> float:
+        return max(1, self._costs.running) * self._loss_allowed()
 
     def _num_left(self) -> float:
         """Return the likely number of tokens to come: as in other texts, or as many as so far."""
@@ -218,8 +226,11 @@ class AdaptivePace(Pace):
 
     def followed(self, overtaken: Overtaken) -> None:
         """Learn from a proposal made beside plain decoding, and draft if K still says so."""
+        proposal, costs = overtaken.proposal, self._costs
+        if not self._asks and proposal.drafter == self._drafter:  # a round did not wait for it
+            late_ns = overtaken.asked_ns + costs.plain_ns()
+            costs.checked(self._drafter, self._size, len(proposal.token_ids), late_ns)
         self._asks, self._unread = False, 0
-        proposal = overtaken.proposal
         self._take(proposal.drafter)
         matches = [
             *proposal.agreements,

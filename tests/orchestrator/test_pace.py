@@ -50,7 +50,8 @@ def plain(count: int) -> CheckedRound:
 def drafted(k: int, accepted: int, round_ns: int = 10 * MS, **proposal) -> CheckedRound:
     decisions = [EXACT] * accepted + [REJECTED] * (accepted < k)
     decisions += [Decision(Outcome.NOT_REACHED)] * (k - len(decisions))
-    chunk = DraftChunk(token_ids=[1] * k, origins=[Origin.EXACT_MODEL] * k, drafter="d", **proposal)
+    origins = [Origin.EXACT_MODEL] * k
+    chunk = DraftChunk(token_ids=[1] * k, origins=origins, drafter="model", **proposal)
     return CheckedRound(chunk, Verdict(accepted, 1, tuple(decisions)), accepted + 1, round_ns)
 
 
@@ -77,7 +78,7 @@ def pace_of(
 def test_what_was_recorded_is_repeated(ks, data):
     """Whatever the verdicts accept, and however many plain tokens each has."""
     rest = FixedPace(5, at_once=True)
-    pace, left = RepeatedPace(ks, rest, "d"), list(ks)
+    pace, left = RepeatedPace(ks, rest, "model"), list(ks)
     while left:
         turn = pace.turn()
         assert turn == pace.turn()
@@ -97,7 +98,7 @@ def test_what_was_recorded_is_repeated(ks, data):
 
 
 def test_rounds_with_other_drafts_than_recorded_are_counted():
-    pace = RepeatedPace([3, 3, 0, 3, 3], FixedPace(5), "d")
+    pace = RepeatedPace([3, 3, 0, 3, 3], FixedPace(5), "model")
     pace.checked(drafted(3, 1))
     pace.checked(drafted(2, 2))
     assert pace.num_unrepeated == 1
@@ -137,7 +138,7 @@ def test_a_quick_drafter_drafts_from_the_first_token_on(relative_size, prompt_le
 
 def test_behind_an_earlier_run_k_adapts():
     rest = pace_of(Experience([MeasuredStep(1, 10 * MS)]))
-    pace = RepeatedPace([2, 0], rest, "d")
+    pace = RepeatedPace([2, 0], rest, "model")
     pace.checked(drafted(2, 2))
     pace.nothing_drafted()
     pace.checked(plain(1))
@@ -283,11 +284,15 @@ def steady(agreement: float):
 
 
 def texts_of(costs, agreements, count, tokens=300, confident=False, rule="exact"):
-    """Return texts' simulations, run one after the other by one orchestrator."""
+    """Return texts' simulations, run one after the other by one orchestrator.
+
+    `costs` are those of all texts, or of each.
+    """
     experience, texts = None, []
     for number in range(count):
+        now = costs if isinstance(costs, Costs) else costs[number]
         agreement = steady(agreements[number % len(agreements)])
-        simulation = Simulation(costs, agreement, number, confident)
+        simulation = Simulation(now, agreement, number, confident)
         experience = experience or simulation.experience()
         with experience.costs.shared():
             pace = pace_of(experience, rule, tokens=tokens, size=0.1, seed=number)
@@ -295,6 +300,10 @@ def texts_of(costs, agreements, count, tokens=300, confident=False, rule="exact"
             pace.close()
         texts.append(simulation)
     return texts
+
+
+def drafted_share(text: Simulation) -> float:
+    return text.spent[0].drafted / text.position
 
 
 def token_ns(text: Simulation) -> float:
@@ -319,7 +328,7 @@ def test_it_drafts_where_that_pays(costs, agreement, confident):
     texts = texts_of(costs, [agreement], 12, confident=confident)[2:]
     took = sum(map(token_ns, texts)) / len(texts)
     assert took < best_ns + 0.15 * (costs.step_ns - best_ns)
-    assert all(text.spent[0].drafted > 0.6 * text.position for text in texts)
+    assert min(map(drafted_share, texts)) > 0.6
 
 
 PAYS_NOT = [
@@ -339,13 +348,13 @@ def test_where_drafts_do_not_pay_it_is_as_fast_as_plain_decoding(costs, agreemen
     texts = texts_of(costs, [agreement], 12, confident=confident)
     took = [token_ns(text) / costs.step_ns for text in texts]
     assert took[0] < 1 + 2 * MAX_TEXT_LOSS  # its times are not known
-    assert max(took[1:]) < 1 + MAX_TEXT_LOSS
+    assert max(took[1:]) < 1 + MAX_TEXT_LOSS + 0.01  # a round may take longer than expected
     assert sum(took) / len(took) < 1 + MAX_LOSS + MAX_TEXT_LOSS / len(took) + 0.005
 
 
 def test_each_text_is_drafted_as_it_deserves():
     texts = texts_of(Costs(), [0.95, 0.05], 40)[10:]
-    shares = [text.spent[0].drafted / text.position for text in texts]
+    shares = [*map(drafted_share, texts)]
     assert sum(shares[::2]) / 15 > 0.8
     assert sum(shares[1::2]) / 15 < 0.2
 
@@ -364,18 +373,31 @@ def test_it_follows_a_text_that_changes():
 
 
 def test_a_drafter_that_becomes_slow_is_given_up():
-    texts = texts_of(Costs(), [0.9], 3)
-    experience = texts[0].experience()
-    slow, shares = Costs(draft_ns=40 * MS), []
-    for number in range(8):
-        simulation = Simulation(Costs() if number < 3 else slow, steady(0.9), number)
-        with experience.costs.shared():
-            pace = pace_of(experience, size=0.1, seed=number, tokens=300)
-            spent = simulation.run(pace, 300)
-            pace.close()
-        shares.append(spent.drafted / spent.tokens)
-    assert min(shares[:3]) > 0.6
-    assert max(shares[4:]) < 0.2
+    texts = texts_of([Costs()] * 3 + [Costs(draft_ns=40 * MS)] * 5, [0.9], 8)
+    assert min(map(drafted_share, texts[:3])) > 0.6
+    assert max(map(drafted_share, texts[4:])) < 0.2
+
+
+BUSY = [
+    Costs(draft_ns=40 * MS),
+    Costs(hop_ns=10_000 * MS),  # does not answer while the text lasts
+    Costs(step_ns=30 * MS, row_ns=300_000, draft_ns=10 * MS, hop_ns=10 * MS),
+]
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("busy", BUSY)
+def test_it_drafts_again_once_the_machine_is_no_longer_busy(busy, before):
+    texts = texts_of([Costs()] * before + [busy] * 5 + [Costs()] * 8, [0.9], before + 13)
+    assert min(map(drafted_share, texts[before + 8 :])) > 0.6
+
+
+def test_drafts_that_come_too_late_but_would_pay_are_waited_for():
+    slow = Costs(draft_ns=3 * MS)
+    texts = texts_of([Costs(draft_ns=100_000)] * 3 + [slow] * 6, [0.98], 9)[4:]
+    took = sum(map(token_ns, texts)) / len(texts)
+    assert took < 1.15 * slow.best_ns(0.98, MOST) < 0.5 * slow.step_ns
+    assert min(map(drafted_share, texts)) > 0.9
 
 
 class Crowd:
@@ -398,7 +420,7 @@ class Crowd:
                 stack.enter_context(self.experience.costs.shared())
             paces, lengths = [], []
             for number in range(self.running):
-                paces.append(pace_of(self.experience, tokens=length, seed=number))
+                paces.append(pace_of(self.experience, most=4, tokens=length, seed=number))
                 lengths.append(length * number // self.running)
             for _ in range(num_steps):
                 turns = [pace.turn() for pace in paces]
@@ -409,7 +431,7 @@ class Crowd:
                 for index, (pace, turn) in enumerate(zip(paces, turns, strict=True)):
                     emitted = 1
                     if turn.num_drafts:
-                        k = min(4, turn.num_drafts)
+                        k = turn.num_drafts
                         accepted = min(k, int(self.gain - 1 + self._noise.random()))
                         emitted += accepted
                         pace.checked(drafted(k, accepted, round_ns)._replace(
@@ -423,26 +445,31 @@ class Crowd:
                     if lengths[index] >= length:
                         pace.close()
                         texts += 1
-                        paces[index] = pace_of(self.experience, tokens=length, seed=100 + texts)
+                        paces[index] = pace_of(
+                            self.experience, most=4, tokens=length, seed=100 + texts
+                        )
                         lengths[index] = 0
             for pace in paces:
                 pace.close()
         return tokens / self.running * 5 * MS / spent_ns
 
 
-@pytest.mark.parametrize("running", [2, 7, 32])
-def test_where_drafting_slows_everybody_down_nobody_drafts(running):
+RUNNING_AND_STEPS = [(2, 1000), (7, 300), (32, 300)]
+
+
+@pytest.mark.parametrize(("running", "steps"), RUNNING_AND_STEPS)
+def test_where_drafting_slows_everybody_down_nobody_drafts(running, steps):
     """Though each of them would gain by it."""
     crowd = Crowd(running, slower=3.0, gain=2.0)
-    crowd.run(300)
-    assert crowd.run(2000) > 0.96
+    crowd.run(steps)
+    assert crowd.run(steps) > 0.96
 
 
-@pytest.mark.parametrize("running", [2, 7, 32])
-def test_where_everybody_gets_faster_all_draft(running):
+@pytest.mark.parametrize(("running", "steps"), RUNNING_AND_STEPS)
+def test_where_everybody_gets_faster_all_draft(running, steps):
     crowd = Crowd(running, slower=1.2, gain=2.4)
-    crowd.run(1000)
-    assert crowd.run(2000) > 1.7
+    crowd.run(steps)
+    assert crowd.run(steps) > 1.7
 
 
 # --- heads, windows, predictions ------------------------------------------------------------
@@ -532,7 +559,7 @@ def test_odd_values_are_survived(data, most, costs, running):
                     st.tuples(NS, NS)))  # fmt: skip
                 agreements = data.draw(st.lists(st.booleans(), max_size=8))
                 proposal = DraftChunk(
-                    token_ids=[1] * count, timings=timings, agreements=agreements, drafter="d"
+                    token_ids=[1] * count, timings=timings, agreements=agreements, drafter="model"
                 )
                 matched = data.draw(st.integers(0, count))
                 pace.followed(Overtaken(proposal, matched, count, data.draw(NS)))
