@@ -47,10 +47,6 @@ class CheckedRound(NamedTuple):
     num_drafted: int = 0
     asked_head: bool = False
 
-    def saved_ns(self, plain_ns: float) -> float:
-        """Return the ns saved over plain decoding, of which a token takes `plain_ns`."""
-        return self.num_emitted * plain_ns - self.round_ns
-
 
 class Pace(ABC):
     """A strategy for choosing K. Its methods must be called for all events, in order."""

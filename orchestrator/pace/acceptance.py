@@ -16,19 +16,20 @@ from operator import mul
 from flyspec.rules.room import Room
 from flyspec.values.rounds import Decision, Outcome
 
-MEMORY, TEXT_MEMORY = 0.999, 0.97
-"""Factors by which evidence fades with each further draft: about 1,000 count of all texts, 33 of
-one."""
-PRIOR, PRIOR_WEIGHT = 0.8, 4.0
-"""Share of drafts that equal the target's tokens before anything is known; its weight in drafts."""
+MEMORY = 0.999
+"""Factor by which the evidence of all texts fades with each draft: about 1,000 drafts count."""
+TEXT_MEMORY = 0.97
+"""The same for a single text: about 33 drafts count."""
+PRIOR = 0.8
+"""Share of drafts that equal the target's tokens before anything is known."""
+PRIOR_WEIGHT = 4.0
+"""Weight of that share, in drafts."""
 GRADES = 16
 """Distinguished confidences of a drafter."""
 
 
 class Share:
     """A share of cases: `seen` cases, `held` of them true, recent ones counting most."""
-
-    __slots__ = ("held", "seen")
 
     def __init__(self, seen: float = 0.0, held: float = 0.0) -> None:
         self.seen, self.held = seen, held
@@ -62,7 +63,8 @@ class SharedAcceptance:
     def loosened(self, z: float = 0.0) -> float:
         """Return the share accepted of drafts that differ where they may."""
         share, seen = self._loosened.held / self._loosened.seen, self._loosened.seen
-        return drawn(share, seen, z)
+        error = math.sqrt(share * (1.0 - share) / (seen + 1.0))
+        return min(1.0, max(0.0, share + z * error))
 
     @property
     def text_weight(self) -> float:
@@ -96,17 +98,12 @@ class SharedAcceptance:
         self.matches.observe(sum(matches), MEMORY, len(matches))
         return matches
 
-    def fade(self, num_tokens: int) -> None:
-        """Forget as much as with so many drafts."""
-        self.matches.fade(MEMORY**num_tokens)
-
     def ended(self, text: Acceptance) -> None:
         """Learn from a whole text how much texts differ."""
         if expected := text.expected:
-            for share, value in zip(
-                self._texts, ((text.misses / expected - 1.0) ** 2, 1.0 / expected), strict=True
-            ):
-                share.observe(value, TEXT_MEMORY)
+            differing, chance = self._texts
+            differing.observe((text.misses / expected - 1.0) ** 2, TEXT_MEMORY)
+            chance.observe(1.0 / expected, TEXT_MEMORY)
 
     def _grade(self, confidence: float) -> Share:
         return self._grades[min(GRADES - 1, int(max(0.0, confidence) * GRADES))]
@@ -185,8 +182,3 @@ class Acceptance:
         loosened = shared.loosened()
         usual = [m + (1.0 - m) * loosened for m in self.equal(most)[known:]]
         return list(accumulate([*map(shared.chance, confidences), *usual], mul))
-
-
-def drawn(share: float, seen: float, z: float) -> float:
-    """Return a share, `z` standard errors up."""
-    return min(1.0, max(0.0, share + z * math.sqrt(share * (1.0 - share) / (seen + 1.0))))

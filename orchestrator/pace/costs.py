@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 
-from flyspec.speculation_length import MOST_BY_AUTO, REQUESTED_BY_AUTO
+from flyspec.speculation_length import REQUESTED_BY_AUTO
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import MeasuredStep
 
@@ -73,8 +72,6 @@ class Costs:
 
     def __init__(self, step_costs: Sequence[MeasuredStep] = ()) -> None:
         self._step = StepCosts(step_costs)
-        self._measured = bool(step_costs)
-        self._steps = lru_cache(self._shared_steps)
         self._lines: dict[tuple[str, int], TimeLine] = {}
         self.running = self.drafting = 0
         self.num_drafted = 0
@@ -110,21 +107,18 @@ class Costs:
         step = self._step(max(1, self.running))
         return max(1.0, step / 2, step + self._line("")(0, z))
 
-    def rounds_ns(
-        self, drafter: str, relative_size: float, most: int, z: float = 0.0
-    ) -> list[float]:
-        """Return the time of a round of 0 up to `most` drafts, `z` standard errors up."""
-        line, steps = self._line(drafter, relative_size), self._steps(max(1, self.running))
-        return [max(1.0, step + line(k, z)) for k, step in enumerate(steps[: most + 1])]
+    def round_ns(self, drafter: str, relative_size: float, k: int, z: float = 0.0) -> float:
+        """Return the time of a round of `k` drafts, `z` standard errors up."""
+        return max(1.0, self._shared_step(k) + self._line(drafter, relative_size)(k, z))
 
-    def _shared_steps(self, running: int) -> list[float]:
-        """Return the time of a step, and the delay that a round's drafts cause to all others in it.
+    def _shared_step(self, k: int) -> float:
+        """Return the time of a step, and the delay that `k` drafts cause to all others in it.
 
-        So none are sent where all together are better off without. For 0 and more drafts.
+        So none are sent where all together are better off without.
         """
+        running = max(1, self.running)
         alone = self._step(running)
-        longer = (self._step(running + k) - alone for k in range(MOST_BY_AUTO + 2))
-        return [alone + running * more for more in longer]
+        return alone + running * (self._step(running + k) - alone)
 
     def reading_ns(self, relative_size: float, num_tokens: int) -> float:
         """Return the time in which a drafter reads tokens, by its size."""
@@ -133,11 +127,9 @@ class Costs:
     def decoded(self, num_tokens: int, duration_ns: float) -> None:
         """Record tokens of plain decoding while nobody drafted."""
         token_ns = duration_ns / num_tokens
-        if not self._measured:
-            self._measured = True
+        if not self._step.measured:
             self._step = StepCosts([MeasuredStep(1, round(token_ns))])
             self._lines.clear()
-            self._steps.cache_clear()
         self._line("").observe(0, token_ns - self._step(max(1, self.running)))
 
     def ended(self, drafter: str, relative_size: float) -> None:
@@ -146,5 +138,4 @@ class Costs:
 
     def checked(self, drafter: str, relative_size: float, k: int, duration_ns: float) -> None:
         """Record a round of `k` drafts."""
-        step = self._steps(max(1, self.running))[k]
-        self._line(drafter, relative_size).observe(k, duration_ns - step)
+        self._line(drafter, relative_size).observe(k, duration_ns - self._shared_step(k))

@@ -26,9 +26,10 @@ from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pa
 from orchestrator.pace.acceptance import MEMORY, Acceptance, Share, SharedAcceptance
 from orchestrator.pace.costs import Costs
 
-MAX_LOSS, MAX_TEXT_LOSS = 0.02, 0.06
-"""Share of the time of plain decoding that drafts may cost all texts together, beyond what they
-saved, and a single one."""
+MAX_LOSS = 0.02
+"""Share of the time of plain decoding that drafts may cost all texts beyond what they saved."""
+MAX_TEXT_LOSS = 0.06
+"""The same for a single text."""
 PATIENCE = 3.0
 """Multiple of a round's time that its proposal may take."""
 
@@ -45,10 +46,7 @@ class Account:
         self.length = Share()
 
     def add(self, saved_ns: float, most_owed_ns: float) -> None:
-        """Add to the account, which never owes more than that.
-
-        So after a round that something else held up, drafting is tried again before long.
-        """
+        """Add to what was saved; little is owed, so that drafting is tried again before long."""
         self.saved_ns = max(-most_owed_ns, (self.saved_ns or 0.0) * MEMORY + saved_ns)
 
 
@@ -150,24 +148,21 @@ class AdaptivePace(Pace):
     def _settle(self, round_: CheckedRound) -> None:
         """Charge a round's time to the account while anybody drafts; else learn from it."""
         costs = self._costs
-        quiet = not (self._disturbs or costs.drafting or costs.num_drafted != self._seen)
-        self._seen = costs.num_drafted
-        if quiet and round_.num_emitted > 0:
-            costs.decoded(round_.num_emitted, round_.round_ns)
-            self._account.add(MAX_LOSS * round_.round_ns, self._most_owed())
-            self._account.acceptance.fade(round_.num_emitted)
-        else:
-            saved_ns = round_.saved_ns(costs.plain_ns())
+        drafted = self._disturbs or costs.drafting or costs.num_drafted != self._seen
+        self._seen, emitted = costs.num_drafted, round_.num_emitted
+        if drafted or round_.verdict.decisions or emitted <= 0:
+            saved_ns = emitted * costs.plain_ns() - round_.round_ns
             self._saved_ns += saved_ns
-            if round_.proposal.drafter != PREDICTION:
-                self._account.add(saved_ns, self._most_owed())
+        else:
+            costs.decoded(emitted, round_.round_ns)
+            self._account.acceptance.matches.fade(MEMORY**emitted)
+            saved_ns = MAX_LOSS * round_.round_ns
+        if round_.proposal.drafter != PREDICTION:
+            self._account.add(saved_ns, max(1, costs.running) * self._loss_allowed())
 
     def _loss_allowed(self) -> float:
         """Return what this text may lose, ns."""
         return MAX_TEXT_LOSS * self._costs.plain_ns() * (self._num_tokens + self._num_left())
-
-    def _most_owed(self) -> float:
-        return max(1, self._costs.running) * self._loss_allowed()
 
     def _num_left(self) -> float:
         """Return the likely number of tokens to come: as in other texts, or as many as so far."""
@@ -182,13 +177,13 @@ class AdaptivePace(Pace):
             self._z = random.Random(hash((self._text.seed, self._num_tokens))).gauss(0, 1)
         costs, text, experience = self._costs, self._text, self._experience
         self._k, self._rate = 0, 1.0 / costs.plain_ns(experience.z_plain)
-        may_lose_ns = min(self._account.saved_ns or 0.0, self._saved_ns + self._loss_allowed())
-        longest_ns = costs.plain_ns() + may_lose_ns
+        longest_ns = self._saved_ns + self._loss_allowed()
+        longest_ns = costs.plain_ns() + min(self._account.saved_ns or 0.0, longest_ns)
         unread = 0 if self._turn.num_drafts else self._unread
         reading_ns = costs.reading_ns(self._size, unread) / self._num_left()
         accepted = self._acceptance.accepted(text.most, text.room, self._z)
-        rounds_ns = costs.rounds_ns(self._drafter, self._size, text.most, experience.z_round)
-        for k, (round_ns, number) in enumerate(zip(rounds_ns[1:], accepted, strict=True), 1):
+        for k, number in enumerate(accepted, 1):
+            round_ns = costs.round_ns(self._drafter, self._size, k, experience.z_round)
             if round_ns > longest_ns:
                 break
             rate = 1.0 / (round_ns / (1.0 + number) + reading_ns)
@@ -197,10 +192,11 @@ class AdaptivePace(Pace):
 
     def _drafting(self) -> NextRound:
         """Return a round of K drafts that ends where one more is not worth its time."""
-        *_, usual_ns, longer_ns = self._costs.rounds_ns(self._drafter, self._size, self._k + 1)
-        worth = (longer_ns - usual_ns) * self._rate
+        costs, drafter, size = self._costs, self._drafter, self._size
+        usual_ns = costs.round_ns(drafter, size, self._k)
+        worth = (costs.round_ns(drafter, size, self._k + 1) - usual_ns) * self._rate
         confidence = self._account.acceptance.confidence_for(worth)
-        reading_ns = self._costs.reading_ns(self._size, self._unread)
+        reading_ns = costs.reading_ns(size, self._unread)
         return NextRound(self._k, confidence, patience_ns=int(PATIENCE * (usual_ns + reading_ns)))
 
     def _disturb(self, disturbs: bool) -> None:
@@ -232,11 +228,8 @@ class AdaptivePace(Pace):
             costs.checked(self._drafter, self._size, len(proposal.token_ids), late_ns)
         self._asks, self._unread = False, 0
         self._take(proposal.drafter)
-        matches = [
-            *proposal.agreements,
-            *[True] * overtaken.num_matched,
-            *[False] * overtaken.missed,
-        ]
+        drafts = [True] * overtaken.num_matched + [False] * overtaken.missed
+        matches = [*proposal.agreements, *drafts]
         self._acceptance.saw(matches, in_round=False)
         self._account.acceptance.matches.observe(sum(matches), MEMORY, len(matches))
         self._choose()
