@@ -26,7 +26,7 @@ RANGES: dict[str, Sequence[Range]] = {
 INTEGERS = (0, 1, 2, 3, 15, 64, 65, 255, 1025, 1 << 20, (1 << 20) + 1, -1, (1 << 31) - 1, 1 << 31,
             -1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
 REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-9, 101.0, 5e-324, 1e38, math.nan, math.inf, -math.inf)
-TEXTS = ("", "a", "\0", "é😀" * 30, "%s%n{}", "../../etc/passwd", "\u202e", "y" * 100_000,
+TEXTS = ("", "a", "\0", "é😀" * 30, "%s%n{}", "../../etc/passwd", "\u202e", "x" * 65, "y" * 100_000,
          "Żółć " * 4000, "[::1]:1", "127.0.0.1:99999", "127.0.0.1:1", "ftp://x:1")  # fmt: skip
 HALVES = (b"\x00\x7e", b"\x00\xfc", b"\x00\xbc")
 """Half floats, of which distributions consist: NaN, -inf, -1."""
@@ -42,8 +42,7 @@ UNKNOWN = (b"\xc0\xb8\x02\x07", b"\xc1\xb8\x02" + bytes(8), b"\xc2\xb8\x02\x02\x
 NO_ID = (1 << 32) - 1
 TARGETS = ("flyspec/v1/verify.proto", "flyspec/v1/generation.proto")
 """Files whose ids are those of targets, which have no `NO_ID`."""
-LENGTHS = (0, 1, 64, 65, 1 << 16, (1 << 20) + 1)
-MAX_MESSAGES = 5000
+MAX_ENTRIES, MAX_MESSAGES = (1 << 20) + 1, 5000
 EMPTY = {FieldDescriptor.TYPE_STRING: "", FieldDescriptor.TYPE_BYTES: b""}
 WRONG = 0.4
 """Share of changes to a value that is known to be wrong, if there are such."""
@@ -98,6 +97,7 @@ class Mutator:
 
     def __init__(self, numbers: Sequence[int], texts: Sequence[str]) -> None:
         self._numbers = (*INTEGERS, *(n + d for n in numbers for d in (-1, 0, 1)))
+        self._sizes = [n for n in self._numbers if 0 <= n <= MAX_ENTRIES]
         self._texts = (*TEXTS, *texts)
 
     def change(self, message: Any, path: Path, rng: Random) -> None:
@@ -168,7 +168,7 @@ class Mutator:
         elif how == 5:
             rng.shuffle(entries)
         else:
-            size = 2 * len(entries) if how == 6 else rng.choice(LENGTHS)
+            size = 2 * len(entries) if how == 6 else rng.choice(self._sizes)
             size = min(size, MAX_MESSAGES) if field.message_type else size
             entries = (entries * (size // len(entries) + 1))[:size]
         del values[:]
