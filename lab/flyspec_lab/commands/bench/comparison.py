@@ -15,7 +15,8 @@ from flyspec.client import AsyncClient
 from flyspec.concurrency import check_reached, interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import error_console, working
-from flyspec_lab.bench import llama_cpp, tables
+from flyspec_lab.bench import tables
+from flyspec_lab.bench.llama_cpp import LlamaServer
 from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Answer, Item, Mode, Noise, OtherMode, Sample
 from flyspec_lab.bench.openai import OpenAIServer
@@ -57,22 +58,28 @@ async def compare(
         groups = [*groups, random_tokens(o.random_prompts, source, o.problem_seed)]
     modes: list[Mode] = [*flyspec_modes(client, o)]
     # Others may be using a running stack, so its caches are left alone.
-    cached = stack is None or rehearsed
-    noise = Noise(client, target.vocab_size, 0 if cached else stack.options.max_sessions)
+    slots = stack.options.max_sessions if stack and not rehearsed else 0
+    noise = Noise(client, target.vocab_size, slots)
+    draft = (stack.options.draft_model or "") if stack else ""
+    transformers: Transformers | None = None
+    llama: LlamaServer | None = None
+    if o.peers and 1 in o.batch:
+        transformers = Transformers(o.peers, source, draft, target.device)
+    if o.llama_server is not None:
+        llama = LlamaServer(o.llama_server, source, draft, max(o.batch))
+    names = [*(mode.name for mode in modes), *o.peers, *(name for name, _ in o.against)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
     samples: list[Sample] = []
     batch_samples: list[BatchSample] = []
     async with AsyncExitStack() as resources:
         with working("decoding all prompts plainly, for their lengths"):
             items = await read_items(client, groups, o)
-        draft = (stack.options.draft_model or "") if stack else ""
         found, calibrations = await _others(
-            o, resources, items, (source, draft, target.device), lambda text: console.print(text)
+            o, resources, items, transformers, llama, lambda text: console.print(text)
         )
         modes += found
         others = [mode.name for mode in found]
-        names = [mode.name for mode in modes]
-        if twice := next((name for name in others if names.count(name) > 1), None):
-            raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
         prompts = sum(map(len, items))
         console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
         if 1 in o.batch:
@@ -81,7 +88,9 @@ async def compare(
                     await mode.run(items[0][0])
             samples = await measure(modes, items, o.repeats + rehearsed, noise)
             if rehearsed:
-                samples = [replace(s, repeat=s.repeat - 1) for s in samples if s.repeat]
+                order = {mode.name: place for place, mode in enumerate(modes)}
+                counted = [replace(s, repeat=s.repeat - 1) for s in samples if s.repeat]
+                samples = sorted(counted, key=lambda s: (s.repeat, order[s.mode]))
                 check_reached(samples)
         batches = [batch for batch in o.batch if batch > 1]
         if batches and not interrupted():
@@ -105,7 +114,7 @@ async def compare(
         "kind": "speed",
         "command": ["flyspec", *sys.argv[1:]],
         "machine": this_machine(),
-        "prompts_cached": cached,
+        "prompts_cached": not slots,
         "others": others,
         "calibrations": [{**vars(c), "setup": str(c.setup)} for c in calibrations],
         "prompts": where,
@@ -119,19 +128,15 @@ async def _others(
     o: SpeedOptions,
     resources: AsyncExitStack,
     items: Sequence[Sequence[Item]],
-    where: tuple[str, str, str],
+    transformers: Transformers | None,
+    llama: LlamaServer | None,
     say: Callable[[str], None],
 ) -> tuple[list[OtherMode], list[Calibration[Any]]]:
-    """Return the modes of other software, each at its fastest, and how that was found.
-
-    `where` has the target, the draft model and the device.
-    """
-    target, draft, device = where
+    """Return the modes of other software, each at its fastest, and how that was found."""
     tried_on = [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]]
     modes: list[OtherMode] = []
     calibrations: list[Calibration[Any]] = []
-    if o.peers and 1 in o.batch:
-        transformers = Transformers(o.peers, target, draft, device)
+    if transformers is not None:
         for peer in o.peers:
             with working(f"trying setups of {peer}"):
                 found = await transformers.calibrate(peer, tried_on, o.max_tokens, o.ignore_eos)
@@ -139,8 +144,7 @@ async def _others(
             calibrations.append(found)
             modes.append(OtherMode(peer, partial(_by_peer, o, transformers, found.setup), False))
     servers = []
-    if o.llama_server is not None:
-        llama = llama_cpp.LlamaServer(o.llama_server, target, draft, max(o.batch))
+    if llama is not None:
         for tried in await llama.calibrate(tried_on, say):
             calibrations.append(tried)
             serving = llama.serving(tried.peer, tried.setup, tried_on[0])

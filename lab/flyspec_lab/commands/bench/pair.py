@@ -5,13 +5,17 @@ from __future__ import annotations
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flyspec.bundled import TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack_options import StackOptions
 from flyspec_lab.bench.options import PairOptions
 from flyspec_lab.results import BenchReport, Results
+
+if TYPE_CHECKING:
+    from flyspec.cli.stack import Stack
+    from flyspec.client import AsyncClient
 
 
 @with_flags
@@ -27,14 +31,16 @@ def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
     from flyspec_lab.commands.bench.comparison import compare
 
     found = groups(o.prompt_file, o.problems, o.problem_seed, o.limit)
+
+    async def measure(client: AsyncClient, stack: Stack | None) -> BenchReport:
+        return await compare(o, found, None, client, stack, rehearsed=True)
+
     with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
         stack, facts = _prepare(models, o, Path(folder))
         return whatever_reached(
-            lambda: run_async(with_server(stack, None, lambda *servers: compare(
-                o, found, None, *servers, rehearsed=True
-            ))),
+            lambda: run_async(with_server(stack, None, measure)),
             lambda done: _report(done, o, facts),
-        )  # fmt: skip
+        )
 
 
 def _report(done: BenchReport, o: PairOptions, facts: dict[str, Any]) -> BenchReport:
