@@ -206,11 +206,7 @@ async def test_branches_leave_slots_to_sessions(
         (DraftAdvance(1, 8, [5], 0, ahead=DraftAhead(1, 4, 2)), "1 tokens are appended"),
         (DraftAdvance(1, 8, [5], 4, ahead=DraftAhead(1, 4, 1)), "set advance.max_tokens to 0"),
         (DraftAdvance(1, 8, [5], 0, ahead=DraftAhead(1, 4, 0, 3)), "num_unverified is 0"),
-        (
-            DraftAdvance(1, 8, [], 4, ahead=DraftAhead(1, 4)),
-            "lookup makes at most 0",
-            "prompt_lookup",
-        ),
+        (DraftAdvance(1, 8, [], 4, ahead=DraftAhead(1, 4)), "prompt_lookup makes at most 0"),
     ],
 )
 async def test_what_cannot_be_asked_for(

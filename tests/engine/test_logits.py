@@ -22,7 +22,7 @@ from flyspec.engine.logits import (
     process_logits,
     token_logprobs,
 )
-from flyspec.engine.sampling import NOT_FINITE, SECOND_STREAM, choose, choose_processed, row_keys
+from flyspec.engine.sampling import NOT_FINITE, SECOND_STREAM, choose_processed, row_keys
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.tokens import SamplingParams
 from tests.examples import examples
@@ -130,26 +130,6 @@ def test_rows_agree_with_transformers_and_openai(
         assert torch.equal(row == -torch.inf, expected == -torch.inf)
 
 
-@given(SAMPLING, st.integers(0, 10**6), TOKENS.filter(len), TOKENS, st.data())
-@settings(max_examples=examples(100))
-def test_a_round_of_rows_equals_single_steps(
-    sampling: SamplingParams, seed: int, before: list[int], drafts: list[int], data: Any
-) -> None:
-    prompt = data.draw(st.integers(0, len(before)))
-    logits = rows_of(seed, len(drafts) + 1)
-    got = process_logits(logits, sampling, History(before, prompt, EOS), drafts)
-    chosen = choose(
-        logits, sampling, len(before), seed,
-        history=History(before, prompt, EOS), draft_token_ids=drafts,
-    ).tolist()  # fmt: skip
-    for i in range(len(drafts) + 1):
-        sequence = before + drafts[:i]
-        history = History(sequence, prompt, EOS)
-        assert torch.equal(process_logits(logits[i : i + 1], sampling, history)[0], got[i])
-        alone = choose(logits[i : i + 1], sampling, len(sequence), seed, history=history)
-        assert alone.tolist() == [chosen[i]]
-
-
 def test_min_tokens_holds_the_end_back_by_position() -> None:
     # Two tokens of output stand; rows predict output tokens 3, 4, 5, 6.
     history = History([5, 6, 8], prompt_length=1, eos_token_ids={3, 7, 1_000_000})
@@ -250,11 +230,6 @@ def test_logprobs_restated(
         assert got.logprob == pytest.approx(row[token] - total, abs=1e-5)
         assert got.top_token_ids == tuple(best)
         assert got.top_logprobs == pytest.approx([row[i] - total for i in best], abs=1e-5)
-
-
-def test_logprobs_of_half_precision_are_those_of_float32() -> None:
-    logits = rows_of(5, 6, torch.bfloat16)
-    assert token_logprobs(logits, range(6), 4) == token_logprobs(logits.float(), range(6), 4)
 
 
 CPU = torch.device("cpu")

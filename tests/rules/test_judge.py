@@ -29,8 +29,7 @@ from verify_service.rules.criteria.entropy import Entropy
 from verify_service.rules.criteria.typical import Typical
 from verify_service.rules.speculative_sampling import residual_log_weights
 
-ACROSS = WindowScope.ACROSS_ROUNDS
-EXACT, LOOSE, PROVISIONAL = Outcome.EXACT, Outcome.LOOSE, Outcome.PROVISIONAL
+EXACT = Outcome.EXACT
 REJECTED, NOT_REACHED = Outcome.REJECTED, Outcome.NOT_REACHED
 
 
