@@ -12,11 +12,9 @@ import numpy as np
 
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
-from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import curves_of, is_control, is_exact
+from flyspec_lab.compare import GAP_EDGES_NATS, ConditionReport
+from flyspec_lab.curves import curves_of, is_control, is_exact, pareto_front
 from flyspec_lab.drawing import BLUE, GREY, ORANGE, powers_of_two, save
-from flyspec_lab.frontier import pareto_front
-from flyspec_lab.gaps import GAP_EDGES_NATS
 from flyspec_lab.statistics import Interval
 
 if TYPE_CHECKING:

@@ -7,11 +7,9 @@ from operator import attrgetter
 from typing import Any
 
 from flyspec.tables import Column, FittedTable, make_table, record_table
-from flyspec_lab.allocation import AllocationLead
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import EqualCost
-from flyspec_lab.forks import ForkReport
+from flyspec_lab.curves import AllocationLead, EqualCost
 
 
 def _part(path: str, form: str) -> Callable[[Any], str]:
@@ -82,12 +80,10 @@ _FLIPS: tuple[Column, ...] = (
     ("helpful", "{.flips.helpful}"),
     ("recovery >", lambda r: f"{1.0 - r.flips.harmful_rate_upper:.1%}"),
     ("McNemar p", "{.flips.mcnemar_p:.3f}"),
-    ("1 point needs", "{.flips.problems_for_a_point:,}"),
 )
 FLIPS_NOTES = (
     "harmful: right answers of plain decoding that became wrong; helpful: wrong ones that became "
-    "right; recovery >: exact one-sided 95 % bound, as if none were helpful; 1 point needs: "
-    "problems that would show a difference of one point, 4 times in 5"
+    "right; recovery >: exact one-sided 95 % bound, as if none were helpful"
 )
 _VERSUS: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
@@ -117,21 +113,6 @@ ALLOCATION_NOTES = (
     "difference of the score from that of the straight line between the large model (decoding "
     "plainly, or speculating exactly) and the rival alone at the same tokens per second, as if "
     "each problem went to one of them at random; beyond the rival's speed, from the rival's score"
-)
-_FORKS: tuple[Column, ...] = (
-    ("by", "{.by}"),
-    ("tokens", "{.group}"),
-    ("forks", "{.forks}"),
-    ("other rest", "{.other_rest:.0%}"),
-    ("harmful", "{.harmful}"),
-    ("rate", "{.harmful_rate:.1%}"),
-    ("95 %", "{0.low:.1%} to {0.high:.1%}"),
-    ("helpful", "{.helpful}"),
-)
-FORKS_NOTES = (
-    "each fork decodes exactly on from a loose token, and from the target's own token in its "
-    "place; other rest: other tokens follow; harmful: right with the target's token, wrong with "
-    "the loose one"
 )
 
 
@@ -188,10 +169,6 @@ def allocation_table(leads: Sequence[AllocationLead]) -> FittedTable:
             ]  # fmt: skip
         rows.append(row)
     return make_table(columns, rows, "against a random allocation of problems")
-
-
-def forks_table(name: str, reports: Sequence[ForkReport]) -> FittedTable:
-    return record_table(_FORKS, reports, f"{name}, forks at loose tokens", left=2)
 
 
 def _conditions(

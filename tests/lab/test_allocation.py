@@ -8,10 +8,10 @@ import pytest
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
 from flyspec_lab import tables
-from flyspec_lab.allocation import AllocationLead, allocation_leads
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms, rival_arm
 from flyspec_lab.bench.conditions import parse_conditions
+from flyspec_lab.curves import AllocationLead, allocation_leads
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples

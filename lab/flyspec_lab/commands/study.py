@@ -18,7 +18,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands.added_drafters import (
+from flyspec_lab.commands.other_models import (
     Drafts,
     drafters_of,
     with_added_drafters,
@@ -102,8 +102,8 @@ def _divergences(
     from flyspec.config import DraftSettings, VerifySettings
     from flyspec_lab.local_model import LocalModel
     from flyspec_lab.studies.divergences import MAX_PROMPTS
-    from flyspec_lab.tuning.divergences import drafted_divergences
-    from flyspec_lab.tuning.record import Recorder
+    from flyspec_lab.tuning.recording import Recorder
+    from flyspec_lab.tuning.replay import drafted_divergences
 
     if not stack.model or not stack.draft_model:
         return {}
@@ -184,10 +184,10 @@ class _Asker:
         directory: Path,
     ) -> Page:
         """Evaluate each part of a study, in a directory of its own, and return the report."""
-        from flyspec_lab.commands.rival import served_rival
+        from flyspec_lab.commands.other_models import served_rival
         from flyspec_lab.evaluation import run_evaluation
         from flyspec_lab.run import ServedModel
-        from flyspec_lab.settings import fingerprints
+        from flyspec_lab.run_directory import fingerprints
         from flyspec_lab.studies.report import page_of
 
         target = ServedModel(self.client, served.target)

@@ -31,10 +31,15 @@ from flyspec_lab.drawing import GREY, powers_of_two
 from flyspec_lab.plots import COLORS, MARKERS
 from flyspec_lab.problems import TaskProblems, read_problems
 from flyspec_lab.row_files import RowFiles
-from flyspec_lab.run_directory import SETTINGS, continued
+from flyspec_lab.run_directory import (
+    SETTINGS,
+    RunSettings,
+    code_version,
+    continued,
+    fingerprints,
+)
+from flyspec_lab.run_directory import model_facts as settings_of_model
 from flyspec_lab.samples import schema_of
-from flyspec_lab.settings import RunSettings, code_version, fingerprints
-from flyspec_lab.settings import model_facts as settings_of_model
 from flyspec_lab.statistics import wins_more
 from flyspec_lab.studies.fuzzy import TOTAL_VARIATION
 from flyspec_lab.studies.options import StudyOptions

@@ -15,7 +15,7 @@ from flyspec_lab.studies.page import PagePlot, PageSection
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from flyspec_lab.tuning.divergences import DraftedDivergences
+    from flyspec_lab.tuning.replay import DraftedDivergences
 
 _BINS = 40
 _QUANTILES = (0.5, 0.9, 0.99)

@@ -14,7 +14,7 @@ from flyspec.rules import Divergence, Rule
 from flyspec.tables import FittedTable, make_table
 from flyspec_lab.bench.conditions import EXACT, PLAIN
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.frontier import AtEqualSpeed
+from flyspec_lab.curves import AtEqualSpeed
 from flyspec_lab.loss_bound import LossBound, loss_bound
 from flyspec_lab.statistics import POINT, upper_bound
 from flyspec_lab.studies.page import PageSection

@@ -11,12 +11,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from flyspec.cli.conditions import Condition
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import DrafterStatus
-from flyspec_lab.allocation import AllocationLead
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, parse_grid
 from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import EqualCost
+from flyspec_lab.curves import AllocationLead, EqualCost
 from flyspec_lab.options import EvalOptions, ProblemOptions, TaskPaths
 from flyspec_lab.problems import TaskProblems, read_problems
 from flyspec_lab.statistics import Interval

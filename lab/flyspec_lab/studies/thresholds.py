@@ -12,7 +12,7 @@ from flyspec.tables import FittedTable, make_table
 from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
-from flyspec_lab.frontier import EqualSpeedThreshold, equal_speed_threshold
+from flyspec_lab.curves import EqualSpeedThreshold, equal_speed_threshold
 from flyspec_lab.statistics import Interval
 
 _UNITS = {ROUNDS: ("round", 1.0), TIME: ("second", 1e9)}
@@ -72,7 +72,7 @@ def _threshold(
 ) -> EqualSpeedThreshold | None:
     assert part.bootstrap is not None
     plain = next(arm for arm in part.arms if arm.name == PLAIN)
-    (quality,) = part.curve([plain], by).quality.T
+    quality = part.curve([plain], by)[:, 2]
     return equal_speed_threshold(
         part.bootstrap, part.curve([base], by), part.curve(arms, by), thresholds, quality
     )
