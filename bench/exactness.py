@@ -30,7 +30,7 @@ from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.conditions import parse_ks
 from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
 from flyspec_lab.bench.reference import Reference
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 
 TIE_NATS = 1e-3
 CONCURRENCY = 8
@@ -209,7 +209,7 @@ async def compare(
     return list(rows.values())
 
 
-async def measure(o: ExactnessOptions) -> BenchReport:
+async def measure(o: ExactnessOptions) -> Report:
     options = StackOptions(
         dtype=o.dtype,
         draft_dtype=o.dtype,
@@ -243,7 +243,7 @@ async def measure(o: ExactnessOptions) -> BenchReport:
     )
     summary = f"{texts} texts in {o.dtype}: {wrong} wrong, {tied} differ first at a tie"
     table = table_of(list(map(vars, rows)), left=4)
-    return BenchReport({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
+    return Report({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
 
 
 @with_flags

@@ -26,7 +26,7 @@ from flyspec.progress import progress
 from flyspec.tables import table_of
 from flyspec.word_problems import problems as word_problems
 from flyspec_lab.bench.options import Problems, ProblemSeed
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 from flyspec_lab.statistics import mcnemar_p
 
 TASKS = Path(__file__).parent / "harness_tasks"
@@ -120,7 +120,7 @@ def row_of(rule: str, judged: HarnessRun, baseline: HarnessRun) -> HarnessRow:
     )
 
 
-async def measure(o: HarnessOptions) -> BenchReport:
+async def measure(o: HarnessOptions) -> Report:
     options = StackOptions(
         http_port=0, log_level="warning", num_speculative_tokens=o.num_speculative_tokens
     )
@@ -156,7 +156,7 @@ async def measure(o: HarnessOptions) -> BenchReport:
             for row in rows
         ]
     )
-    return BenchReport({**vars(o), "rows": rows}, [table])
+    return Report({**vars(o), "rows": rows}, [table])
 
 
 @with_flags

@@ -31,7 +31,7 @@ from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.options import MaxTokens, Repeats, names_of, numbers_flag
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 from verify_service.engine import VerifyEngine
 
 WRONG_DRAFTS = 0.15
@@ -207,7 +207,7 @@ def costs(off: ModelRunner, on: ModelRunner, repeats: int, dtype: str) -> list[C
     return found
 
 
-async def measure(o: InvarianceOptions) -> BenchReport:
+async def measure(o: InvarianceOptions) -> Report:
     torch.set_num_threads(o.threads)
     rows: list[Agreement] = []
     steps: list[Cost] = []
@@ -227,7 +227,7 @@ async def measure(o: InvarianceOptions) -> BenchReport:
                 rows += await agreement(runner, loaded.tokenizer, ids, o, dtype)
     wrong = sum(row.different for row in rows if row.batch_invariant)
     tables = [table_of(list(map(vars, records)), left=2) for records in (rows, steps) if records]
-    return BenchReport(
+    return Report(
         {**vars(o), "agreement": rows, "cost": steps},
         [*tables, f"with the mode, {wrong} texts differ"],
         passed=not wrong,

@@ -25,7 +25,7 @@ from flyspec.tables import markdown
 from flyspec.word_problems import WordProblem
 from flyspec_lab.bench.options import Problems, ProblemSeed
 from flyspec_lab.python_source import python_version
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 
 Threads = Annotated[int, Flag("CPU threads.", min=1)]
 THRESHOLD = 0.3  # for both entropy measures, as in FLy's presets
@@ -258,11 +258,11 @@ def evaluate_models(
 ) -> None:
     """Measure the bundled models; print a table in Markdown. Takes a few minutes on two cores."""
 
-    def measure() -> BenchReport:
+    def measure() -> Report:
         torch.set_num_threads(threads)
         rows, free = evaluate(models, problems, seed)
         found = Text(table(rows, free, problems, seed), no_wrap=True, overflow="ignore")
-        return BenchReport({"models": rows, "target_freedom": free}, [found])
+        return Report({"models": rows, "target_freedom": free}, [found])
 
     results.of(measure)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from bench.documents import write_part
 from bench.drafters.figures import (
     WITHIN,
     ComposedCheck,
@@ -46,7 +45,7 @@ from flyspec_lab.bench.speed import flyspec_modes, measure, read_items
 from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.commands.added_drafters import Drafts, with_added_drafters
 from flyspec_lab.commands.bench.common import models_of
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results, markdown, write_into
 
 BYTES = "bytes"
 """The drafter that is the byte-level draft model, whose tokens are translated."""
@@ -98,9 +97,9 @@ def drafters(
         draft = [*draft, (BYTES, str(bundled.DRAFT_BYTES))]
     sets = prompt_groups(options)
     if options.document is not None:
-        write_part(options.document, PART, None)
+        write_into(options.document, {PART: None})
 
-    async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
+    async def use(client: AsyncClient, stack: Stack | None) -> Report:
         assert stack is not None
         work = _measure(options, sets, client, stack, [name for name, _ in draft], datastore)
         return await with_added_drafters(stack, draft, work)
@@ -128,7 +127,7 @@ async def _measure(
     stack: Stack,
     added: Sequence[str],
     datastore: Path,
-) -> BenchReport:
+) -> Report:
     served = await client.list_models()
     known = list(dict.fromkeys([*served.drafters, *added]))
     chosen = tuple(filter(None, o.drafters)) or tuple(known)
@@ -156,15 +155,15 @@ async def _measure(
     steps = plain_step_ms(samples)
     shown = [figure_table(found), composed_table(checks), retrieval_table(retrieved)]
     if o.document is not None:
-        write_part(o.document, PART, shown)
-    return BenchReport(
+        write_into(o.document, {PART: markdown(shown)})
+    return Report(
         {
             **vars(o), **models_of(served.target, stack), "kind": "drafters",
             "command": ["python -m bench.drafters", *sys.argv[1:]], "machine": this_machine(),
             "datastore": str(datastore), "figures": found, "composed": checks,
             "retrieval": retrieved, "plain_step_ms": steps,
         },
-        [*shown, notes(explained(o, steps))],
+        [*shown, explained(o, steps)],
         {"samples": samples},
     )  # fmt: skip
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from bench.documents import write_part
 from bench.library_datastore import library_datastore
 from bench.out_of_domain.figures import (
     ComparedMethod,
@@ -48,7 +47,7 @@ from flyspec_lab.commands.bench.common import models_of
 from flyspec_lab.evaluation import settings_of
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import PromptFile, TaskProblems
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results, markdown, write_into
 from flyspec_lab.run import ServedModel, make_samples, wanted_samples
 from flyspec_lab.run_directory import open_run
 from flyspec_lab.statistics import Interval
@@ -185,7 +184,7 @@ def check(o: DomainOptions, sets: Sequence[str]) -> None:
     if not beyond_all(methods_of(o), sets):
         raise ConfigError("--prompt-file: give a set that is in nobody's domain")
     if o.document is not None:
-        write_part(o.document, PART, None)
+        write_into(o.document, {PART: None})
 
 
 def methods_of(o: DomainOptions, judges: NamedPaths | None = None) -> list[ComparedMethod]:
@@ -209,7 +208,7 @@ def methods_of(o: DomainOptions, judges: NamedPaths | None = None) -> list[Compa
     return [*plain, *of_judges] if judges is None else of_judges
 
 
-async def _compare(o: DomainOptions, sets: Sequence[TaskProblems]) -> BenchReport:
+async def _compare(o: DomainOptions, sets: Sequence[TaskProblems]) -> Report:
     found: list[SetFigures] = []
     methods = methods_of(o)
     models: Mapping[str, object] = {}
@@ -227,16 +226,16 @@ async def _compare(o: DomainOptions, sets: Sequence[TaskProblems]) -> BenchRepor
     kept = keeping(methods, found)
     shown = tables(methods, found, kept)
     if o.document is not None and not interrupted():
-        write_part(o.document, PART, shown)
+        write_into(o.document, {PART: markdown(shown)})
     claims = [*findings(kept, FLY), *findings(kept, RECYCLED_FLY)]
-    return BenchReport(
+    return Report(
         {
             **vars(o), **models, "kind": "out of domain",
             "command": ["python -m bench.out_of_domain", *sys.argv[1:]],
             "machine": this_machine(), "methods": methods, "figures": found, "kept": kept,
             "findings": claims,
         },
-        [*shown, *map(notes, claims), notes(explained(o))],
+        [*shown, *claims, explained(o)],
     )  # fmt: skip
 
 

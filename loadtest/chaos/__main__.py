@@ -6,14 +6,14 @@ import asyncio
 
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
+from flyspec_lab.report import PageResults
 from loadtest.chaos.run import run as run_chaos
 from loadtest.chaos.work import ChaosOptions
-from loadtest.report.files import LabResults
 
 
 @with_flags
 def chaos(
-    results: LabResults,
+    results: PageResults,
     options: ChaosOptions,
 ) -> None:
     """Inject faults into a fleet of services under load; every stream must go on.

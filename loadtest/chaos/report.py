@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from flyspec.tables import FittedTable, make_table
 from flyspec_lab.drawing import BLUE
+from flyspec_lab.report import Plot, Report
 from loadtest.chaos.faults import KINDS, Fault
 from loadtest.chaos.work import Request
-from loadtest.report.base import VERSION, LabReport, Plot, Table
+from loadtest.report import VERSION, checked_report
 from loadtest.summary import Spread
 
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
@@ -78,9 +80,10 @@ class ChaosResult:
         if end > MAX_GROWTH * warm + MAX_GROWTH_MIB:
             self.violations.append(f"the orchestrator grew from {warm:.0f} to {end:.0f} MiB")
 
-    def report(self) -> ChaosReport:
+    def report(self) -> Report:
+        """Return the run in tables, sentences and a plot."""
         violations = self.violations or [""]
-        return ChaosReport({
+        document = {
             "version": VERSION,
             "passed": not self.violations,
             **asdict(self),
@@ -90,16 +93,12 @@ class ChaosResult:
             ],
             "warnings": [f"{len(violations)} violations in all"] * (len(violations) > MAX_SHOWN),
             "options": {"seed": self.seed, "streams": self.streams, "dtype": self.dtype},
-        })  # fmt: skip
+        }
+        parts = [*self._tables(document), *self._lines(document), _plot(document)]
+        return checked_report(document, "flyspec chaos", parts)
 
-
-class ChaosReport(LabReport):
-    """A run in tables, sentences and a plot."""
-
-    title = "flyspec chaos"
-
-    def tables(self) -> Sequence[Table]:
-        faults, document = self.document["faults"], self.document
+    def _tables(self, document: dict[str, Any]) -> list[FittedTable]:
+        faults = document["faults"]
         services = sorted({f["service"] for f in faults})
         counts = Counter((f["kind"], f["service"]) for f in faults)
         by_kind = []
@@ -110,15 +109,14 @@ class ChaosReport(LabReport):
         if document["silences"] is not None:
             spreads["longest silence of a request"] = document["silences"]
         return [
-            Table("Faults", ["fault", *services, "all"], by_kind),
-            Table("Recoveries", ["recovery", "number", "p50, ms", "p99, ms", "max, ms"], [
+            make_table(["fault", *services, "all"], by_kind, "faults"),
+            make_table(["recovery", "number", "p50, ms", "p99, ms", "max, ms"], [
                 [kind, str(s["count"]), *(f"{s[part]:,.0f}" for part in ("p50", "p99", "max"))]
                 for kind, s in spreads.items()
-            ]),
+            ], "recoveries"),
         ]  # fmt: skip
 
-    def lines(self) -> Sequence[str]:
-        d = self.document
+    def _lines(self, d: dict[str, Any]) -> list[str]:
         left = ", ".join(f"{n} at {name}" for name, n in d["sessions_left"].items())
         return [
             f"{d['streams']} streams for {d['seconds']:.0f} s, {d['dtype']}, seed {d['seed']}: "
@@ -130,27 +128,29 @@ class ChaosReport(LabReport):
             f"{d['orchestrator_mib'][1]:.0f} MiB after",
         ]
 
-    def plots(self) -> Sequence[Plot]:
-        """Tokens of all streams per second, and below what was done to which service."""
-        faults, tokens = self.document["faults"], self.document["tokens_each_second"]
 
-        def draw(figure: Any) -> None:
-            top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-            top.plot(range(len(tokens)), tokens, color=BLUE, linewidth=1)
-            top.set(ylabel="tokens per second", ylim=(0, None),
-                    title=f"{self.document['streams']} streams, {len(faults)} faults")  # fmt: skip
-            services = sorted({f["service"] for f in faults}, reverse=True)
-            drawn: set[str] = set()
-            for f in faults:
-                kind, begun = f["kind"], f["begun_s"]
-                bottom.barh(services.index(f["service"]), max(0.6, f["ended_s"] - begun),
-                            left=begun, color=COLOURS[kind], height=0.8,
-                            label="" if kind in drawn else kind)  # fmt: skip
-                drawn.add(kind)
-            bottom.set_yticks(range(len(services)), services)
-            bottom.set(xlabel="seconds")
-            bottom.grid(visible=False, axis="y")
-            columns = (len(KINDS) + 1) // 2
-            bottom.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=columns)
+def _plot(document: dict[str, Any]) -> Plot:
+    """Return a plot of the tokens of all streams per second, and of the faults below."""
+    faults, tokens = document["faults"], document["tokens_each_second"]
 
-        return [Plot("Over time", (8.0, 4.6), "Bars: what was done to which service.", draw)]
+    def draw(figure: Any) -> None:
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+        top.plot(range(len(tokens)), tokens, color=BLUE, linewidth=1)
+        top.set(ylabel="tokens per second", ylim=(0, None),
+                title=f"{document['streams']} streams, {len(faults)} faults")  # fmt: skip
+        services = sorted({f["service"] for f in faults}, reverse=True)
+        drawn: set[str] = set()
+        for f in faults:
+            kind, begun = f["kind"], f["begun_s"]
+            bottom.barh(services.index(f["service"]), max(0.6, f["ended_s"] - begun),
+                        left=begun, color=COLOURS[kind], height=0.8,
+                        label="" if kind in drawn else kind)  # fmt: skip
+            drawn.add(kind)
+        bottom.set_yticks(range(len(services)), services)
+        bottom.set(xlabel="seconds")
+        bottom.grid(visible=False, axis="y")
+        columns = (len(KINDS) + 1) // 2
+        bottom.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=columns)
+
+    caption = "Tokens per second; bars: what was done to which service."
+    return Plot("over-time", caption, draw, (8.0, 4.6))

@@ -11,11 +11,11 @@ import uvloop
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
 from flyspec.flags import Flag
-from loadtest.fuzz.report import FuzzReport
+from flyspec_lab.report import PageResults, Report
+from loadtest.fuzz.report import fuzz_report
 from loadtest.fuzz.run import fuzz as fuzz_server
 from loadtest.fuzz.servers import bundled
 from loadtest.fuzz.source import SERVICES
-from loadtest.report.files import LabResults
 
 
 # fmt: off
@@ -37,7 +37,7 @@ class FuzzOptions:
 @with_flags
 def fuzz(
     options: FuzzOptions,
-    results: LabResults,
+    results: PageResults,
 ) -> None:
     """Send invalid and abandoned calls to flyspec's servers, many at once; none may be harmed.
 
@@ -49,7 +49,7 @@ def fuzz(
     results.of(lambda: uvloop.run(_fuzz(options)))
 
 
-async def _fuzz(options: FuzzOptions) -> FuzzReport:
+async def _fuzz(options: FuzzOptions) -> Report:
     results = []
     for name in SERVICES if options.server == "all" else [options.server]:
         start = partial(bundled, name)
@@ -57,7 +57,7 @@ async def _fuzz(options: FuzzOptions) -> FuzzReport:
         for check in result.checks():
             say(f"{check['name']}: {check['said']}")
         results.append(result)
-    return FuzzReport.of(results, asdict(options))
+    return fuzz_report(results, asdict(options))
 
 
 if __name__ == "__main__":

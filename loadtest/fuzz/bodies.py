@@ -24,8 +24,9 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.flags import Flag
 from flyspec.rpc import max_request_bytes
-from loadtest.report.base import VERSION, LabReport, Plot, Table
-from loadtest.report.files import LabResults
+from flyspec.tables import make_table
+from flyspec_lab.report import PageResults, Report
+from loadtest.report import VERSION, checked_report
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
@@ -264,51 +265,38 @@ async def attack(options: BodyOptions) -> list[Result]:
     return results
 
 
-def _row(result: Result | Any) -> list[str]:
+def _row(result: Result) -> list[str]:
     silences = (result.quiet_s, result.alone_s, result.together_s)
     answers = ", ".join(f"{status} {n}" for status, n in result.answers.items())
     return [result.name, answers, f"{result.size:,}", *(f"{1e3 * s:,.0f}" for s in silences)]
 
 
-class BodiesReport(LabReport):
-    """How long another client's stream was silent."""
-
-    title = "flyspec bodies"
-
-    @classmethod
-    def of(cls, results: Sequence[Result], options: BodyOptions) -> BodiesReport:
-        """The report on a run with these options."""
-        longest = f"at most {MAX_SILENCE_S:g} s longer than without"
-        checks = [
-            {"name": r.name, "passed": r.passed, "said": f"another client's silence: {longest}"}
-            for r in results
-        ]
-        return cls({
-            "version": VERSION, "passed": all(r.passed for r in results),
-            "results": [r._asdict() for r in results], "checks": checks, "warnings": [],
-            "options": asdict(options),
-        })  # fmt: skip
-
-    def tables(self) -> Sequence[Table]:
-        rows = [_row(Result(**r)) for r in self.document["results"]]
-        columns = ["body", "answers", "bytes", "silence before, ms", "with one", "with several"]
-        return [Table("Longest silence of another client's stream", columns, rows, left=2)]
-
-    def lines(self) -> Sequence[str]:
-        return ()
-
-    def plots(self) -> Sequence[Plot]:
-        return ()
+def bodies_report(results: Sequence[Result], options: BodyOptions) -> Report:
+    """Return the report on a run with these options."""
+    longest = f"at most {MAX_SILENCE_S:g} s longer than without"
+    checks = [
+        {"name": r.name, "passed": r.passed, "said": f"another client's silence: {longest}"}
+        for r in results
+    ]
+    document = {
+        "version": VERSION, "passed": all(r.passed for r in results),
+        "results": [r._asdict() for r in results], "checks": checks, "warnings": [],
+        "options": asdict(options),
+    }  # fmt: skip
+    columns = ["body", "answers", "bytes", "silence before, ms", "with one", "with several"]
+    title = "longest silence of another client's stream"
+    table = make_table(columns, map(_row, results), title, left=2)
+    return checked_report(document, "flyspec bodies", [table])
 
 
 @with_flags
-def bodies(options: BodyOptions, results: LabResults) -> None:
+def bodies(options: BodyOptions, results: PageResults) -> None:
     """Send bodies that cost much to read, while another client streams.
 
     Starts the stack with the bundled models. The exit code is 1 if its stream is silent for more
     than 0.2 s longer than without them.
     """
-    results.of(lambda: BodiesReport.of(uvloop.run(attack(options)), options))
+    results.of(lambda: bodies_report(uvloop.run(attack(options)), options))
 
 
 if __name__ == "__main__":

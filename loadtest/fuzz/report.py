@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from flyspec.tables import FittedTable, make_table
+from flyspec_lab.report import Plot, Report
 from loadtest.fuzz.calls import CallOutcome, Script
-from loadtest.report.base import VERSION, LabReport, Plot, Table
+from loadtest.report import VERSION, checked_report
 from loadtest.sampler import Sampler
 
 MAX_GROWTH_MIB, MIN_SAMPLES = 32.0, 30
@@ -104,56 +106,50 @@ class FuzzResult:
         }  # fmt: skip
 
 
-class FuzzReport(LabReport):
-    """What each server made of its messages."""
+def fuzz_report(results: Sequence[FuzzResult], options: dict[str, Any]) -> Report:
+    """Return the report on runs with these options."""
+    checks = [check for result in results for check in result.checks()]
+    document = {
+        "version": VERSION,
+        "passed": all(check["passed"] for check in checks),
+        "servers": [result.document() for result in results],
+        "checks": checks,
+        "warnings": [],
+        "options": options,
+    }
+    parts = [*_tables(document["servers"]), _plot(document["servers"])]
+    return checked_report(document, "flyspec fuzz", parts)
 
-    title = "flyspec fuzz"
 
-    @classmethod
-    def of(cls, results: Sequence[FuzzResult], options: dict[str, Any]) -> FuzzReport:
-        """The report on runs with these options."""
-        checks = [check for result in results for check in result.checks()]
-        return cls({
-            "version": VERSION,
-            "passed": all(check["passed"] for check in checks),
-            "servers": [result.document() for result in results],
-            "checks": checks,
-            "warnings": [],
-            "options": options,
-        })  # fmt: skip
+def _tables(found: Sequence[dict[str, Any]]) -> list[FittedTable]:
+    servers: list[list[str]] = []
+    calls: list[list[str]] = []
+    for r in found:
+        numbers = {kind: sum(of.values()) for kind, of in r["kinds"].items()}
+        servers.append([r["server"], *(f"{number:,.0f}" for number in (
+            r["messages"], sum(numbers.values()), r["messages"] / max(1e-9, r["seconds"]),
+            r["canaries"], len(r["errors"]),
+        ))])  # fmt: skip
+        for kind, of in r["kinds"].items():
+            statuses = ", ".join(f"{name} {n:,}" for name, n in Counter(of).most_common())
+            calls.append([r["server"], kind, statuses, f"{numbers[kind]:,}"])
+    columns = ["server", "messages", "calls", "messages/s", "canary right", "different errors"]
+    return [
+        make_table(columns, servers, "servers"),
+        make_table(["server", "what", "statuses", "calls"], calls, "calls", left=3),
+    ]
 
-    def tables(self) -> Sequence[Table]:
-        servers: list[list[str]] = []
-        calls: list[list[str]] = []
-        for r in self.document["servers"]:
-            numbers = {kind: sum(of.values()) for kind, of in r["kinds"].items()}
-            servers.append([r["server"], *(f"{number:,.0f}" for number in (
-                r["messages"], sum(numbers.values()), r["messages"] / max(1e-9, r["seconds"]),
-                r["canaries"], len(r["errors"]),
-            ))])  # fmt: skip
-            for kind, of in r["kinds"].items():
-                statuses = ", ".join(f"{name} {n:,}" for name, n in Counter(of).most_common())
-                calls.append([r["server"], kind, statuses, f"{numbers[kind]:,}"])
-        columns = ["server", "messages", "calls", "messages/s", "canary right", "different errors"]
-        return [
-            Table("Servers", columns, servers),
-            Table("Calls", ["server", "what", "statuses", "calls"], calls, left=3),
-        ]
 
-    def lines(self) -> Sequence[str]:
-        return [f"seed {self.document['options']['seed']}"]
+def _plot(servers: Sequence[dict[str, Any]]) -> Plot:
+    """Return a plot of the memory of each process, by the server that was attacked."""
 
-    def plots(self) -> Sequence[Plot]:
-        """Memory of each process, by the server that was attacked."""
-        servers = self.document["servers"]
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, len(servers), squeeze=False, sharey=True)[0]
+        for ax, r in zip(axes, servers, strict=True):
+            for service, samples in r["memory"].items():
+                ax.plot(samples["seconds"], samples["mib"], label=service)
+            ax.set(title=r["server"], xlabel="seconds", ylim=(0, None))
+        axes[0].set_ylabel("MiB")
+        axes[-1].legend()
 
-        def draw(figure: Any) -> None:
-            axes = figure.subplots(1, len(servers), squeeze=False, sharey=True)[0]
-            for ax, r in zip(axes, servers, strict=True):
-                for service, samples in r["memory"].items():
-                    ax.plot(samples["seconds"], samples["mib"], label=service)
-                ax.set(title=r["server"], xlabel="seconds", ylim=(0, None))
-            axes[0].set_ylabel("MiB")
-            axes[-1].legend()
-
-        return [Plot("Memory", (2.6 * len(servers), 3.0), "Resident memory of processes.", draw)]
+    return Plot("memory", "Resident memory of processes.", draw, (2.6 * len(servers), 3.0))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from bench.documents import write_between
 from bench.performance.__main__ import performance
 from bench.performance.parts import parts_of
 from bench.performance.reports import read_reports
+
+from bench.documents import write_between
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.modes import Sample

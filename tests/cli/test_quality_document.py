@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from bench.quality import quality
-from flyspec.errors import ConfigError
-from flyspec.tables import make_table
 from flyspec_lab.studies.page import Page, PagePlot, PageSection
 from flyspec_lab.studies.report import CLAIMS_HEADING
+
+from flyspec.errors import ConfigError
+from flyspec.tables import make_table
 
 
 def write(folder: Path, study: str, holds: str, accuracy: str, asked: str = "problems") -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from bench.gpu.__main__ import gpu
 from bench.gpu.example import (
     BANDWIDTH,
@@ -26,6 +25,7 @@ from bench.gpu.example import (
 )
 from bench.gpu.parts import NOTHING, measured_parts, read_reports
 from bench.gpu.sizes import tables
+
 from flyspec.cli.json_output import to_json
 from flyspec.engine import cache_size
 from flyspec.engine.cache_size import Fit, check_fits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from loadtest.report.files import LabResults
 
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
@@ -15,7 +16,6 @@ from loadtest.chaos.fleet import FleetOptions
 from loadtest.chaos.replay import Replay
 from loadtest.chaos.run import run
 from loadtest.chaos.work import ChaosOptions, Request, TextJob
-from loadtest.report.files import LabResults
 
 
 async def check(options, kinds=KINDS):

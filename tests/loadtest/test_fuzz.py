@@ -8,6 +8,7 @@ from functools import partial
 from random import Random
 
 import pytest
+from loadtest.report.files import LabResults
 
 from flyspec.cli.service import Child
 from loadtest.fuzz import report, run, servers
@@ -16,7 +17,6 @@ from loadtest.fuzz.mutate import mistake, parts
 from loadtest.fuzz.seeds import Facts
 from loadtest.fuzz.servers import Server
 from loadtest.fuzz.source import SERVICES, ScriptSource
-from loadtest.report.files import LabResults
 
 FACTS = Facts(
     400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1", heads=("head",)

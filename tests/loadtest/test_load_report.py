@@ -7,12 +7,12 @@ import math
 from html.parser import HTMLParser
 
 import pytest
-
-from flyspec.errors import ConfigError
-from loadtest.measures import duration, number
 from loadtest.report.files import LabResults, read, write_records
 from loadtest.report.load import LoadReport
 from loadtest.report.page import page
+
+from flyspec.errors import ConfigError
+from loadtest.measures import duration, number
 from tests.loadtest.load_data import document
 
 VOID = {"meta", "br"}

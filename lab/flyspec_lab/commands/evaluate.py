@@ -14,7 +14,7 @@ from flyspec_lab.commands.added_drafters import Drafts, drafters_of, with_added_
 from flyspec_lab.commands.bench.common import Address, Local, models_of
 from flyspec_lab.commands.rival import is_address, served_rival
 from flyspec_lab.options import EvalOptions
-from flyspec_lab.results import BenchReport, RunResults, notes
+from flyspec_lab.report import Part, Report, RunResults
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
@@ -49,11 +49,11 @@ def evaluate(
         )
     tasks = read_problems(options)
 
-    async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
+    async def use(client: AsyncClient, stack: Stack | None) -> Report:
         work = evaluated(client, stack)
         return await (work if stack is None else with_added_drafters(stack, draft, work))
 
-    async def evaluated(client: AsyncClient, stack: Stack | None) -> BenchReport:
+    async def evaluated(client: AsyncClient, stack: Stack | None) -> Report:
         from flyspec_lab.evaluation import run_evaluation
         from flyspec_lab.run import ServedModel
         from flyspec_lab.settings import fingerprints
@@ -79,36 +79,19 @@ def evaluate(
 
 def _report(
     o: EvalOptions, found: Evaluation, models: dict[str, Any], results: RunResults
-) -> BenchReport:
-    from flyspec_lab import plots, tables
+) -> Report:
+    from flyspec_lab.plots import quality_plot
+    from flyspec_lab.tables import task_section
 
-    shown: list[Any] = []
-    explained: dict[str, None] = {}  # once, below all tables
-    for task, reports in found.conditions.items():
-        if not reports:
-            shown.append(notes(f"{task}: no problem has an answer under every condition yet"))
-            continue
-        answered = reports[0].accuracy is not None
-        if o.rules is None and answered and not o.grid:
-            shown.append(tables.accuracy_table(task, reports))
-        else:
-            shown.append(tables.rules_table(task, reports))
-            explained[tables.RULES_NOTES] = None
-        if len(reports) > 1 and any(r.flips for r in reports):
-            shown.append(tables.flips_table(reports))
-            explained[tables.FLIPS_NOTES] = None
-        if any(r.versus for r in reports):
-            shown.append(tables.versus_table(reports))
-        if equal := found.equal_costs[task]:
-            shown.append(tables.equal_table(equal))
-            explained[tables.EQUAL_NOTES] = None
-        if leads := found.allocations[task]:
-            shown.append(tables.allocation_table(leads))
-            explained[tables.ALLOCATION_NOTES] = None
-        if of_forks := found.forks[task]:
-            shown.append(tables.forks_table(task, of_forks))
-            explained[tables.FORKS_NOTES] = None
-    shown += [notes(line) for line in [*explained, *_remarks(o, found, results)]]
+    parts: list[Part] = [
+        task_section(
+            task, reports, found.equal_costs[task], found.allocations[task], found.forks[task]
+        )
+        for task, reports in found.conditions.items()
+    ]
+    parts += _remarks(o, found, results)
+    if any(found.conditions.values()):
+        parts.append(quality_plot("quality", found.arms, found.conditions))
     document = {
         **vars(o),
         **models,
@@ -119,12 +102,7 @@ def _report(
         "fork_reports": found.forks,
         "missing": found.missing,
     }
-    return BenchReport(
-        document,
-        shown,
-        plot=lambda path: plots.plot_quality(path, found.arms, found.conditions),
-        passed=not (found.progressed.failed or found.progressed.lost),
-    )
+    return Report(document, parts, passed=not (found.progressed.failed or found.progressed.lost))
 
 
 def _remarks(o: EvalOptions, found: Evaluation, results: RunResults) -> list[str]:

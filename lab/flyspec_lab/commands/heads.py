@@ -10,7 +10,7 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import needing
 from flyspec.concurrency import whatever_reached
 from flyspec_lab.heads.options import HeadMeasureOptions, HeadTrainOptions
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec_lab.heads.measure import HeadMeasurement
@@ -45,7 +45,7 @@ def measure(options: HeadMeasureOptions, results: Results) -> None:
     results.of(lambda: _measured(measuring.measure(options)))
 
 
-def _trained(found: TrainedHead) -> BenchReport:
+def _trained(found: TrainedHead) -> Report:
     shares = ", ".join(f"{share:.1%}" for share in found.agreement)
     summary = (
         f"{found.parameters / 1e6:.2f} M parameters, trained on {found.trained_tokens:,} tokens of "
@@ -54,10 +54,10 @@ def _trained(found: TrainedHead) -> BenchReport:
         f"tokens it learnt. Writing took {found.writing_s:.0f} s, training {found.training_s:.0f} "
         f"s. Wrote {found.output}."
     )
-    return BenchReport(found.document, [notes(summary)])
+    return Report(found.document, [summary])
 
 
-def _measured(found: HeadMeasurement) -> BenchReport:
+def _measured(found: HeadMeasurement) -> Report:
     from flyspec.tables import record_table
 
     columns: list[tuple[str, Any]] = [
@@ -66,4 +66,4 @@ def _measured(found: HeadMeasurement) -> BenchReport:
     for i, k in enumerate(found.k):
         columns.append((f"K = {k}", lambda row, i=i: f"{row.tokens_per_round[i]:.2f}"))
     table = record_table(columns, found.rows, title="Tokens per round on the target's greedy text")
-    return BenchReport(found.document, [table])
+    return Report(found.document, [table])

@@ -12,11 +12,9 @@ from flyspec.cli.options import with_flags
 from flyspec.flags import Flag
 from flyspec.speculation_length import MOST
 from flyspec_lab.bench.options import numbers_flag
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Part, Report, Results
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from flyspec.tables import FittedTable
     from flyspec_lab.planning.measured import MeasuredMode
     from flyspec_lab.planning.plan import Bounds, Deployment, Rate
@@ -92,7 +90,7 @@ def plan(
     results.of(lambda: _planned(bench, options))
 
 
-def _planned(bench: Path, o: PlanOptions) -> BenchReport:
+def _planned(bench: Path, o: PlanOptions) -> Report:
     from flyspec.errors import ConfigError
     from flyspec.tables import record_table
     from flyspec_lab.planning import plan as planning
@@ -126,17 +124,18 @@ def _planned(bench: Path, o: PlanOptions) -> BenchReport:
                 "reach it with any number of devices; raise --clients"
             )
     doubts = planning.notes(measured, largest, ks)
-    shown: list[RenderableType] = [
+    shown: list[Part] = [
         record_table(_RATES, [r for of in rates for r in of], _title(measured, largest), left=0),
         _bounds_table(chosen, limits),
-        notes("\n".join([_NOTES, *doubts])),
+        "\n".join([_NOTES, *doubts]),
     ]
     if devices is not None:
-        shown.insert(2, notes(
+        shown.insert(
+            2,
             f"{devices.tokens_per_s:g} tokens/s with {largest.clients} requests: targets "
             f"{devices.targets}, drafters {devices.drafters}, at K = "
-            f"{devices.num_speculative_tokens}"
-        ))  # fmt: skip
+            f"{devices.num_speculative_tokens}",
+        )
     document = {
         **vars(o), "kind": "plan", "bench": str(bench), "measured": measured,
         "rates": [r for of in rates for r in of],
@@ -144,7 +143,7 @@ def _planned(bench: Path, o: PlanOptions) -> BenchReport:
                  for r, b in zip(chosen, limits, strict=True)],
         "devices": devices, "notes": doubts,
     }  # fmt: skip
-    return BenchReport(document, shown)
+    return Report(document, shown)
 
 
 def _deployment(o: PlanOptions, clients: int) -> Deployment:

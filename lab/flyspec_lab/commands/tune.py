@@ -10,12 +10,10 @@ from flyspec.cli.program import check_file
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.errors import ConfigError
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Part, Report, Results
 from flyspec_lab.tuning.options import TuneOptions
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from flyspec.client import AsyncClient
     from flyspec_lab.compare import ConditionReport
     from flyspec_lab.tuning.tune import Tuned
@@ -42,7 +40,7 @@ def tune(models: ModelFlags, options: TuneOptions, results: Results) -> None:
     results.of(lambda: _tuned(models, options))
 
 
-def _tuned(models: ModelFlags, o: TuneOptions) -> BenchReport:
+def _tuned(models: ModelFlags, o: TuneOptions) -> Report:
     from flyspec_lab.tuning import report
     from flyspec_lab.tuning import tune as tuning
     from flyspec_lab.tuning.preset import rules_file
@@ -54,11 +52,11 @@ def _tuned(models: ModelFlags, o: TuneOptions) -> BenchReport:
         text = rules_file(o.name, found.chosen.replayed.rule, found.evidence(o))
         o.preset_file.write_text(text)
     confirmed = _confirmed(models, o, found) if o.confirm else None
-    shown: list[RenderableType] = [report.axes_table(o, found)]
+    shown: list[Part] = [report.axes_table(o, found)]
     if found.resplits is not None:
         shown.append(report.resplits_table(found.resplits))
-    shown.append(notes("\n".join(report.summary(o, found, confirmed))))
-    return BenchReport(report.document(o, found, confirmed), shown)
+    shown.append("\n".join(report.summary(o, found, confirmed)))
+    return Report(report.document(o, found, confirmed), shown)
 
 
 def _confirmed(models: ModelFlags, o: TuneOptions, found: Tuned) -> ConditionReport:

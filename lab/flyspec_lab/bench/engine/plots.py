@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flyspec_lab.drawing import BLUE, GREY, ORANGE, ORDERED, powers_of_two, save
+from flyspec_lab.drawing import BLUE, GREY, ORANGE, ORDERED, powers_of_two
+from flyspec_lab.report import Plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from flyspec_lab.bench.engine.throughput import LevelReport
 
 
-def plot_engine(report: EngineReport, path: Path) -> None:
-    """Plot step times by batch and K, attention against matrix products, prefill, and ranks."""
+def plot_engine(report: EngineReport) -> Plot:
+    """Return a plot of step times, attention against matrix products, prefill, and ranks."""
     run = report.runs[0]
     contexts = _thinned(run.contexts, 3)
     top = max(s.step_ms for s in run.steps if s.context in contexts)
@@ -37,11 +37,11 @@ def plot_engine(report: EngineReport, path: Path) -> None:
         _prefill(axes[1][1], report.runs)
         _ranks(axes[1][2], report.runs)
 
-    save(path, (9.6, 5.8), draw)
+    return Plot("engine", "Step times, and what they consist of.", draw, (9.6, 5.8))
 
 
-def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
-    """Plot tokens per second of N requests, concurrent and sequential; time per output token."""
+def plot_throughput(reports: Sequence[LevelReport]) -> Plot:
+    """Return a plot of N requests, concurrent and sequential: tokens per second, and latency."""
     numbers = [r.concurrency for r in reports]
 
     def draw(figure: Figure) -> None:
@@ -68,11 +68,11 @@ def plot_throughput(reports: Sequence[LevelReport], path: Path) -> None:
             powers_of_two(ax, numbers, "requests")
             _from_zero(ax, 1.3)
 
-    save(path, (9.0, 3.4), draw)
+    return Plot("throughput", "Throughput and latency by the number of requests.", draw, (9.0, 3.4))
 
 
-def plot_stall(report: StallReport, path: Path) -> None:
-    """Plot step time around the arrival of the prompt, one line per chunk size."""
+def plot_stall(report: StallReport) -> Plot:
+    """Return a plot of step time around the arrival of the prompt, one line per chunk size."""
 
     def draw(figure: Figure) -> None:
         ax = figure.subplots()
@@ -96,7 +96,9 @@ def plot_stall(report: StallReport, path: Path) -> None:
         ax.legend(loc="upper right")
         _from_zero(ax, 1.1)
 
-    save(path, (8.0, 3.4), draw)
+    return Plot(
+        "prefill-stall", "Step times around the arrival of a long prompt.", draw, (8.0, 3.4)
+    )
 
 
 def _step_times(ax: Axes, run: EngineRun, context: int, top: float) -> None:

@@ -20,7 +20,7 @@ from flyspec_lab.commands.bench.pair import bench_pair
 from flyspec_lab.commands.bench.prediction import bench_prediction
 from flyspec_lab.commands.bench.round import bench_round
 from flyspec_lab.commands.bench.startup import bench_startup
-from flyspec_lab.results import Results
+from flyspec_lab.report import Results
 
 app = typer.Typer(invoke_without_command=True)
 app.command("judge")(bench_judge)

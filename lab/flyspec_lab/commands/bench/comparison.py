@@ -37,7 +37,7 @@ from flyspec_lab.bench.speed import (
 from flyspec_lab.bench.transport import round_trips_ns
 from flyspec_lab.commands.bench.common import models_of
 from flyspec_lab.planning.measured import KEY
-from flyspec_lab.results import BenchReport, notes
+from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
 
@@ -48,7 +48,7 @@ async def compare(
     model: str | None,
     client: AsyncClient,
     stack: Stack | None,
-) -> BenchReport:
+) -> Report:
     """Measure everything. `model` is where the files of a running stack's target are, if known."""
     console = error_console()
     target = (await client.list_models()).target
@@ -104,16 +104,16 @@ async def compare(
     for group in where if reports else ():
         of = reports[group]
         shown += tables.speed_tables(group, of, o.others)
-        shown.append(notes(f"slowest: {tables.worst_prompts(of, where[group], o.others)}\n"))
+        shown.append(f"slowest: {tables.worst_prompts(of, where[group], o.others)}\n")
     if batch_reports:
         shown.append(tables.batch_table(batch_reports))
     if reports:
-        shown += [notes(tables.SPEED_NOTES), notes(tables.ROUNDS_NOTES)]
-    shown += [notes(f"{found.peer}: {found.setup} was fastest") for found in calibrations]
-    shown.append(notes(
+        shown += [tables.SPEED_NOTES, tables.ROUNDS_NOTES]
+    shown += [f"{found.peer}: {found.setup} was fastest" for found in calibrations]
+    shown.append(
         "Every round includes two bare gRPC round trips with a model's work between them: "
         f"{bare_ms:.2f} ms here."
-    ))  # fmt: skip
+    )
     document = {
         **vars(o),
         **models_of(target, stack),
@@ -129,7 +129,7 @@ async def compare(
         "batches": batch_reports,
         KEY: measured_modes(modes, samples, step_costs, stack is not None),
     }
-    return BenchReport(document, shown, {"samples": samples, "batch_samples": batch_samples})
+    return Report(document, shown, {"samples": samples, "batch_samples": batch_samples})
 
 
 async def _other_dtype(

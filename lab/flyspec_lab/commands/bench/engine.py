@@ -11,11 +11,9 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import whatever_reached
 from flyspec_lab.bench.options import EngineOptions, JudgeOptions, StallOptions, ThroughputOptions
 from flyspec_lab.commands.bench.common import models_of
-from flyspec_lab.results import BenchReport, PlottedResults, Results, notes
+from flyspec_lab.report import Part, PlottedResults, Report, Results
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from flyspec.client import AsyncClient
     from flyspec_lab.bench.engine.stall_report import StallReport
     from flyspec_lab.bench.engine.steps_report import EngineReport
@@ -28,10 +26,8 @@ def bench_engine(options: EngineOptions, results: PlottedResults) -> None:
     from flyspec_lab.bench.engine.steps import measure
     from flyspec_lab.bench.engine.tables import engine_shown
 
-    def shown(found: EngineReport) -> BenchReport:
-        return BenchReport(
-            vars(found), engine_shown(found), plot=lambda path: plot_engine(found, path)
-        )
+    def shown(found: EngineReport) -> Report:
+        return Report(vars(found), [*engine_shown(found), plot_engine(found)])
 
     o = replace(options, model=options.model or _bundled_target())
     results.of(lambda: whatever_reached(lambda: measure(o), shown))
@@ -45,12 +41,8 @@ def bench_stall(options: StallOptions, results: PlottedResults) -> None:
     from flyspec_lab.bench.engine.stall import measure
     from flyspec_lab.bench.engine.tables import stall_summary, stall_table
 
-    def shown(found: StallReport) -> BenchReport:
-        return BenchReport(
-            vars(found),
-            [stall_table(found), stall_summary(found)],
-            plot=lambda path: plot_stall(found, path),
-        )
+    def shown(found: StallReport) -> Report:
+        return Report(vars(found), [stall_table(found), stall_summary(found), plot_stall(found)])
 
     o = replace(options, model=options.model or _bundled_target())
     results.of(lambda: whatever_reached(lambda: run_async(measure(o)), shown))
@@ -72,17 +64,16 @@ def bench_throughput(
     from flyspec_lab.bench.engine.tables import THROUGHPUT_NOTES, throughput_table
     from flyspec_lab.bench.engine.throughput import measure, report
 
-    async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
+    async def use(client: AsyncClient, stack: Stack | None) -> Report:
         assert stack is not None
         target = (await client.list_models()).target
         async with AdminClient(stack.admin_address) as admin:
             samples = await measure(client, admin, target.vocab_size, options)
         found = report(samples)
-        return BenchReport(
+        return Report(
             {**vars(options), **models_of(target, stack), "levels": found},
-            [throughput_table(found), notes(THROUGHPUT_NOTES)],
+            [throughput_table(found), THROUGHPUT_NOTES, plot_throughput(found)],
             {"samples": samples},
-            lambda path: plot_throughput(found, path),
         )
 
     sessions = max(32, *options.concurrency)
@@ -95,17 +86,14 @@ def bench_judge(options: JudgeOptions, results: Results) -> None:
     """Compare the time to judge a round with the forward pass of the target's output layer."""
     from flyspec_lab.bench import judging
 
-    def report(found: judging.JudgeReport) -> BenchReport:
+    def report(found: judging.JudgeReport) -> Report:
         goal = {"target_share": judging.TARGET_SHARE, "worst_share": found.worst_share}
-        shown: list[RenderableType] = [
+        shown: list[Part] = [
             *judging.judge_tables(found),
             judging.judge_summary(found),
-            notes(
-                f"Medians of {found.repeats} runs, {found.threads} CPU threads; shares are "
-                "relative to the layer's time measured just before. After a mismatch: what became "
-                "of the draft."
-            ),
+            f"Medians of {found.repeats} runs, {found.threads} CPU threads; shares are relative to "
+            "the layer's time measured just before. After a mismatch: what became of the draft.",
         ]
-        return BenchReport({**vars(found), **goal}, shown)
+        return Report({**vars(found), **goal}, shown)
 
     results.of(lambda: whatever_reached(lambda: judging.measure(options), report))

@@ -17,7 +17,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.errors import ConfigError
 from flyspec.speculation_length import SpeculationLength, requested
 from flyspec_lab.bench.options import PairOptions, WantedPadding
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
@@ -34,7 +34,7 @@ def bench_pair(models: ModelFlags, options: PairOptions, results: Results) -> No
     results.of(lambda: run_async(_measure(models, options)))
 
 
-async def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
+async def _measure(models: ModelFlags, o: PairOptions) -> Report:
     from flyspec_lab.bench.pair import PAIR_NOTES, pair_table, report
     from flyspec_lab.bench.pair_padding import choose_padding
 
@@ -57,7 +57,7 @@ async def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
             samples = await _run(stack, o, pair.paced_by)
     reports = report(samples)
     title = f"{facts['target']}, {o.problems} prompts, K {o.num_speculative_tokens}"
-    return BenchReport(
+    return Report(
         {
             **vars(o),
             "replay_error_rate": o.replay_drafter,
@@ -65,7 +65,7 @@ async def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
             **facts,
             "modes": reports,
         },
-        [pair_table(reports, title), notes(PAIR_NOTES)],
+        [pair_table(reports, title), PAIR_NOTES],
         {"samples": samples},
     )
 

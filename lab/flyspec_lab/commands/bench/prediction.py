@@ -9,7 +9,7 @@ from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec_lab.bench.options import PredictionOptions
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
@@ -28,7 +28,7 @@ def bench_prediction(models: ModelFlags, options: PredictionOptions, results: Re
     results.of(lambda: _measure(models, options))
 
 
-def _measure(models: ModelFlags, o: PredictionOptions) -> BenchReport:
+def _measure(models: ModelFlags, o: PredictionOptions) -> Report:
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.tables import record_table
     from flyspec_lab.bench.machine import this_machine
@@ -42,7 +42,7 @@ def _measure(models: ModelFlags, o: PredictionOptions) -> BenchReport:
     items = [Item(group, index, prompt) for index, (group, prompt) in enumerate(prompts)]
     stack = StackOptions(**vars(models), log_level="warning", max_sessions=_SESSIONS)
 
-    async def use(client: AsyncClient, running: Stack | None) -> BenchReport:
+    async def use(client: AsyncClient, running: Stack | None) -> Report:
         target = (await client.list_models()).target
         noise = Noise(client, target.vocab_size, _SESSIONS)
         samples = await measure(client, items, noise, o)
@@ -65,6 +65,6 @@ def _measure(models: ModelFlags, o: PredictionOptions) -> BenchReport:
             **vars(o), "rule": o.rule.name, "models": models_of(target, running),
             "machine": this_machine(), "predictions": [asdict(r) for r in reports],
         }  # fmt: skip
-        return BenchReport(document, [table, notes(_NOTES)], {"samples": samples})
+        return Report(document, [table, _NOTES], {"samples": samples})
 
     return run_async(with_server(stack, None, use))

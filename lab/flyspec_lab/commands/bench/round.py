@@ -13,7 +13,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import whatever_reached
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.options import RoundOptions
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec_lab.bench.timeline import TracedSpan
@@ -26,7 +26,7 @@ def bench_round(models: ModelFlags, options: RoundOptions, results: Results) -> 
     results.of(lambda: _measure(models, options))
 
 
-def _measure(models: ModelFlags, options: RoundOptions) -> BenchReport:
+def _measure(models: ModelFlags, options: RoundOptions) -> Report:
     from flyspec.cli.runtime import run_async, with_server
     from flyspec_lab.bench.timeline import read_spans
     from flyspec_lab.bench.timeline_run import run
@@ -41,7 +41,7 @@ def _measure(models: ModelFlags, options: RoundOptions) -> BenchReport:
         )
 
 
-def _report(done: TracedRun, spans: Sequence[TracedSpan], options: RoundOptions) -> BenchReport:
+def _report(done: TracedRun, spans: Sequence[TracedSpan], options: RoundOptions) -> Report:
     from flyspec_lab.bench import timeline_tables
     from flyspec_lab.bench.timeline import report, round_ends, round_lines
     from flyspec_lab.bench.timeline_run import text_times_ns
@@ -55,7 +55,7 @@ def _report(done: TracedRun, spans: Sequence[TracedSpan], options: RoundOptions)
         for ns in text_times_ns(chunks, round_ends(spans, trace_id))
     ]
     found = report(lines, done.overheads_ns, done.echoes_ns, done.exchanges_ns, texts)
-    return BenchReport(
+    return Report(
         {
             **vars(options),
             "rule": options.rule.name,
@@ -66,7 +66,7 @@ def _report(done: TracedRun, spans: Sequence[TracedSpan], options: RoundOptions)
         [
             timeline_tables.timeline_table(found),
             timeline_tables.timeline_summary(found),
-            notes(timeline_tables.TIMELINE_NOTES),
+            timeline_tables.TIMELINE_NOTES,
         ],
         {
             "lines_ns": [line.parts_ns for line in lines],

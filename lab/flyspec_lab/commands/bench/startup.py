@@ -9,7 +9,7 @@ from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.options.stack import to_flags
 from flyspec.concurrency import whatever_reached
 from flyspec_lab.bench.options import StartupOptions
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec_lab.bench import startup
@@ -27,7 +27,7 @@ def bench_startup(models: ModelFlags, options: StartupOptions, results: Results)
     results.of(lambda: _measure(models, options))
 
 
-def _measure(models: ModelFlags, options: StartupOptions) -> BenchReport:
+def _measure(models: ModelFlags, options: StartupOptions) -> Report:
     from flyspec.progress import progress
     from flyspec_lab.bench import startup
 
@@ -43,7 +43,7 @@ def _measure(models: ModelFlags, options: StartupOptions) -> BenchReport:
     )
 
 
-def _report(pairs: list[startup.Pair], document: dict[str, Any]) -> BenchReport:
+def _report(pairs: list[startup.Pair], document: dict[str, Any]) -> Report:
     from flyspec.tables import make_table
     from flyspec_lab.bench import startup
     from flyspec_lab.bench.machine import this_machine
@@ -64,8 +64,8 @@ def _report(pairs: list[startup.Pair], document: dict[str, Any]) -> BenchReport:
         ],
         f"{found.runs} runs of each, in turn",
     )  # fmt: skip
-    return BenchReport(
+    return Report(
         {**document, **vars(found), "machine": this_machine()},
-        [table, notes(_NOTES)],
+        [table, _NOTES],
         {"runs": [[dataclasses.asdict(start) for start in pair] for pair in pairs]},
     )

@@ -1,1 +1,0 @@
-"""docs/performance.md, written from reports of `flyspec bench`."""
