@@ -27,7 +27,7 @@ from flyspec.values.admin import (
     ModelInfo,
     UpstreamStatus,
 )
-from flyspec_lab import compare, curves, forks, frontier, resplits, statistics
+from flyspec_lab import allocation, compare, curves, forks, frontier, resplits, statistics
 from flyspec_lab import tables as lab_tables
 from flyspec_lab.bench import (
     judging,
@@ -134,14 +134,11 @@ def evaluation() -> list[FittedTable]:
     equal = many(curves.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
     of_forks = many(forks.ForkReport, "group", ["word", "digit"], by="class", other_rest=0.56,
                     harmful_rate=0.123, low=0.0123, high=0.234)  # fmt: skip
-    return [
-        lab_tables.rules_table("gsm8k/test.jsonl", reports),
-        lab_tables.accuracy_table("gsm8k/test.jsonl", reports),
-        lab_tables.flips_table(reports),
-        lab_tables.versus_table(reports),
-        lab_tables.equal_table(equal),
-        lab_tables.forks_table("gsm8k/test.jsonl", of_forks),
-    ]
+    leads = many(allocation.AllocationLead, "condition", RULES[1:], at=at)
+    section = lab_tables.task_section(
+        "gsm8k/test.jsonl", reports, equal, leads, of_forks, times=True
+    )
+    return list(section.tables)
 
 
 def resplits_() -> list[FittedTable]:
@@ -262,12 +259,3 @@ def test_tables_at_80_columns_look_as_they_did() -> None:
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.write_text(shown)
     assert shown == GOLDEN.read_text(), "if that is as it should be: RENEW_GOLDEN=1 pytest ..."
-
-
-def test_a_table_of_flips_says_which_texts_it_counts() -> None:
-    of = {"problems": 25, "flips": filled(statistics.Flips)}
-    for samples, title in ((25, "against random"), (75, "against random, first text of each")):
-        reports = many(compare.ConditionReport, "condition", RULES, samples=samples, **of)
-        reports[0] = dataclasses.replace(reports[0], condition="random")
-        assert title in str(lab_tables.flips_table(reports).title)
-        assert ("first text" in str(lab_tables.flips_table(reports).title)) == (samples > 25)

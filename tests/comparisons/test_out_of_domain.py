@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.documents import write_part
 from bench.out_of_domain.__main__ import (
     RECYCLED_FLY,
     DomainOptions,
@@ -21,7 +20,6 @@ from bench.out_of_domain.__main__ import (
 from bench.out_of_domain.figures import ComparedMethod, SetFigures, beyond_all, findings, keeping
 from bench.prompt_sets import file_group, read_named
 from flyspec.errors import ConfigError
-from flyspec.tables import make_table
 from flyspec_lab.statistics import Interval
 
 EXACT = ComparedMethod("exact", "exact", "model", 15, False, ("words", "code"))
@@ -137,17 +135,3 @@ def test_arguments_are_read() -> None:
             read_paths(texts)
     with pytest.raises(ValueError, match="is a set that needs no file"):
         read_named(["python=file"])
-
-
-def test_tables_become_a_part_of_a_document(tmp_path: Path) -> None:
-    path = tmp_path / "page.md"
-    path.write_text("Before.\n\n<!-- part -->\nold\n<!-- /part -->\n\nAfter.\n")
-    write_part(path, "part", None)
-    assert "old" in path.read_text()
-    write_part(path, "part", [make_table(["a", "b"], [["x", "1"]], "Title")])
-    written = "Title:\n\n| a | b |\n| --- | ---: |\n| x | 1 |"
-    assert path.read_text() == (
-        f"Before.\n\n<!-- part -->\n\n{written}\n\n<!-- /part -->\n\nAfter.\n"
-    )
-    with pytest.raises(ConfigError, match="other"):
-        write_part(path, "other", None)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from loadtest.report.files import LabResults
 
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.rounds import Outcome
 from flyspec.word_problems import problems
+from flyspec_lab.report import Results
 from loadtest.chaos.faults import KINDS, OUTER
 from loadtest.chaos.fleet import FleetOptions
 from loadtest.chaos.replay import Replay
@@ -20,7 +20,7 @@ from loadtest.chaos.work import ChaosOptions, Request, TextJob
 
 async def check(options, kinds=KINDS):
     result = await run(options)
-    LabResults().finish(result.report())
+    Results().finish(result.report())
     assert result.report().passed, result.violations
     assert result.completed_exact
     assert result.replayed_rounds

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-from loadtest.report.base import VERSION
-
 from flyspec.client import GenerateOptions
 from loadtest.record import Record
+from loadtest.report import VERSION
 from loadtest.summary import PhaseResult, timeline
 from loadtest.work import Closed, LoadPhase, Variant
 

@@ -8,9 +8,9 @@ from functools import partial
 from random import Random
 
 import pytest
-from loadtest.report.files import LabResults
 
 from flyspec.cli.service import Child
+from flyspec_lab.report import PageResults
 from loadtest.fuzz import report, run, servers
 from loadtest.fuzz.calls import Do, Script, shrunk
 from loadtest.fuzz.mutate import mistake, parts
@@ -67,8 +67,8 @@ async def test_a_mistake_of_each_kind_is_found(name, text, steps, monkeypatch, t
     monkeypatch.setattr(report, "MAX_FINDINGS", 10 if name == "internal" else 1)
     monkeypatch.setattr(servers, "LONG", servers.LONG[:5])
     result = await run.fuzz(partial(planted, name), 6000 if name == "accepted" else 2000, 0, print)
-    files = LabResults(html=tmp_path / "fuzz.html", output=tmp_path / "fuzz.json")
-    assert files.finish(report.FuzzReport.of([result], {"seed": 0})) == 1
+    files = PageResults(html=tmp_path / "fuzz.html", output=tmp_path / "fuzz.json")
+    assert files.finish(report.fuzz_report([result], {"seed": 0})) == 1
     assert "FAILED" in capsys.readouterr().out
     checks = "\n".join(check["said"] for check in result.checks())
     if text is None:
