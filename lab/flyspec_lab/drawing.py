@@ -81,9 +81,9 @@ def draw_intervals(
 
 def _bars(values: Sequence[float | Interval]) -> tuple[list[float], list[list[float]] | None]:
     """Return values, and the lengths of their bars: an interval may lie beside its value."""
-    if any(isinstance(v, float | int) for v in values):
-        return [float(v) for v in values], None  # type: ignore[arg-type]
     known: Sequence[Any] = values
+    if any(isinstance(v, float | int) for v in known):
+        return [float(v) for v in known], None
     return [v.value for v in known], [
         [max(0.0, v.value - v.low) for v in known],
         [max(0.0, v.high - v.value) for v in known],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -72,7 +72,7 @@ class Section:
         }
 
 
-Part = str | FittedTable | Plot | Section
+Part: TypeAlias = str | FittedTable | Plot | Section
 """What a report consists of; text, tables and plots outside a section have no heading."""
 
 

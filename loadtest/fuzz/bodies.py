@@ -278,7 +278,7 @@ def bodies_report(results: Sequence[Result], options: BodyOptions) -> Report:
         {"name": r.name, "passed": r.passed, "said": f"another client's silence: {longest}"}
         for r in results
     ]
-    document = {
+    document: dict[str, Any] = {
         "version": VERSION, "passed": all(r.passed for r in results),
         "results": [r._asdict() for r in results], "checks": checks, "warnings": [],
         "options": asdict(options),

@@ -109,7 +109,7 @@ class FuzzResult:
 def fuzz_report(results: Sequence[FuzzResult], options: dict[str, Any]) -> Report:
     """Return the report on runs with these options."""
     checks = [check for result in results for check in result.checks()]
-    document = {
+    document: dict[str, Any] = {
         "version": VERSION,
         "passed": all(check["passed"] for check in checks),
         "servers": [result.document() for result in results],

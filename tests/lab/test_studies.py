@@ -173,8 +173,6 @@ def test_drafters_are_chosen_by_tokenizer_and_by_size() -> None:
     ("name", "drafters", "missing"),
     [
         ("window", [], ""),
-        ("drafter", DRAFTERS[:3], ""),
-        ("drafter", DRAFTERS[1:2], "it needs a draft model (--draft-model) for the drafter model"),
         ("multi-level", DRAFTERS[:2], "it needs a draft model (--draft-model) for the drafter mul"),
         ("tokenizer", DRAFTERS[:5], ""),
         ("tokenizer", DRAFTERS[:4], "it needs a draft model with the target's tokenizer"),
@@ -187,31 +185,9 @@ def test_drafters_are_chosen_by_tokenizer_and_by_size() -> None:
     ],
 )
 def test_a_study_says_which_drafters_it_needs(name, drafters, missing) -> None:
-    said = STUDIES[name].missing(drafters, tuple(RULE_PRESETS))
+    said = STUDIES[name].missing(drafters)
     assert said.startswith(missing)
     assert bool(said) == bool(missing)
-
-
-def test_a_study_of_the_judge_needs_one() -> None:
-    rules = [name for name in RULE_PRESETS if name != "autojudge"]
-    assert STUDIES["autojudge"].missing(DRAFTERS, rules).startswith("it needs a judge of this tar")
-    assert not STUDIES["autojudge"].missing(DRAFTERS, tuple(RULE_PRESETS))
-    assert not STUDIES["rules"].missing(DRAFTERS, rules)
-
-
-@pytest.mark.parametrize(
-    ("lost", "tokens", "holds"),
-    [(0.0, 11.0, True), (0.05, 11.0, False), (0.012, 11.0, None), (0.0, 8.0, None)],
-)
-def test_whether_the_judge_is_worth_it(lost, tokens, holds) -> None:
-    def describe(arm):
-        judged = arm.rule.name == "autojudge"
-        found = report(arm, None, tokens if judged else 9.0)
-        found.versus = SimpleNamespace(score_difference=interval(-lost)) if judged else None
-        return found
-
-    study = STUDIES["autojudge"]
-    assert verdicts(study, found_of(study, describe)) == [holds]
 
 
 def test_a_report_names_both_models() -> None:

@@ -140,7 +140,7 @@ async def _answer(
     target = served.target
     for each in studies:
         directory, of = o.output / each.name, tasks[each.name]
-        if isinstance(each, Study) and (missing := each.missing(drafters, served.rules)):
+        if isinstance(each, Study) and (missing := each.missing(drafters)):
             say(f"{each.name}: skipped: {missing}")
             continue
         directory.mkdir(parents=True, exist_ok=True)

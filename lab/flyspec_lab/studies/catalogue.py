@@ -14,7 +14,6 @@ from flyspec.values.admin import DrafterStatus
 from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport, versus
 from flyspec_lab.statistics import (
-    POINT,
     Interval,
     difference_interval,
     exact_interval,
@@ -34,8 +33,8 @@ from flyspec_lab.studies.study import (
 )
 
 LLAMA_CPP = "llama.cpp, discussion 24804 (of margin)"
-LOOKUP, MULTI_LEVEL = "prompt_lookup", "multi_level"
-"""Further kinds of drafters, and the names under which a stack has its own."""
+MULTI_LEVEL = "multi_level"
+"""The drafter with prompt lookup before its model, as a stack names it."""
 _DRAFTER_RULES = f"exact,{DEFAULT_RULE},fly,margin"
 _OPEN_RULES = (
     *parse_conditions("exact,margin,fly,fuzzy"),
@@ -113,28 +112,6 @@ def _theta_orders(preset: str) -> PaperClaim:
         )
 
     return PaperClaim(f"θ orders speed and accuracy ({preset})", FLY, check)
-
-
-def _judge_is_worth_it(found: Found) -> ClaimFinding:
-    """Decide by a threshold that accepts more than `exact` and loses less than a point."""
-    base = found.one("exact").mean_accepted_tokens
-    faster = [
-        (report, report.versus.score_difference)
-        for _, report in found.of("autojudge")
-        if report.mean_accepted_tokens > base
-        and report.versus is not None
-        and report.versus.score_difference is not None
-    ]
-    shown = "; ".join(
-        f"{report.condition}: {report.mean_accepted_tokens / base:.2f} times the tokens, "
-        f"{with_bounds(loss, '+.1%')} right answers"
-        for report, loss in faster
-    )
-    return decided(
-        any(loss.low > -POINT for _, loss in faster),
-        faster and all(loss.high < -POINT for _, loss in faster),
-        shown or "no threshold accepts more than exact speculation",
-    )
 
 
 def _drafted_faster(found: Found) -> ClaimFinding:
@@ -286,14 +263,6 @@ _STUDIES = (
         axis="margin_threshold",
     ),
     Study(
-        name="drafter",
-        title="Kinds of drafters",
-        question="What do prompt lookup, a draft model and both together draft, under which rule?",
-        rules=_DRAFTER_RULES,
-        grid=(f"drafter={MODEL},{LOOKUP},{MULTI_LEVEL}",),
-        axis="drafter",
-    ),
-    Study(
         name="multi-level",
         title="Multi-level acceleration",
         question="Does prompt lookup before the draft model pay, and where does a round's time go?",
@@ -347,21 +316,6 @@ _STUDIES = (
         question="Do rules keep answers that are sampled?",
         rules="exact,fly,margin,kl,relaxed,fuzzy,typical,rejection",
         settings={"temperature": 1.0},
-    ),
-    Study(
-        name="autojudge",
-        title="A trained judge",
-        question="Is a judge that was trained on the task better than rules that need no training?",
-        rules="exact,fly,margin,fuzzy,fuzzy:divergence=tv,kl,autojudge",
-        grid=("judge_threshold=0.005,0.01,0.02,0.05",),
-        axis="judge_threshold",
-        claims=(
-            PaperClaim(
-                "more tokens per round than exact speculation, for less than a point of accuracy",
-                "AutoJudge, arXiv 2504.20039",
-                _judge_is_worth_it,
-            ),
-        ),
     ),
     Study(
         name="open-ended",

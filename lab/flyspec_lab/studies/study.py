@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from flyspec.cli.conditions import Condition
 from flyspec.flags import Flag
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
 from flyspec.values.requests import request_flag
@@ -200,11 +199,8 @@ class Study:
     divergences: bool = False
     against: str = ""
 
-    def missing(self, drafters: Sequence[DrafterStatus], rules: Sequence[str]) -> str:
-        """Say why a stack with these drafters and rules cannot answer it; empty if it can."""
-        named_rules = {rule.name for condition in _parsed(self.rules) for rule in condition.rules}
-        if any(RULE_PRESETS[name].hidden_layers for name in named_rules - {*rules}):
-            return "it needs a judge of this target (flyspec autojudge train, --autojudge-file)"
+    def missing(self, drafters: Sequence[DrafterStatus]) -> str:
+        """Say why a stack with these drafters cannot answer it; empty if it can."""
         if self.drafters is not None and not self.drafters(drafters):
             return self.needs
         named = [*[MODEL] * self.divergences, *dict(parse_grid(self.grid)).get("drafter", ())]
@@ -240,7 +236,7 @@ class Study:
             grid.append(f"drafter={','.join(self.drafters(drafters))}")
         found = {}
         for part, own in self.parts.items():
-            options = given | own
+            options = {**given, **own}
             options["rules"] = _parsed(options["rules"])
             found[part] = EvalOptions(grid=parse_grid(grid), **options)
         return found
