@@ -52,7 +52,7 @@ def test_tables_of_several_reports_are_joined(tmp_path: Path) -> None:
     write(tmp_path, "other", make_table(["rule", "ms"], [["fly", "5.00"]], "round"))
     document = tmp_path / "page.md"
     document.write_text("Text.\n" + marked("measured plain-*", "measured other", "measured no"))
-    documents(tmp_path, document=document)
+    documents(folder=tmp_path, document=document)
     text = document.read_text()
     for expected in (
         "Text.\n<!-- measured plain-* -->\n\n- plain-a: `flyspec bench`; CPU 9000, 2 cores, torch",
@@ -63,7 +63,7 @@ def test_tables_of_several_reports_are_joined(tmp_path: Path) -> None:
     ):
         assert expected in text, expected
     assert text.count("x plain: rate.") == 1
-    documents(tmp_path, document=document)
+    documents(folder=tmp_path, document=document)
     assert document.read_text() == text
 
 
@@ -73,7 +73,7 @@ def test_pairs_of_studies_stand_beside_each_other(tmp_path: Path) -> None:
     document = tmp_path / "quality.md"
     claims = "measured */*/report: What papers report"
     document.write_text(marked(claims, "measured */window/report"))
-    documents(tmp_path, document=document)
+    documents(folder=tmp_path, document=document)
     text = document.read_text()
     for expected in (
         "| one/window | W = 0 loses | FLy | yes | recovery 98 % |\n| two/window | W = 0",
@@ -101,7 +101,7 @@ def test_plots_are_of_the_reports_that_are_named(tmp_path: Path) -> None:
     document = tmp_path / "page.md"
     names = ["plotted groups a", "plotted others a", "plotted batches a", "plotted steps device"]
     document.write_text(marked(*names, "plotted steps none"))
-    documents(tmp_path, document=document)
+    documents(folder=tmp_path, document=document)
     assert document.read_text().count("old") == 1
     for plot in ("groups", "others", "batches", "steps"):
         assert "<text" in (tmp_path / "images" / f"page-{plot}.svg").read_text()
@@ -110,13 +110,13 @@ def test_plots_are_of_the_reports_that_are_named(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path) -> None:
     document = tmp_path / "page.md"
     with pytest.raises(ConfigError, match=r"page\.md: no such file"):
-        documents(tmp_path, document=document)
+        documents(folder=tmp_path, document=document)
     document.write_text("Text.")
     with pytest.raises(ConfigError, match="has no <!-- measured NAME --> mark"):
-        documents(tmp_path, document=document)
+        documents(folder=tmp_path, document=document)
     document.write_text(marked("measured a"))
     with pytest.raises(ConfigError, match="has none of the reports"):
-        documents(tmp_path, document=document)
+        documents(folder=tmp_path, document=document)
     (tmp_path / "a.json").write_text(to_json({"report": {"facts": {}, "sections": []}})[:-1])
     with pytest.raises(ConfigError, match=r"a\.json: not JSON"):
-        documents(tmp_path, document=document)
+        documents(folder=tmp_path, document=document)

@@ -10,9 +10,10 @@ from flyspec.errors import ConfigError
 from flyspec.values.admin import DrafterState, DrafterStatus, ModelInfo
 from flyspec_lab.bench.modes import Item, Sample
 from flyspec_lab.bench.speed import BatchSample, measure_batches
+from flyspec_lab.options import StudyOptions
 from flyspec_lab.studies import batch
 from flyspec_lab.studies.batch import BATCHES, batch_report, measure
-from flyspec_lab.studies.study import CLAIMS_HEADING, StudyOptions
+from flyspec_lab.studies.study import CLAIMS_HEADING
 
 TARGET = ModelInfo("big", "", 100, 100, weights_fingerprint="w")
 MODES = ["plain", *(condition.name for condition in BATCHES.conditions)]

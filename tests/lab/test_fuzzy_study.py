@@ -16,6 +16,7 @@ from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import make_arms, rival_arm
 from flyspec_lab.evaluation import compared
 from flyspec_lab.frontier import AtEqualSpeed
+from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, wanted_samples
 from flyspec_lab.statistics import Interval
@@ -30,7 +31,7 @@ from flyspec_lab.studies.fuzzy import (
     threshold_rows,
     thresholds_and_bound,
 )
-from flyspec_lab.studies.study import Found, StudyOptions, report_of
+from flyspec_lab.studies.study import Found, report_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from flyspec_lab.tuning.divergences import DraftedDivergences

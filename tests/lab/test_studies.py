@@ -12,12 +12,12 @@ from flyspec.values.admin import DrafterStatus, ModelInfo
 from flyspec_lab import compare
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms
-from flyspec_lab.options import EvalOptions
+from flyspec_lab.options import EvalOptions, StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
 from flyspec_lab.studies.catalogue import STUDIES
-from flyspec_lab.studies.study import Found, Study, StudyOptions, facts_of, value_of
+from flyspec_lab.studies.study import Found, Study, facts_of, value_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, rows_of

@@ -11,11 +11,12 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms
 from flyspec_lab.evaluation import compared
+from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.report import Report
 from flyspec_lab.run import Progressed, Unit, wanted_samples
 from flyspec_lab.studies.catalogue import STUDIES
-from flyspec_lab.studies.study import CLAIMS_HEADING, Study, StudyOptions, report_of
+from flyspec_lab.studies.study import CLAIMS_HEADING, Study, report_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.open_ended import OpenEnded
 from flyspec_lab.tasks.word_problems import WordProblems

@@ -56,7 +56,7 @@ def test_json_is_short_and_can_be_read_again(tmp_path, capsys):
     assert load_report(again).page().count("<svg") == 2
     assert [p["name"] for p in again["phases"]] == [p["name"] for p in found["phases"]]
     files = PageResults(html=tmp_path / "a.html", plot=tmp_path / "a.svg")
-    render(file, results=files, as_markdown=True)
+    render(file=file, results=files, as_markdown=True)
     assert capsys.readouterr().out == f"{markdown(tables(again))}\n"
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
     assert (tmp_path / "a.html").stat().st_size > 20_000

@@ -22,7 +22,7 @@ from flyspec_lab.commands.added_drafters import (
     drafters_of,
     with_added_drafters,
 )
-from flyspec_lab.studies.study import Study, StudyOptions
+from flyspec_lab.options import StudyOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from flyspec_lab.problems import TaskProblems
     from flyspec_lab.report import Section
     from flyspec_lab.studies.batch import BatchStudy
+    from flyspec_lab.studies.study import Study
 
 _ALL = "all"
 Tasks = Mapping[str, "Sequence[TaskProblems]"]
@@ -55,6 +56,7 @@ def study(
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.spelling import did_you_mean
     from flyspec_lab.studies.catalogue import STUDIES
+    from flyspec_lab.studies.study import Study
 
     if not names:
         for each in STUDIES.values():
@@ -132,7 +134,7 @@ async def _answer(
     `further` are sections of a study's report that are made already.
     """
     from flyspec_lab.studies.batch import batch_report, measure
-    from flyspec_lab.studies.study import report_of
+    from flyspec_lab.studies.study import Study, report_of
 
     command = shlex.join(["flyspec", *sys.argv[1:]])
     drafters = await drafters_of(stack)

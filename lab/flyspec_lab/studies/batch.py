@@ -28,6 +28,7 @@ from flyspec_lab.bench.report import batch_ratio, report_batches
 from flyspec_lab.bench.speed import BatchSample, flyspec_modes, measure_batches
 from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.drawing import COLORS, MARKERS, draw_intervals, powers_of_two
+from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems, read_problems
 from flyspec_lab.report import Plot, Report, Section
 from flyspec_lab.row_files import RowFiles
@@ -36,7 +37,7 @@ from flyspec_lab.samples import schema_of
 from flyspec_lab.settings import RunSettings, code_version, fingerprints, model_facts
 from flyspec_lab.statistics import Interval, wins_more
 from flyspec_lab.studies.fuzzy import TOTAL_VARIATION
-from flyspec_lab.studies.study import CLAIMS_HEADING, VERDICTS, StudyOptions, facts_of
+from flyspec_lab.studies.study import CLAIMS_HEADING, VERDICTS, facts_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flyspec.cli.conditions import Condition
-from flyspec.flags import Flag
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec.values.requests import request_flag
 from flyspec_lab.allocation import AllocationLead
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, parse_grid
@@ -23,13 +21,7 @@ from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import EqualCost
 from flyspec_lab.drawing import COLORS, MARKERS, draw_intervals
 from flyspec_lab.evaluation import Evaluation
-from flyspec_lab.options import (
-    EvalOptions,
-    GeneratedProblems,
-    ProblemOptions,
-    TaskPaths,
-    task_flag,
-)
+from flyspec_lab.options import EvalOptions, ProblemOptions, StudyOptions, TaskPaths
 from flyspec_lab.plots import quality_label, quality_of, quality_plot
 from flyspec_lab.problems import TaskProblems, read_problems
 from flyspec_lab.report import Plot, Report, Section
@@ -43,40 +35,8 @@ CLAIMS_HEADING = "What papers report"
 VERDICTS = {True: "yes", False: "no", None: "open"}
 MODEL = "model"
 """The kind of a drafter that is a draft model, and the name of a stack's own."""
-_OF_STUDY = "the study's own"
 _WIDE = 20.0
 """Values that differ by more than this factor are shown on a logarithmic axis."""
-
-
-# fmt: off
-@dataclass(frozen=True)
-class StudyOptions(ProblemOptions):
-    """`flyspec study`. A study goes on where it was interrupted."""
-
-    task: Annotated[Sequence[tuple[str, str | None]], task_flag(
-        "the study's own, mostly word_problems",
-    )] = ()
-    problems: GeneratedProblems = 1000
-    output: Annotated[Path, Flag(
-        "Directory of the studies: each has its run and its report.html in a directory of its own.",
-    )] = Path("studies")
-    num_speculative_tokens: Annotated[int, Flag(
-        "K, where a study does not vary it.", min=1,
-    )] = 15
-    temperature: Annotated[float | None, request_flag(
-        "temperature", group=None, default=_OF_STUDY,
-    )] = None
-    seeds: Annotated[int | None, Flag(
-        "Texts of each problem and rule; 1 if greedy.", min=1, default=_OF_STUDY,
-    )] = None
-    concurrency: Annotated[int, Flag("Concurrent requests.", min=1)] = 8
-    repeats: Annotated[int, Flag(
-        "Runs of each batch size and rule, where a study measures speed by them.", min=1,
-    )] = 6
-    mixed_versions: Annotated[bool, Flag(
-        "Go on with a study although another version of flyspec made the rest.",
-    )] = False
-# fmt: on
 
 
 class ClaimFinding(NamedTuple):
