@@ -34,7 +34,7 @@ def study(folder: Path, holds: str, accuracy: str) -> None:
             ]),
             Section("words", [], [
                 make_table(["rule", "correct"], [["fly", accuracy]], "words, 10 problems"),
-            ], [Plot("window-quality", "What is kept.", lambda figure: None)]),
+            ], [Plot("words-quality", "What is kept.", lambda figure: None)]),
         ],
         facts={"problems": "10 of words"},
     ).write(folder)  # fmt: skip
@@ -79,10 +79,10 @@ def test_pairs_of_studies_stand_beside_each_other(tmp_path: Path) -> None:
         "| one/window | W = 0 loses | FLy | yes | recovery 98 % |\n| two/window | W = 0",
         "- two/window: problems 10 of words",
         "| one/window: words, 10 problems | fly | 98 % |",
-        "![What is kept.](images/quality-two-window-window-quality.svg)",
+        "![What is kept.](images/quality-two-window-words-quality.svg)",
     ):
         assert expected in text, expected
-    assert "<svg" in (tmp_path / "images" / "quality-one-window-window-quality.svg").read_text()
+    assert "<svg" in (tmp_path / "images" / "quality-one-window-words-quality.svg").read_text()
 
 
 def test_plots_are_of_the_reports_that_are_named(tmp_path: Path) -> None:

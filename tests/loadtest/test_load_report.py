@@ -7,7 +7,9 @@ import math
 import re
 
 import pytest
+from typer.testing import CliRunner
 
+from flyspec.cli.program import single
 from flyspec.errors import ConfigError
 from flyspec_lab.report import PageResults, markdown
 from loadtest.measures import duration, number
@@ -45,7 +47,7 @@ def test_a_test_without_curves_shows_what_happened_over_time():
     assert [p.name for p in plots(document())] == ["curves", "over-time"]
 
 
-def test_json_is_short_and_can_be_read_again(tmp_path, capsys):
+def test_json_is_short_and_can_be_read_again(tmp_path):
     found = document()
     found["found"] = {"nothing": math.nan, "long": 1 / 3, "big": 1234567.8}
     file = tmp_path / "load.json"
@@ -55,9 +57,10 @@ def test_json_is_short_and_can_be_read_again(tmp_path, capsys):
     assert file.stat().st_size < 60_000
     assert load_report(again).page().count("<svg") == 2
     assert [p["name"] for p in again["phases"]] == [p["name"] for p in found["phases"]]
-    files = PageResults(html=tmp_path / "a.html", plot=tmp_path / "a.svg")
-    render(file=file, results=files, as_markdown=True)
-    assert capsys.readouterr().out == f"{markdown(tables(again))}\n"
+    page, plot = tmp_path / "a.html", tmp_path / "a.svg"
+    arguments = [file, "--html", page, "--plot", plot, "--markdown"]
+    ended = CliRunner().invoke(single(render), list(map(str, arguments)))
+    assert ended.output == f"{markdown(tables(again))}\n"
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
     assert (tmp_path / "a.html").stat().st_size > 20_000
     (tmp_path / "other.json").write_text("{}")

@@ -195,7 +195,7 @@ def batch_report(
         ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
     plot = Plot(
-        f"{study.name}-axis",
+        "axis",
         "Speed relative to plain decoding over the number of concurrent requests.",
         draw,
         (9.0, 4.0),

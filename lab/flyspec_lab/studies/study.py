@@ -291,7 +291,7 @@ def _sections(study: Study, found: Found) -> list[Section]:
     section = task_section(found.title, found.reports, costs, found.allocations, times=times)
     if not found.reports:
         return [section]
-    name = re.sub(r"[^a-z0-9]+", "-", f"{study.name}-{found.title}".lower())
+    name = re.sub(r"[^a-z0-9]+", "-", found.title.lower())
     plots = [quality_plot(f"{name}-quality", found.arms, {found.title: found.reports})]
     plots += _axis_plot(f"{name}-axis", study.axis, found)
     own = [] if study.sections is None else study.sections(found)
