@@ -73,7 +73,7 @@ class Section:
 
 
 Part: TypeAlias = str | FittedTable | Plot | Section
-"""What a report consists of; text, tables and plots outside a section have no heading."""
+"""Parts of a report; text, tables and plots outside a section have no heading."""
 
 
 @dataclass(frozen=True)

@@ -94,8 +94,11 @@ class ChaosResult:
             "warnings": [f"{len(violations)} violations in all"] * (len(violations) > MAX_SHOWN),
             "options": {"seed": self.seed, "streams": self.streams, "dtype": self.dtype},
         }
-        parts = [*self._tables(document), *self._lines(document), _plot(document)]
-        return checked_report(document, "flyspec chaos", parts)
+        return checked_report(
+            document,
+            "flyspec chaos",
+            [*self._tables(document), *self._lines(document), _plot(document)],
+        )
 
     def _tables(self, document: dict[str, Any]) -> list[FittedTable]:
         faults = document["faults"]

@@ -1,4 +1,4 @@
-"""What a run found: calls by kind and status, memory, and findings with the script for each."""
+"""Findings of a run with the script for each, calls by kind and status, and memory."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FuzzResult:
 
     @property
     def enough(self) -> bool:
-        """Whether there is no need to go on."""
+        """True if there is no need to go on."""
         found = sum(finding.number for finding in self.findings.values())
         return len(self.findings) >= MAX_FINDINGS or found >= MAX_FOUND
 
@@ -75,7 +75,7 @@ class FuzzResult:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return all(check["passed"] for check in self.checks())
 
     def checks(self) -> list[dict[str, Any]]:
@@ -117,8 +117,8 @@ def fuzz_report(results: Sequence[FuzzResult], options: dict[str, Any]) -> Repor
         "warnings": [],
         "options": options,
     }
-    parts = [*_tables(document["servers"]), _plot(document["servers"])]
-    return checked_report(document, "flyspec fuzz", parts)
+    found = document["servers"]
+    return checked_report(document, "flyspec fuzz", [*_tables(found), _plot(found)])
 
 
 def _tables(found: Sequence[dict[str, Any]]) -> list[FittedTable]:

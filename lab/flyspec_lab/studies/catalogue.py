@@ -210,7 +210,7 @@ def _by_size(drafters: Sequence[DrafterStatus]) -> list[str]:
     return sorted(sizes, key=lambda name: sizes[name]) if len(set(sizes.values())) > 1 else []
 
 
-_STUDIES = (
+_STUDIES: tuple[Study | BatchStudy, ...] = (
     Study(
         name="rules",
         title="All rules",

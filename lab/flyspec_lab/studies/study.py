@@ -40,7 +40,7 @@ _WIDE = 20.0
 
 
 class ClaimFinding(NamedTuple):
-    """Whether a claim holds here, None if the figures do not decide it, and the figures."""
+    """The verdict on a claim, None if the figures do not decide it, and the figures."""
 
     holds: bool | None
     figures: str
