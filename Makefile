@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test llama-cpp-test llama-server \
-	gpu-test gpu-bench gpu-wheels bench-engine bench-harness check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
+	gpu-test gpu-bench gpu-wheels check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -138,7 +138,7 @@ $(LLAMA)/bin/llama-server: | $(VENV)/.installed-llama-cpp
 		-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF $(CMAKE_ARGS) > $(LLAMA)/configure.log
 	@cmake --build $(LLAMA) --target llama-server -j > $(LLAMA)/build.log
 
-llama-server: $(LLAMA)/bin/llama-server ## build llama.cpp's server, which `python -m bench.llama_cpp` compares with (minutes)
+llama-server: $(LLAMA)/bin/llama-server ## build llama.cpp's server, which `flyspec bench --llama-server` compares with (minutes)
 
 # The documents name the default ports; in a network of its own nothing else has them.
 # Nor may the clients there be given them: they are among those of outgoing connections.
@@ -208,9 +208,6 @@ check-exact: $(VENV)/.installed-dev ## compare exact with transformers and with 
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
 	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
 
-bench-harness: $(CLIENTS)/.installed ## measure each rule's accuracy with lm-evaluation-harness (needs npm)
-	@$(BIN)/python -m bench.harness $(ARGS)
-
 check-accuracy: $(VENV)/.installed-dev ## measure each rule's accuracy on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)
 
@@ -264,34 +261,20 @@ bench-hindsight = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl -
 	--ignore-eos --num-speculative-tokens $(KS) --repeats 3
 bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/spec_bench_question.jsonl \
 	--prompt-file $(DATA)/HumanEval.jsonl.gz --random-prompts $(PROMPTS) --ignore-eos --drafter model,multi_level --repeats 3
-bench-dtypes = --problems $(PROMPTS) --rules plain --compare-dtypes
 # One thread per model, since both run at the same time.
-comma := ,
-padded = --pad-target-layers 100$(1) --threads 1 --draft-threads 1 --rules exact,fly
-real := --shape llama-1b --replay-drafter 0.1 --repeats 1
+padded = --pad-target-layers 100 --threads 1 --draft-threads 1 --rules exact,fly
+real := --shape llama-1b --repeats 1
 pair-real = $(real) --problems 2 --max-tokens 48
-# Lossy texts depend on K; the replaying drafter would have to ask for those that it does not know.
-pair-real-auto = $(real) --problems 3 --max-tokens 96 --rules exact --num-speculative-tokens auto
+pair-real-auto = $(real) --problems 3 --max-tokens 96 --num-speculative-tokens auto
 pair-slow-auto = $(padded) --problems 8 --max-tokens 96 --num-speculative-tokens auto
-pair-3.6 = $(call padded,$(comma)auto:3.6) --num-speculative-tokens 2
-pair-11.7 = $(call padded,$(comma)auto:11.7) --num-speculative-tokens 6
-# The same with steps four times as long, so that the time between the models matters less.
-longer = --pad-target-layers 400,auto:$(1) --threads 1 --draft-threads 1 --rules exact,fly --max-tokens 48 --repeats 2
-pair-long-3.6 = $(call longer,3.6) --num-speculative-tokens 2
-pair-long-11.7 = $(call longer,11.7) --num-speculative-tokens 3
-PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches dtypes hindsight drafters round \
-	pair-3.6 pair-11.7 pair-long-3.6 pair-long-11.7 pair-real pair-real-auto pair-slow-auto
+PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches hindsight drafters \
+	pair-real pair-real-auto pair-slow-auto
 bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## measure everything in docs/performance.md (two hours)
 
 $(PERFORMANCE)/%.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
 	@echo "== flyspec bench: $*"
 	@$(SPEED) $(bench-$(firstword $(subst @, ,$*))) $(WRITE)
-
-$(PERFORMANCE)/round.json: | $(VENV)/.installed-dev
-	@mkdir -p $(PERFORMANCE)
-	@echo "== flyspec bench round"
-	@$(BIN)/flyspec bench round $(WRITE)
 
 $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
@@ -312,8 +295,7 @@ gpu-llama-8b = device --shape llama-8b --draft-shape llama-1b --max-seconds 150
 gpu-limit-speed = 130
 gpu-speed = --problems 6 --rules plain,exact,fly --num-speculative-tokens auto,15 --repeats 3
 gpu-limit-pair = 185
-gpu-pair = pair --shape llama-8b --draft-shape llama-1b --replay-drafter 0.2 --rules exact,fly --problems 3 \
-	--max-tokens 128 --repeats 2
+gpu-pair = pair --shape llama-8b --rules exact,fly --problems 3 --max-tokens 128 --repeats 2
 GPU_PIECES ?= bundled llama-8b speed pair
 GPU_DOCUMENT ?= docs/gpu.md
 gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CUDA device (ten minutes)
@@ -323,20 +305,10 @@ gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CU
 		--output $(GPU_RESULTS)/$(piece).json || echo "$(piece) failed or took too long";)
 	@$(gpu-env) $(GPU_PYTHON) -m bench.documents $(GPU_RESULTS) --document $(GPU_DOCUMENT)
 
-TP ?= 1,2,4
-bench-engine: $(VENV)/.installed-dev ## measure engine steps, concurrent requests, long prompts
-	@mkdir -p build docs/images
-	@$(BIN)/flyspec bench engine --tensor-parallel-size $(TP) \
-		--output build/engine.json --plot docs/images/engine-steps.svg $(ARGS)
-	@$(BIN)/flyspec bench throughput \
-		--output build/throughput.json --plot docs/images/engine-throughput.svg
-	@$(BIN)/flyspec bench prefill-stall \
-		--output build/prefill-stall.json --plot docs/images/engine-prefill-stall.svg
-
 SCENARIO ?= ramp
 RAMP := --steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0
 LOAD ?= $(if $(filter ramp,$(SCENARIO)),$(RAMP))
-loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak, burst, ...
+loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak, overload, ...
 	@mkdir -p build
 	@$(BIN)/python -m loadtest.bundled $(SCENARIO) --seconds 100 $(LOAD) \
 		--html build/load-$(SCENARIO).html --output build/load-$(SCENARIO).json $(ARGS)

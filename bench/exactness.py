@@ -1,4 +1,4 @@
-"""Does `exact` give what plain decoding gives? `python -m bench.exactness`."""
+"""`python -m bench.exactness`: texts of `exact` against those of plain decoding."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +19,7 @@ from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.drafter_names import DRAFTER_KINDS, KINDS_LISTED, NEED_DATASTORE
-from flyspec.errors import InvalidArgumentError
+from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.flags import Flag
 from flyspec.prompts import read_prompts, word_problems
 from flyspec.rules import Rule
@@ -32,7 +31,6 @@ from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
 from flyspec_lab.bench.reference import Reference
 from flyspec_lab.report import Report, Results
 
-TIE_NATS = 1e-3
 CONCURRENCY = 8
 DRAFTERS = (*(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE), *HEAD_DRAFTERS)
 EXACT = Rule("exact")
@@ -53,7 +51,7 @@ Data = Annotated[Path, Flag("Directory of the prompt files.")]
 # fmt: off
 @dataclass(frozen=True)
 class ExactnessOptions:
-    """What to compare, and with what."""
+    """The texts to compare, and their reference."""
 
     data: Data = Path("../shared/data")
     dtype: Annotated[Literal["float64", "float32", "bfloat16"], Flag(
@@ -82,10 +80,7 @@ class ExactnessOptions:
         name="--drafter", metavar="NAME,...", listed=True, read=names_listed,
     )] = DRAFTERS
     limit: Annotated[int | None, Flag("Maximum prompts per set.", min=1)] = None
-    temperature: Annotated[float, Flag("Temperature of the sampled texts.")] = 1.0
-    top_p: Annotated[float, Flag("Top-p of the sampled texts.")] = 1.0
     sampled_every: Annotated[int, Flag("Also sample every Nth prompt.", min=1)] = 4
-    sampled_only: Annotated[bool, Flag("Skip the greedy texts.")] = False
     # fmt: on
 
 
@@ -109,7 +104,6 @@ class SetCount:
     set: str
     texts: int = 0
     equal: int = 0
-    ties: int = 0
     wrong: int = 0
 
 
@@ -176,12 +170,9 @@ async def read_samples(
 
 
 async def compare(
-    client: AsyncClient,
-    samples: Sequence[Expected],
-    options: GenerateOptions,
-    ties: Reference | None,
+    client: AsyncClient, samples: Sequence[Expected], options: GenerateOptions
 ) -> list[SetCount]:
-    """Count equal and different texts by set; `ties` tells which differences are ties."""
+    """Count equal and different texts by set."""
     assert options.num_speculative_tokens is not None
     started = time.monotonic()
     how = options.drafter, options.num_speculative_tokens, options.sampling.temperature
@@ -190,26 +181,18 @@ async def compare(
     for sample, got in zip(samples, outputs, strict=True):
         row = rows.setdefault(sample.set_name, SetCount(*how, sample.set_name))
         row.texts += 1
-        pairs = enumerate(zip_longest(got, sample.expected))
-        at = next((index for index, (one, other) in pairs if one != other), None)
-        if at is None:
-            row.equal += 1
-        elif ties and ties.is_tie(
-            sample.prompt + sample.expected[:at],
-            {*got[at : at + 1], *sample.expected[at : at + 1]},
-            options.sampling,
-            sample.seed,
-            TIE_NATS,
-        ):
-            row.ties += 1
-        else:
-            row.wrong += 1
+        row.equal += got == sample.expected
+        row.wrong += got != sample.expected
     for row in rows.values():
         say(f"{row} ({time.monotonic() - started:.0f} s)")
     return list(rows.values())
 
 
 async def measure(o: ExactnessOptions) -> Report:
+    if o.reference == "transformers" and o.dtype != "float64":
+        raise ConfigError(
+            f"--dtype {o.dtype}: transformers' bits differ from flyspec's; add --reference plain"
+        )
     options = StackOptions(
         dtype=o.dtype,
         draft_dtype=o.dtype,
@@ -218,30 +201,25 @@ async def measure(o: ExactnessOptions) -> Report:
         datastore=o.datastore,
         log_level="warning",
     )
-    transformers, greedy = o.reference == "transformers", not o.sampled_only
     plain = GenerateOptions(rule=EXACT, max_tokens=o.max_tokens, num_speculative_tokens=0)
-    sampling = SamplingParams(o.temperature, top_p=o.top_p)
+    drawn = SamplingParams(1.0)
     rows: list[SetCount] = []
     async with Stack(options) as stack, AsyncClient(stack.address, max_retries=0) as client:
-        reference = Reference(str(stack.options.model), o.dtype, stack.options.threads)
-        how = "transformers' own greedy generate" if transformers else "plain decoding"
-        say(f"reference: {how}, and plain decoding with keyed sampling")
-        samples = await read_samples(client, reference if transformers and greedy else None, o)
-        drawn = replace(plain, sampling=sampling)
-        sampled = await expect(client, samples[:: o.sampled_every], drawn)
-        if greedy and not transformers:
+        reference = None
+        if o.reference == "transformers":
+            reference = Reference(str(stack.options.model), o.dtype, stack.options.threads)
+        say(f"reference: {o.reference}, and plain decoding with keyed sampling")
+        samples = await read_samples(client, reference, o)
+        if reference is None:
             samples = await expect(client, samples, plain)
-        ties = reference if transformers and o.dtype != "float64" else None
+        sampled = await expect(client, samples[:: o.sampled_every], replace(plain, sampling=drawn))
         for drafter in o.drafters:
             for k in o.ks:
                 asked = replace(plain, drafter=drafter, num_speculative_tokens=k)
-                if greedy:
-                    rows += await compare(client, samples, asked, ties)
-                rows += await compare(client, sampled, replace(asked, sampling=sampling), ties)
-    texts, wrong, tied = (
-        sum(getattr(row, figure) for row in rows) for figure in ("texts", "wrong", "ties")
-    )
-    summary = f"{texts} texts in {o.dtype}: {wrong} wrong, {tied} differ first at a tie"
+                rows += await compare(client, samples, asked)
+                rows += await compare(client, sampled, replace(asked, sampling=drawn))
+    texts, wrong = (sum(getattr(row, figure) for row in rows) for figure in ("texts", "wrong"))
+    summary = f"{texts} texts in {o.dtype}: {wrong} wrong"
     table = table_of(list(map(vars, rows)), left=4)
     return Report({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
 
@@ -251,16 +229,12 @@ def exactness(options: ExactnessOptions, results: Results) -> None:
     """Check that `exact` gives the texts of plain decoding.
 
     Greedy texts of the three services are compared with those of transformers' own generate, token
-    for token, for each drafter and K. In float64 there are no numerical ties, and every text must
-    be equal. In float32 the shape of a forward pass changes the last bits, so a text may differ if
-    the reference's two best log-probabilities are within 1e-3 where it first does: a tie.
+    for token, for each drafter and K: in float64 there are no numerical ties, and every text must
+    be equal. Texts sampled at temperature 1 are compared with plain decoding (K = 0) by the same
+    services with the same seed.
 
-    Sampled texts (--temperature, --top-p) are compared with plain decoding (K = 0) by the same
-    services with the same seed; in float32 a difference is a tie if changing logits or top-p by
-    1e-3 can lead to the other token.
-
-    With --reference plain all texts are compared with plain decoding, without ties: a step whose
-    bits depend on no other row gives the same text in any data type.
+    With --reference plain all texts are compared with plain decoding: a step whose bits depend on
+    no other row gives the same text in any data type.
 
     The exit code is 1 if a text differs that must not. Sets whose file is missing, and prompts that
     do not fit the context, are skipped and reported.

@@ -1,1 +1,1 @@
-"""The bundled model pair: its corpus, its training and its evaluation."""
+"""The bundled model pair: its corpus and its training."""

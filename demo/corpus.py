@@ -4,7 +4,7 @@ Everything but the Python source depends only on the seed; the source is the run
 standard library (`flyspec_lab.python_source`), so its version is part of the recipe. No torch, no
 network.
 
-    python -m demo.corpus --problems 500 --seed 7 --format gsm8k > problems.jsonl
+    python -m demo.corpus --problems 500 --seed 7 > problems.jsonl
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from __future__ import annotations
 import ast
 import json
 import random
-import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
@@ -36,8 +35,6 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-_ANSWER = re.compile(r"(?:\A|\n)#### (\d{1,2})\s*\Z")
-
 
 def chat_prompt(question: str) -> str:
     """Return the prompt for a solution, as the chat template renders it."""
@@ -47,15 +44,6 @@ def chat_prompt(question: str) -> str:
 def chat_text(problem: WordProblem) -> str:
     """Return a problem's full text for training."""
     return f"{chat_prompt(problem.question)}{problem.solution}{END}"
-
-
-def extract_answer(text: str) -> int | None:
-    """Return the answer of a solution whose last line is exactly `#### N`, else None.
-
-    The text must not contain special tokens.
-    """
-    match = _ANSWER.search(text)
-    return int(match.group(1)) if match else None
 
 
 def drills(rng: random.Random, n: int) -> str:
@@ -114,20 +102,10 @@ def _split(files: Mapping[str, str]) -> tuple[list[str], list[str]]:
 def print_problems(
     count: Annotated[int, Flag("Number of problems.", name="--problems", min=1)] = 500,
     seed: Annotated[int, Flag("Random seed.")] = 7,
-    form: Annotated[Literal["gsm8k", "chat", "prompt"], Flag(
-        "What to print: question and answer, the whole text, or prompt and answer.",
-        name="--format",
-    )] = "gsm8k",
-) -> None:  # fmt: skip
-    """Print fresh word problems, one JSON document per line."""
+) -> None:
+    """Print fresh word problems in the format of GSM8K, one JSON document per line."""
     for problem in problems(seed, count):
-        if form == "gsm8k":
-            row = {"question": problem.question, "answer": problem.solution}
-        elif form == "chat":
-            row = {"text": chat_text(problem)}
-        else:
-            row = {"prompt": chat_prompt(problem.question), "answer": str(problem.answer)}
-        print(json.dumps(row))
+        print(json.dumps({"question": problem.question, "answer": problem.solution}))
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def _reordered(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
 
 @dataclass(frozen=True)
 class GgufOptions:
-    """What to write, and where."""
+    """The types to write, and the folder."""
 
     types: Annotated[
         tuple[str, ...],

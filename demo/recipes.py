@@ -1,4 +1,4 @@
-"""What is trained: the bundled models, and a second pair, so that no finding hangs on one.
+"""The models to train: the bundled ones, and a second pair, so that no finding hangs on one.
 
 The second pair differs in size, tokenizer and corpus: wording by Zipf's law, as people write,
 instead of uniform, and English prose instead of code. It is trained where it is needed, not kept.

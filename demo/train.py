@@ -14,7 +14,6 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from demo import corpus
 from demo.batches import Batch, Batches
-from demo.evaluate import Threads, answers
 from demo.recipes import PAIRS, Pair, Recipe
 from demo.tokenizer import build_bytes, save, train_bpe
 from flyspec.bundled import MODELS
@@ -108,7 +107,7 @@ class Trainer:
         device: torch.device,
     ) -> None:
         torch.manual_seed(seed)
-        self.what, self.recipe, self.tokenizer, self.batches = what, recipe, tokenizer, batches
+        self.what, self.recipe, self.batches = what, recipe, batches
         self.model = build(recipe, tokenizer).to(device)  # type: ignore[arg-type]
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
@@ -183,7 +182,6 @@ class Trainer:
 
     def run(self, steps: int, minutes: float, every: float) -> None:
         """Train for `steps` steps or `minutes` minutes, whichever ends first."""
-        fresh = problems("watch", 50)
         last, shown, looked = time.monotonic(), 0.0, self.elapsed
         told = self.tokens, self.elapsed
         while True:
@@ -213,10 +211,6 @@ class Trainer:
             if self.elapsed - looked > 60 * every:
                 looked = self.elapsed
                 self.save_checkpoint()
-                given = answers(self.model, self.tokenizer, fresh)
-                right = sum(a == p.answer for a, p in zip(given, fresh, strict=True))
-                print(f"{self.what} right answers {right} of {len(fresh)}", flush=True)
-                self.elapsed += time.monotonic() - now
             last = time.monotonic()
         self.save_checkpoint()
 
@@ -224,7 +218,7 @@ class Trainer:
 # fmt: off
 @dataclass(frozen=True)
 class TrainOptions:
-    """What to train, and for how long."""
+    """The models to train, and the length of the training."""
 
     pair: Annotated[Literal["bundled", "study"], Flag("Pair of models.")] = "bundled"
     what: Annotated[Literal["target", "draft", "draft-bytes", "all"], Flag(
@@ -239,7 +233,7 @@ class TrainOptions:
     )] = None
     every: Annotated[float, Flag("Minutes between checkpoints.", min=0)] = 5.0
     plain: Annotated[bool, Flag("Train the draft model without a teacher.")] = False
-    threads: Threads = 2
+    threads: Annotated[int, Flag("CPU threads.", min=1)] = 2
     device: Annotated[str, Flag("Device of PyTorch to train on.")] = "cpu"
     models: Annotated[Path | None, Flag(
         "Folder to write the models to.", default="the bundled ones; required for other pairs",

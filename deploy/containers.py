@@ -112,7 +112,7 @@ class Containers:
         )  # fmt: skip
 
     def image(self, name: str) -> dict[str, Any]:
-        """What podman knows about an image."""
+        """Return podman's description of an image."""
         found: list[dict[str, Any]] = json.loads(self.run("podman", "image", "inspect", name))
         return found[0]
 

@@ -174,7 +174,7 @@ class Branches:
         self._ended(chain)
 
     def _has_room(self) -> bool:
-        """Whether one more branch may be drafted."""
+        """True if one more branch may be drafted."""
         branches = sum(b.behind is not None for c in self._chains for b in c.branches)
         return branches < self._ahead.num_proposals
 

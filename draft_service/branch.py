@@ -17,7 +17,7 @@ class AheadRequest(NamedTuple):
 
 
 class Branch:
-    """What is drafted behind `keep_length` tokens and `next_token_id`; `made` grows.
+    """Drafts behind `keep_length` tokens and `next_token_id`; `made` grows.
 
     It follows the branch `behind`, and has the estimated probability `chance`. The root, without
     one, is the proposal that is verified.
@@ -37,7 +37,7 @@ class Branch:
         self.chance, self.asked = chance, asked
         self.made, self.model_ns = Drafted([]), 0
         self.ended = False
-        """Whether the drafter stopped by itself, so that there can be no more."""
+        """True if the drafter stopped by itself, so that there can be no more."""
         self.sent = False
         self.seen: Foresight | None = None
         self.choices: list[SecondChoice] = []
@@ -49,14 +49,14 @@ class Branch:
 
     @property
     def is_first(self) -> bool:
-        """Whether it follows the proposal."""
+        """True if it follows the proposal."""
         return self.behind is not None and self.behind.behind is None
 
     def add(self, drafted: Drafted) -> None:
         self.made = self.made.joined(drafted)
 
     def follows(self, other: Branch) -> bool:
-        """Whether this is the other branch, or one that follows it."""
+        """True if this is the other branch, or one that follows it."""
         return self is other or (self.behind is not None and self.behind.follows(other))
 
 

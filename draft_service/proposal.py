@@ -54,7 +54,7 @@ NOT_AHEAD = AheadIds()
 
 
 class Ahead(Protocol):
-    """What a session drafts while its proposal is verified (`draft_service.ahead`)."""
+    """A session's drafts while its proposal is verified (`draft_service.ahead`)."""
 
     def take_over(self, advance: DraftAdvance) -> Taken:
         """Move the session, to what has been drafted ahead where that fits."""

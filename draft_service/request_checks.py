@@ -1,4 +1,4 @@
-"""What a draft session's requests must be, and ids that the draft model lacks replaced.
+"""Checks of a draft session's requests; ids that the draft model lacks are replaced.
 
 Every check raises `InvalidArgumentError` with what to change.
 """

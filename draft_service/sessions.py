@@ -104,7 +104,7 @@ class Sessions:
             session.close()
 
     def _may_branch(self) -> bool:
-        """Whether a slot is free besides those of all sessions that may still be opened."""
+        """True if a slot is free besides those of all sessions that may still be opened."""
         cache = self.cache
         spare = cache.num_free if cache else 0
         return spare > self.settings.max_sessions - self._active

@@ -73,7 +73,7 @@ class ChatTemplates:
 
     @property
     def reads_parts(self) -> bool:
-        """Whether a template tells a list of text parts from text, by their type."""
+        """True if a template tells a list of text parts from text, by their type."""
         return any(_PART.search(source) for source in self._sources.values())
 
     def mentions(self, text: str) -> bool:

@@ -93,6 +93,6 @@ def check_reached(reached: object) -> None:
 
 
 def interrupted() -> bool:
-    """Whether this task was asked to end, and goes on to report what it has reached."""
+    """True if this task was asked to end, and goes on to report what it has reached."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -131,7 +131,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def port_security(self) -> PortSecurity:
-        """What the port (the orchestrator's generation port) requires of its clients."""
+        """Requirements of the port (the orchestrator's generation port) for its clients."""
         return PortSecurity(
             self.host,
             self.tls_files,
@@ -490,7 +490,7 @@ class OrchestratorSettings(ServerSettings):
 
     @property
     def admin_security(self) -> PortSecurity:
-        """What the admin port requires: a certificate, or else an API key if there are any."""
+        """Requirements of the admin port: a certificate, or else an API key if there are any."""
         security = PortSecurity(
             self.admin_host or self.host,
             self.tls_files,

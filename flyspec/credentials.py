@@ -49,7 +49,7 @@ class Credentials:
     names: Mapping[str, str] = field(
         default_factory=lambda: _names(lambda name, flag: name), repr=False, compare=False
     )
-    """What errors call the settings instead of their flags: by default, the fields."""
+    """Names of the settings in errors, instead of their flags: by default, the fields."""
 
     @classmethod
     def from_environment(cls) -> Credentials:
@@ -96,7 +96,7 @@ def _names(called: Callable[[str, Flag], str | None]) -> dict[str, str]:
 
 
 def _is_set(variable: str | None) -> bool:
-    """Whether a setting comes from this variable: a flag takes precedence."""
+    """True if a setting comes from this variable: a flag takes precedence."""
     flags = (flag.typed(name) for name, (_, flag) in flags_of(Credentials).items()
              if flag.env == variable)  # fmt: skip
     typed = {argument.partition("=")[0] for argument in sys.argv}

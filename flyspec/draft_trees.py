@@ -65,7 +65,7 @@ def main_path(parents: Parents) -> list[int]:
 
 
 def is_chain(parents: Parents) -> bool:
-    """Whether each draft follows the one before it."""
+    """True if each draft follows the one before it."""
     return all(parent == index for index, parent in enumerate(parents))
 
 

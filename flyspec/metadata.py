@@ -19,10 +19,10 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 def is_request_id(value: str) -> bool:
-    """Whether it is 1 to 128 letters, digits and `._:@/+=-`."""
+    """True if it is 1 to 128 letters, digits and `._:@/+=-`."""
     return _REQUEST_ID.fullmatch(value) is not None
 
 
 def is_traceparent(value: str) -> bool:
-    """Whether it has the form version-trace_id-span_id-flags, in lower-case hex."""
+    """True if it has the form version-trace_id-span_id-flags, in lower-case hex."""
     return _TRACEPARENT.fullmatch(value) is not None

@@ -50,7 +50,7 @@ _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
 
 
 def is_path(name: str) -> bool:
-    """Whether `--model NAME` is a path, rather than a hub id."""
+    """True if `--model NAME` is a path, rather than a hub id."""
     return name.startswith((".", "/", "~")) or Path(name).exists()
 
 
@@ -74,7 +74,7 @@ def model_source(name: str) -> str:
 
 
 def is_gguf(name: str) -> bool:
-    """Whether `--model NAME` is a GGUF file, or a directory of one instead of safetensors."""
+    """True if `--model NAME` is a GGUF file, or a directory of one instead of safetensors."""
     path = Path(name).expanduser()
     if path.suffix == GGUF and not path.is_dir():
         return True
@@ -115,7 +115,7 @@ def served_name(name: str) -> str:
 
 
 def _no_model(folder: Path) -> str:
-    """What is at a path that is no directory with a config.json, and what to give instead."""
+    """Description of a path that is no directory with a config.json, and what to give instead."""
     if not folder.exists():
         return f"no such directory{_nearby(folder)}; {_FORMAT} or a hub id"
     if folder.is_file():

@@ -1,4 +1,4 @@
-"""How long OpenMP's threads wait in a busy loop, in a service whose steps llama.cpp runs."""
+"""Busy waiting of OpenMP's threads in a service whose steps llama.cpp runs."""
 
 from __future__ import annotations
 

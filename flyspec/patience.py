@@ -1,4 +1,4 @@
-"""Whether what has not paid of late is still tried: for a while always, then now and then."""
+"""Patience with what has not paid of late: tried always for a while, then now and then."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Prompt:
 
     @property
     def is_question(self) -> bool:
-        """Whether it addresses an assistant, rather than being text to continue."""
+        """True if it addresses an assistant, rather than being text to continue."""
         return self.kind in QUESTIONS
 
     def to_request(self, chat: bool | None = None) -> Asked:
@@ -185,7 +185,7 @@ def _from_json(line: str, where: str) -> tuple[Any, str]:
 
 
 def _is_json_object(line: str) -> bool:
-    """Whether a first line is meant to be a JSON object, even if truncated."""
+    """True if a first line is meant to be a JSON object, even if truncated."""
     try:
         return isinstance(json.loads(line), dict)
     except json.JSONDecodeError:

@@ -23,7 +23,7 @@ class Range:
 
     @property
     def integers(self) -> bool:
-        """Whether only integers are in range."""
+        """True if only integers are in range."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What is worth remembering between runs, as small JSON files in the user's cache directory.
+"""Memory between runs, as small JSON files in the user's cache directory.
 
 `$XDG_CACHE_HOME/flyspec`, by default `~/.cache/flyspec`. Nothing depends on it: a file that cannot
 be read or written counts as forgotten, and the directory may be deleted at any time.

@@ -49,7 +49,7 @@ def read_settings(settings: type[S], prog: str, argv: Sequence[str]) -> S:
 
 
 def _problem(problem: Any) -> str:
-    """What is wrong with a setting, from pydantic's description of it."""
+    """Description of a setting's error, from pydantic's."""
     flag = "--" + ".".join(str(part) for part in problem["loc"]).replace("_", "-")
     value, kind, facts = problem["input"], problem["type"], problem.get("ctx", {})
     if kind == "missing":

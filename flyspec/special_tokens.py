@@ -111,5 +111,5 @@ class SpecialTokens:
 
 
 def _in_words(character: str) -> bool:
-    """Whether templates compare it: roles and types are words, which no special token is."""
+    """True if templates compare it: roles and types are words, which no special token is."""
     return character.isalnum() or character.isspace() or character in "_-"

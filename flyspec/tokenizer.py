@@ -131,12 +131,12 @@ class Tokenizer:
 
     @property
     def reads_parts(self) -> bool:
-        """Whether the chat templates read a message's content as a list of parts."""
+        """True if the chat templates read a message's content as a list of parts."""
         return self._templates.reads_parts
 
     @property
     def tags_tool_calls(self) -> bool:
-        """Whether the chat templates have the model put function calls in `<tool_call>` tags."""
+        """True if the chat templates have the model put function calls in `<tool_call>` tags."""
         return self._templates.mentions("<tool_call>")
 
     def detokenizer(self) -> Detokenizer:

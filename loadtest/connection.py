@@ -1,4 +1,4 @@
-"""Where a server is: address, TLS, API key."""
+"""Access to a server: address, TLS, API key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Endpoint:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call. Raises `ConfigError` for a key that cannot be sent."""
+        """The metadata of every call. Raises `ConfigError` for a key that cannot be sent."""
         return self.credentials.metadata()
 
     def http_url(self) -> str:

@@ -1,4 +1,4 @@
-"""What users share: the current phase, the next request, the records of all requests.
+"""The state that users share: the current phase, the next request, the records of all requests.
 
 Does not use locust: events are those of the standard library, which gevent makes cooperative.
 """
@@ -50,7 +50,7 @@ class Control:
         self.opened.set()
 
     def arrivals(self, phase: LoadPhase, load: Open) -> Iterator[float]:
-        """When an open phase's requests arrive: the same times for the same seed."""
+        """Return the times of an open phase's requests, the same for the same seed."""
         return load.arrivals(phase.seconds, random.Random(f"{self._seed} {phase.name}"))
 
     def add(self, record: Record) -> None:
@@ -61,7 +61,7 @@ class Control:
         self.opened.clear()
 
     def next_job(self, planned: float | None = None) -> Job:
-        """What to ask for now, or for a request that was due at `planned`."""
+        """Return the next request, due now or at `planned`."""
         assert self.phase is not None, "no phase is on"
         phase, rng, text = self.phase, self.rng, None
         (variant,) = rng.choices(phase.variants, [v.weight for v in phase.variants])
@@ -81,5 +81,4 @@ class Control:
             planned=self.now() if planned is None else planned,
             leave_after_s=rng.expovariate(1 / phase.cancel_after_s) if leaves else None,
             text=text,
-            addresses=phase.addresses,
         )

@@ -1,14 +1,15 @@
-"""What a load test has to show: bounds from the command line, and whether they held. Pure."""
+"""Goals of a load test, from the command line, and checks of them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
+from flyspec_lab.report import Part, Report, Section
 from loadtest.record import METRICS, Metric
 from loadtest.summary import Limits, PhaseResult
 
@@ -22,6 +23,15 @@ class Check:
     name: str
     passed: bool
     said: str
+
+
+def checked(checks: Sequence[Check], parts: Sequence[Part], document: Mapping[str, Any]) -> Report:
+    """Return the report of a run from its checks, its tables and lines, and further JSON."""
+    passed = all(check.passed for check in checks)
+    said = [f"{'ok    ' if c.passed else 'BROKEN'} {c.name}: {c.said}" for c in checks]
+    document = {"passed": passed, "checks": checks, **document}
+    verdict = Section("Checks", [*said, "PASSED" if passed else "FAILED"])
+    return Report(document, [*parts, verdict], passed=passed)
 
 
 def read_limits(text: str) -> Limits:

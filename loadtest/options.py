@@ -48,7 +48,7 @@ def _processes(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
 # fmt: off
 @dataclass(frozen=True)
 class Requests:
-    """What requests ask for."""
+    """The requests."""
 
     prompt_file: Annotated[tuple[Source, ...], _flag(
         "Prompt file, in any format of `flyspec generate`; repeatable, mixed by weight. Instead of "
@@ -87,7 +87,7 @@ class Requests:
 # fmt: off
 @dataclass(frozen=True)
 class ConnectionFlags:
-    """How to talk to the installation."""
+    """Connections to the installation."""
 
     protocol: Annotated[ProtocolName, Flag("gRPC, or OpenAI's API over HTTP.")] = "grpc"
     connections: Annotated[int | None, Flag(

@@ -31,7 +31,7 @@ class Proxy:
         self._connections: dict[asyncio.Task[None], asyncio.Event] = {}
         self._server: asyncio.Server | None = None
         self.address = ""
-        """Where to connect instead, host:port, once started."""
+        """The address to connect to instead, host:port, once started."""
 
     async def start(self) -> None:
         """Listen on a free port of the loopback."""

@@ -1,4 +1,4 @@
-"""What became of one request. Pure."""
+"""The record of one request. Pure."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ class Record:
     """A request. Times are in seconds since the test began.
 
     `planned` is when it was due and `sent` when it was sent; they differ in an open loop whose
-    generator is late. `started` is when it got its slot, `first` when its first tokens came. It was
-    `refused` if the server had no room (`retry_after_s` as the refusal said, if it did),
-    `cancelled` if its client gave it up on purpose, `failed` if it did not complete for any other
-    reason. `moves` counts how often the operator moved it to another drafter, and
-    `longest_pause_ms` is the longest that took; `recoveries` counts recoveries of every kind. A
-    request for a fixed text also has when its tokens came (`arrivals`), and whether they are other
-    ones than without disturbance (`differs`).
+    generator is late. `first` is when its first tokens came. It was `refused` if the server had no
+    room (`retry_after_s` as the refusal said, if it did), `cancelled` if its client gave it up on
+    purpose, `failed` if it did not complete for any other reason. `moves` counts how often the
+    operator moved it to another drafter, and `longest_pause_ms` is the longest that took;
+    `recoveries` counts recoveries of every kind. A request for a fixed text also has when its
+    tokens came (`arrivals`), and whether they are other ones than without disturbance (`differs`).
     """
 
     phase: str
@@ -33,7 +32,6 @@ class Record:
     sent: float
     ended: float
     outcome: Outcome
-    started: float | None = None
     first: float | None = None
     tokens: int = 0
     rounds: int = 0

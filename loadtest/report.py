@@ -1,4 +1,4 @@
-"""Reports of load tests, chaos and fuzzing; `python -m loadtest.report FILE` makes one again.
+"""Reports of load tests; `python -m loadtest.report FILE` makes one again.
 
 A report is made from its document alone, which `--output` writes.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +21,8 @@ from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.tables import FittedTable, make_table
 from flyspec_lab.drawing import COLORS, GREY
-from flyspec_lab.report import PageResults, Part, Plot, Report, Section, markdown
+from flyspec_lab.report import PageResults, Plot, Report, Section, markdown
+from loadtest.goals import Check, checked
 from loadtest.measures import duration, knee, number
 
 if TYPE_CHECKING:
@@ -44,23 +46,6 @@ NOTES = (
 )
 OUTCOMES = ("complete", "cancelled", "refused", "failed")
 MOST_LABELS = 14
-
-
-def checked_report(
-    document: Document, title: str, parts: Sequence[Part], about: str = ""
-) -> Report:
-    """Return a report with the checks, warnings and options of its document."""
-    checks = [
-        f"{'ok    ' if check['passed'] else 'BROKEN'} {check['name']}: {check['said']}"
-        for check in document["checks"]
-    ]
-    warnings = [f"warning: {warning}" for warning in document["warnings"]]
-    verdict = "PASSED" if document["passed"] else "FAILED"
-    options = " ".join(f"{name}={value}" for name, value in document["options"].items())
-    return Report(
-        short(document), [*parts, Section("Checks", [*warnings, *checks, verdict])],
-        passed=bool(document["passed"]), title=title, subtitle=about, facts={"options": options},
-    )  # fmt: skip
 
 
 def short(value: Any) -> Any:
@@ -87,7 +72,15 @@ def load_report(document: Document) -> Report:
         f"{document['options'].get('protocol', 'grpc')}"
     )
     found = Section("Phases", [*document["lines"], NOTES], tables(document), plots(document))
-    return checked_report(document, f"flyspec load test: {document['scenario']}", [found], about)
+    warnings = [f"warning: {warning}" for warning in document["warnings"]]
+    options = " ".join(f"{name}={value}" for name, value in document["options"].items())
+    checks = [Check(**check) for check in document["checks"]]
+    return replace(
+        checked(checks, [found, *warnings], document),
+        title=f"flyspec load test: {document['scenario']}",
+        subtitle=about,
+        facts={"options": options},
+    )
 
 
 def tables(document: Document) -> list[FittedTable]:

@@ -74,7 +74,7 @@ def run_test(
 
 
 class LoadTest:
-    """One run of a scenario. `say` is told what happens."""
+    """One run of a scenario, told to `say`."""
 
     def __init__(
         self,
@@ -99,11 +99,7 @@ class LoadTest:
         self._sampler = Sampler(
             dict(load.watch), admin, control.now, lambda: len(self.records), say
         )
-        self._world = World(
-            self._sampler, admin, note=self._note, sleep=gevent.sleep, now=control.now,
-            running=control.opened.is_set, next_prompt=control.next_prompt, ask=self._ask,
-            records=control.records,
-        )  # fmt: skip
+        self._world = World(control, self._sampler, admin, note=self._note, ask=self._ask)
         self._done: list[PhaseResult] = []
         self._events: list[dict[str, Any]] = []
         self._trouble: list[Check] = []
@@ -156,12 +152,9 @@ class LoadTest:
             *verdict.checks, *self._trouble,
         ]  # fmt: skip
         server = {
-            "target": target.name,
-            "dtype": target.dtype,
-            "device": target.device,
-            "num_parameters": target.num_parameters,
-            "drafters": list(drafters),
-        }
+            "target": target.name, "dtype": target.dtype, "device": target.device,
+            "num_parameters": target.num_parameters, "drafters": list(drafters),
+        }  # fmt: skip
         document = {
             "version": VERSION,
             "scenario": scenario.name,
@@ -283,9 +276,9 @@ class LoadTest:
         self._say(text)
 
     def _warnings(self) -> list[str]:
-        late = [r for r in self._done if r.figures.late_p99_ms > LATE_MS]
         return [
             f"{r.phase.name}: requests were sent {r.figures.late_p99_ms:.0f} ms late (p99): the "
             "load generator is too slow for its own load and measures itself"
-            for r in late
+            for r in self._done
+            if r.figures.late_p99_ms > LATE_MS
         ]

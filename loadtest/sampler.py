@@ -37,7 +37,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a service's memory grew once warm: per 1,000 requests, and as a share over the run."""
+    """Growth of a service's memory once warm: per 1,000 requests, and as a share over the run."""
 
     service: str
     mib: float

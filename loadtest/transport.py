@@ -1,4 +1,4 @@
-"""What users need of a protocol. Each protocol has a module that implements it in `users`."""
+"""The interface of a protocol. Each protocol has a module that implements it in `users`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from flyspec.client import GenerateOptions, Models, Prompt, Recovery
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTaken:
-    """The generation has got its slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +21,8 @@ class StreamEnd:
 class TokenStream(Protocol):
     """A running generation."""
 
-    def __iter__(self) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
-        """That it got its slot, if the protocol says so; the tokens of each message as they
-        arrive; its end.
+    def __iter__(self) -> Iterator[Sequence[int] | StreamEnd]:
+        """The tokens of each message as they arrive, then its end.
 
         Raises `FlyspecError`: `ResourceExhaustedError` if the server has no room for it.
         """
@@ -40,10 +34,8 @@ class TokenStream(Protocol):
 class Transport(Protocol):
     """Connections to the servers, shared by all users."""
 
-    def open(
-        self, prompt: Prompt, options: GenerateOptions, addresses: int | None = None
-    ) -> TokenStream:
-        """Ask for a generation, from one of the first `addresses`; returns at once.
+    def open(self, prompt: Prompt, options: GenerateOptions) -> TokenStream:
+        """Ask for a generation, from each of the addresses in turn; returns at once.
 
         `options.timeout_s` limits all of it. Raises `ConfigError` for options that the protocol
         cannot carry.

@@ -1,4 +1,4 @@
-"""The parts of a load: phases, arrivals, and what requests ask for. Pure."""
+"""The parts of a load: phases, arrivals, and requests. Pure."""
 
 from __future__ import annotations
 
@@ -77,11 +77,10 @@ class LoadPhase:
     """A part of a test with one load.
 
     Its requests draw from `variants`, or ask for `texts` in turn. A share `cancelled` of them
-    is cancelled by its client after a random time, `cancel_after_s` on average. `addresses` is
-    how many of the installation's addresses they use (None: all). `series` names the curve that
-    the phase is a point of. Goals apply if it is `judged`: not to warm-up and overload. With
-    `drain`, the next phase begins when the last request of this one has ended. `meanwhile` runs
-    beside the load.
+    is cancelled by its client after a random time, `cancel_after_s` on average. `series` names the
+    curve that the phase is a point of. Goals apply if it is `judged`: not to warm-up and overload.
+    With `drain`, the next phase begins when the last request of this one has ended. `meanwhile`
+    runs beside the load.
     """
 
     name: str
@@ -94,7 +93,6 @@ class LoadPhase:
     cancel_after_s: float = 0.3
     drain: bool = True
     texts: Sequence[Text] = ()
-    addresses: int | None = None
     meanwhile: Callable[[], None] | None = None
 
 
@@ -109,4 +107,3 @@ class Job:
     planned: float = 0.0
     leave_after_s: float | None = None
     text: Text | None = None
-    addresses: int | None = None

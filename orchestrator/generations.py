@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, closing
 from dataclasses import replace
@@ -23,9 +24,7 @@ from orchestrator.admission.clients import NOBODY, Caller, check_tokens
 from orchestrator.exact_twins import ExactTwins, LossyText
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
-from orchestrator.generation.adaptive import AdaptivePace
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.experience import Experience
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
 from orchestrator.generation.pace import FirstToken, FixedPace, Pace, RepeatedPace
@@ -37,6 +36,7 @@ from orchestrator.generation.scoring import Scoring
 from orchestrator.generation.staging_trial import StagingTrial
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Token
+from orchestrator.pace.policy import AdaptivePace, Experience, TextPlan
 from orchestrator.telemetry.requests import Observation, RequestObserver
 
 
@@ -56,6 +56,7 @@ class Generations:
         self._settings, self._rules, self._observer = settings, rules, observer
         self._twins = twins
         self._learned: tuple[Target, Experience] | None = None
+        self._trials = defaultdict[str, StagingTrial](StagingTrial)
 
     async def run(
         self, request: GenerationRequest, caller: Caller = NOBODY
@@ -103,7 +104,7 @@ class Generations:
         reopen_s = self._settings.reopen_timeout_s if visit.deadline is None else math.inf
         async with visit.slot(plan.max_total_tokens):
             with (
-                experience.shared(),
+                experience.costs.shared(),
                 closing(
                     Drafting(
                         fleet.drafters,
@@ -114,6 +115,7 @@ class Generations:
                         repeat_timeout_s=self._settings.reopen_timeout_s,
                     )
                 ) as drafting,
+                closing(self._pace(plan, drafting, experience)) as pace,
                 closing(
                     Verifying(
                         fleet.replicas_of(model, plan.judge_fingerprint),
@@ -131,10 +133,9 @@ class Generations:
                 is_chat = isinstance(request.prompt, Chat)
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
                 yield plan.started(observation.request_id, model, drafter)
-                pace = self._pace(plan, drafting, experience)
                 eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
                 ends = eos, target.bundle.control_token_ids
-                staging = self._staging(drafting, experience)
+                staging = self._staging(drafting)
                 make_rounds = partial(
                     Rounds, plan, pace, drafting, verifying, ledger, recoveries, *ends, phases,
                     staging,
@@ -231,6 +232,7 @@ class Generations:
         known = self._learned
         if known is None or known[0] is not target:
             known = self._learned = target, Experience(target.info.step_costs)
+            self._trials.clear()
         return known[1]
 
     def _pace(self, plan: GenerationPlan, drafting: Drafting, experience: Experience) -> Pace:
@@ -239,12 +241,19 @@ class Generations:
         first = FirstToken(drafting.relative_size, len(plan.prompt_token_ids))
         pace: Pace = FixedPace(k, at_once=bool(earlier) or not first.is_delayed(k))
         if plan.adaptive and k:
-            pace = AdaptivePace(
-                experience, drafting.assigned_name, plan.main_rule, k, first, plan.room
+            text = TextPlan(
+                drafting.assigned_name,
+                plan.main_rule,
+                k,
+                plan.max_tokens,
+                first,
+                plan.room,
+                plan.seed,
             )
+            pace = AdaptivePace(experience, text)
         return RepeatedPace(earlier, pace, drafting.assigned_name) if earlier else pace
 
-    def _staging(self, drafting: Drafting, experience: Experience) -> StagingTrial | None:
+    def _staging(self, drafting: Drafting) -> StagingTrial | None:
         """Return what decides whether rounds are staged; None: never."""
         match self._settings.staging:
             case "off":
@@ -252,7 +261,7 @@ class Generations:
             case "on":
                 return StagingTrial(always=True)
             case "auto":
-                return experience.staging_with(drafting.assigned_name)
+                return self._trials[drafting.assigned_name]
 
     async def _plan(self, request: GenerationRequest, target: Target) -> GenerationPlan:
         """Check the request and plan the generation, in a thread if the prompt is long."""

@@ -6,7 +6,6 @@ import logging
 from contextlib import contextmanager
 
 from loadtest.fuzz.run import FuzzRun
-from loadtest.fuzz.servers import Server
 
 
 @contextmanager
@@ -30,8 +29,8 @@ def logged(level=logging.WARNING):
 async def fuzz(name, addresses, messages):
     """Fuzz a running server; nothing may be wrong."""
     with logged() as lines:
-        async with Server(name, addresses) as server:
-            result = await FuzzRun(server, 1, lines).run(messages)
-    assert result.passed, "\n".join(check["said"] for check in result.checks())
-    assert result.messages >= messages
-    return result
+        async with FuzzRun(name, addresses, seed=1, log=lines) as run:
+            await run.run(messages)
+    assert all(check.passed for check in run.checks()), "\n".join(c.said for c in run.checks())
+    assert run.messages >= messages
+    return run

@@ -1,4 +1,4 @@
-"""Whether a judge of the rule `autojudge` fits the target, tried on its hidden rows."""
+"""Check that a judge of the rule `autojudge` fits the target, on its hidden rows."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def _one_a_draft(most: int) -> str:
 
 
 class RoundInbox:
-    """What a stream has sent for its next round: the drafts' distributions.
+    """Data that a stream has sent for its next round: the drafts' distributions.
 
     Rounds arrive in the order of their ids; a repeated or late round is rejected.
     """

@@ -389,7 +389,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
 
 
 def _is_drawn(want: Draw) -> bool:
-    """Whether a step's tokens are drawn by the model itself, or it only fills the cache."""
+    """True if a step's tokens are drawn by the model itself, or it only fills the cache."""
     step = want.step
     return want.sampling is not None or not (step.num_logits or step.hidden_count)
 

@@ -131,7 +131,7 @@ class Heads:
         return self._run_all(turns)
 
     def goes_on(self, context: RoundContext, verdict: Verdict | Exception) -> bool:
-        """Whether the round's head goes on with the next round by itself after a verdict."""
+        """True if the round's head goes on with the next round by itself after a verdict."""
         request = context.head
         if request is None or not request.num_rounds or not request.max_tokens:
             return False
@@ -142,7 +142,7 @@ class Heads:
         return room > 0 and not ends
 
     def _ended(self, context: RoundContext, verdict: Verdict) -> bool:
-        """Whether a verdict has ended the sequence, so that nothing needs to be drafted."""
+        """True if a verdict has ended the sequence, so that nothing needs to be drafted."""
         if context.head is not None and context.head.ignore_eos:
             return False
         drafts = context.round.draft_token_ids[: verdict.num_accepted]

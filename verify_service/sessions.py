@@ -119,10 +119,10 @@ class TargetSession:
     slot: int | None = None
     cached: int = 0
     heads: dict[str, int] = field(default_factory=dict)
-    """How many positions of the sequence each head of the target holds, the last token's never."""
+    """Number of positions that each head of the target holds, the last token's never."""
     failed_heads: set[str] = field(default_factory=set)
     interrupted: bool = False
-    """Whether the next round has arrived, which ends plain decoding."""
+    """True if the next round has arrived, which ends plain decoding."""
     distribution: DistributionSpec | None = field(init=False)
     """Which draft distributions the rules need."""
 
@@ -132,7 +132,7 @@ class TargetSession:
 
     @property
     def draws_plainly(self) -> bool:
-        """Whether plain decoding needs only the model's own draw: defaults and no logprobs."""
+        """True if plain decoding needs only the model's own draw: defaults and no logprobs."""
         return self.sampling == SamplingParams() and self.logprobs is None
 
     def rule_of(self, round_: VerifyRound) -> Rule:

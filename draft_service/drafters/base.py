@@ -17,7 +17,7 @@ from flyspec.values.tokens import Drafted, still_needed
 
 
 class Scored(NamedTuple):
-    """Whether the drafter would have proposed each of the last tokens of a sequence."""
+    """True if the drafter would have proposed each of the last tokens of a sequence."""
 
     agreements: Sequence[bool]
 
@@ -68,7 +68,7 @@ class SecondChoice(NamedTuple):
 
 
 class Foresight(NamedTuple):
-    """What a drafter expects of the verdict on its proposal.
+    """A drafter's expectation of the verdict on its proposal.
 
     `guess` is its own next token, None if the text ends before it, and `chance` the probability
     that the target accepts everything and goes on with it, as it estimates it; `choices` are its
@@ -113,7 +113,7 @@ class Drafter(Protocol):
 
     @property
     def needs_model(self) -> bool:
-        """Whether proposals yield draws; if so, sessions live in the engine's thread."""
+        """True if proposals yield draws; if so, sessions live in the engine's thread."""
 
     @property
     def max_length(self) -> int:

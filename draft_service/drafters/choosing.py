@@ -49,7 +49,7 @@ def expected(chance: float, count: int) -> float:
 
 @dataclass(slots=True)
 class Chooser:
-    """What one sequence knows of its drafts' chances and of the time that rounds take, in ns.
+    """One sequence's estimates of its drafts' chances and of the time that rounds take, in ns.
 
     `others` is the evidence of all sequences, which this one adds to.
     """

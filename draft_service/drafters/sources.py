@@ -100,7 +100,7 @@ class RecyclingSource(DraftSource):
         self._recycled = Recycled() if recycled is None else recycled
         self._last: list[int] = []  # of what was read
         self._ranks: dict[tuple[int, int], AcceptanceTally] = {}
-        """How often candidates were right, by how many tokens they follow and their rank."""
+        """Frequencies of right candidates, by the number of tokens they follow and by rank."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
         text = [*self._last, *token_ids]

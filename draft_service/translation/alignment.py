@@ -48,7 +48,7 @@ class Alignment:
         self._eos = next((t for t in reversed(token_ids) if t in eos), next(iter(eos), None))
         self._rendering = Rendering(translator.target, self._stream)
         self.ready = False
-        """Whether the draft can continue at the end of the sequence: not inside a character that it
+        """True if the draft can continue at the end of the sequence: not inside a character that it
         cannot spell."""
         self._rebuild()
 
@@ -58,7 +58,7 @@ class Alignment:
 
     @property
     def stopped(self) -> bool:
-        """Whether no further output of the draft can be used."""
+        """True if no further output of the draft can be used."""
         return self._rendering.stopped
 
     def move(self, keep_length: int, append_token_ids: Sequence[int]) -> None:

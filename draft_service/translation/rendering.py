@@ -31,7 +31,7 @@ class Rendering:
         self._control: int | None = None  # except this
         self._control_origin = Origin.EXACT_MODEL
         self.stopped = False
-        """Whether further additions are ignored."""
+        """True if further additions are ignored."""
 
     def add(self, text: bytes, origin: Origin) -> None:
         if not self.stopped:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -17,15 +16,13 @@ from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 from flyspec.values.requests import GenerateOptions
 
-_DEFAULTS = replace(DEFAULTS, max_tokens=None)
-
 
 # fmt: off
 @with_flags
 def chat(
     models: ModelFlags,
     connection: Credentials,
-    options: GenerateOptions = _DEFAULTS,
+    options: GenerateOptions = DEFAULTS,
     until: Until = (),
     then: Then = (),
     address: Annotated[str | None, Flag(

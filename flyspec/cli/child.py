@@ -28,7 +28,7 @@ IMPORTS = "FLYSPEC_CHILD_IMPORTS"
 
 
 class ChildJob(NamedTuple):
-    """What a child runs."""
+    """A child's job."""
 
     module: str
     flags: Sequence[str]

@@ -38,7 +38,7 @@ def _group() -> None:
 # fmt: off
 @dataclass(frozen=True)
 class BuildOptions:
-    """What a datastore is made of."""
+    """Sources of a datastore."""
 
     output: Annotated[Path, Flag("Directory to write, for --datastore.")] = Path("datastore")
     model: Annotated[str, Flag(

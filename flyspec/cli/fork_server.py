@@ -32,7 +32,7 @@ _SINGLE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def can_fork(devices: Sequence[str]) -> bool:
-    """Whether services on these devices may be forked; not if one could use an accelerator.
+    """True if services on these devices may be forked; not if one could use an accelerator.
 
     Importing libraries may initialise an accelerator's driver, which no child can use then.
     """

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 from flyspec.spelling import did_you_mean
 
 COLUMN = 32
-"""Where the texts start."""
+"""Column in which the texts start."""
 
 
 def _lines(flag: str, text: str, width: int) -> list[str]:
@@ -47,7 +47,7 @@ def sections_of(command: Any, ctx: Any) -> dict[str, list[tuple[str, str]]]:
 
 
 class _HelpLayout:
-    """How a command or group is described."""
+    """Description of a command or group."""
 
     def parse_args(self: Any, ctx: Any, args: list[str]) -> Any:
         try:

@@ -30,7 +30,6 @@ _COMMANDS = {
 """Each command's attribute in its module, and its line in the list of commands."""
 _OF_THE_LABORATORY = {
     "bench": "Measure the speed of decoding modes and of single parts.",
-    "plan": "Calculate the speed of a deployment from a bench's measurements.",
     "study": "Answer questions about rules, each in a report.",
     "tune": "Find thresholds for your own prompts.",
     "autojudge": "Train the judge of the rule autojudge.",

@@ -35,7 +35,7 @@ _MODEL_IMPORTS = (
     "flyspec.engine.native.choice",
     "transformers.models.llama.modeling_llama",  # most models are Llamas, or resemble one
 )
-"""What services with a model need, imported before their settings are known."""
+"""Modules that services with a model need, imported before their settings are known."""
 
 OnStage = Callable[[str, str], None]
 """Called with a service and what it does next."""

@@ -1,4 +1,4 @@
-"""What a stack is started with, the addresses of its services and their flags."""
+"""Options of a stack, the addresses of its services and their flags."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _orchestrator = partial(setting, OrchestratorSettings)
 # fmt: off
 @dataclass(frozen=True)
 class StackOptions(ModelFlags):
-    """What to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
+    """Services to start. `model` None is the bundled pair; `draft_model` "" is prompt lookup only.
 
     For ports of 0, free ones are picked. Only the orchestrator listens on `host` and, for its
     operator, `admin_host`; the others listen on loopback. `threads` is the total over all ranks of
@@ -172,7 +172,7 @@ class StackOptions(ModelFlags):
         return [*common, "--host", LOOPBACK, *limits, *self.service_flags, *own]
 
     def services_speak_tls(self) -> bool:
-        """Whether draft and verify service have certificates, from flags or environment."""
+        """True if draft and verify service have certificates, from flags or environment."""
         flags = ["--model", str(self.model), *self.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
 

@@ -78,7 +78,7 @@ class StartProgress:
         return whole - min(last[at][1] + self.elapsed_s - since, last[at + 1][1])
 
     def table(self) -> Table:
-        """What a terminal shows."""
+        """Content of the terminal."""
         from rich.table import Table
 
         table = Table.grid(padding=(0, 2))
@@ -93,7 +93,7 @@ class StartProgress:
 
 
 def _key(options: StackOptions) -> tuple[object, ...]:
-    """What decides how long a start takes."""
+    """Properties that decide the time that a start takes."""
     names = [field.name for field in fields(ModelFlags)]
     return platform.node(), options.max_sessions, *(getattr(options, name) for name in names)
 

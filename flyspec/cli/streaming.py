@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from flyspec.client import AsyncClient, Completion, Generation, RoundRecord, Started
     from flyspec.client.requests import AnyPrompt
 
-DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
+DEFAULTS = GenerateOptions(rule=Rule(""))
 """Options of `generate` and `chat` unless others are given."""
 
 
 def wants_color(color: Color) -> bool:
-    """Whether standard output gets colours."""
+    """True if standard output gets colours."""
     from rich.console import Console
 
     if color == "auto":

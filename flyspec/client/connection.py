@@ -41,7 +41,7 @@ class Connection:
     """Name of the port and of its service."""
     _default_port: ClassVar[int]
     hint = "give another address"
-    """What to do where no server is, in errors; a command names its flag."""
+    """Advice in errors where there is no server; a command names its flag."""
 
     def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         """Without `credentials`, those in the environment (`FLYSPEC_API_KEY`) are used.

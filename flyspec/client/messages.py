@@ -1,4 +1,4 @@
-"""What is sent: a request's message, its metadata and its time limit."""
+"""Requests as sent: message, metadata, time limit."""
 
 from __future__ import annotations
 

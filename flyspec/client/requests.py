@@ -1,4 +1,4 @@
-"""What callers give: prompts, options as keywords, retries."""
+"""Arguments of callers: prompts, options as keywords, retries."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def shown(value: object) -> str:
 
 
 class Retries:
-    """When to send a request again: the server is full, or cannot be reached.
+    """Policy for sending a request again: the server is full, or cannot be reached.
 
     At most `max_retries` times; for up to `patience_s` seconds also more often if it is full.
     Raises `InvalidArgumentError`.

@@ -13,7 +13,7 @@ _MARK_WIDTH = 9
 
 
 class Mark(StrEnum):
-    """How serious a finding is: only an error keeps the installation from starting."""
+    """Severity of a finding: only an error keeps the installation from starting."""
 
     OK = "ok"
     WARNING = "warning"

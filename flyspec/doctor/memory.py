@@ -17,7 +17,7 @@ SECTION = "memory"
 
 
 class Fitted(NamedTuple):
-    """What a model uses of a device, and the KV cache planned for it."""
+    """Device memory that a model uses, and the KV cache planned for it."""
 
     fit: Fit
     plan: KVCachePlan

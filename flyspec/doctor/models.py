@@ -62,7 +62,7 @@ def target(settings: VerifySettings) -> Generator[Diagnosis, None, Examined]:
 
 
 def _head(section: str, name: str, folder: Path) -> Diagnosis:
-    """Whether a head's files are there; only loading it shows whether it fits the target."""
+    """True if a head's files are there; only loading it shows whether it fits the target."""
     missing = "" if (folder / CONFIG).is_file() else f"; it has no {CONFIG}"
     text = f"{folder}{missing or ', tried when the service starts'}"
     return Diagnosis(section, f"head {name}", Mark.ERROR if missing else Mark.OK, text)
@@ -112,7 +112,7 @@ def _model(found: Examined, ranks: int) -> Iterator[Diagnosis]:
 
 
 def _gguf(found: Examined) -> Iterator[Diagnosis]:
-    """What a GGUF file says of itself; llama.cpp reads the rest at the start."""
+    """Metadata of a GGUF file; llama.cpp reads the rest at the start."""
     from flyspec.engine.llama_cpp.gguf_file import GgufFile
 
     file = GgufFile(gguf_path(found.name))

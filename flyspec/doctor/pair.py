@@ -1,4 +1,4 @@
-"""Whether draft model and target fit each other: tokenizers and contexts."""
+"""Checks that draft model and target fit each other: tokenizers and contexts."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ _TASKS = {
     "ForCTC": "a speech recognizer",
     "ForPreTraining": "an encoder in pretraining",
 }
-"""What a model of a class with this ending is."""
+"""Kinds of models, by the ending of their class."""
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:

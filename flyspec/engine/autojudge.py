@@ -36,7 +36,7 @@ class _Facts(BaseModel):
 
 
 class Operating(_Facts):
-    """What a threshold does on the held-out tokens: it is a `quantile` of their probabilities.
+    """Effect of a threshold on the held-out tokens: it is a `quantile` of their probabilities.
 
     `recall`: the share of important tokens above it. `precision`: the share of those above it that
     are important; None if there are none. `accepted`: the share of all tokens that it accepts.
@@ -50,7 +50,7 @@ class Operating(_Facts):
 
 
 class JudgeFacts(_Facts):
-    """What a judge was trained on, and how good it is.
+    """Training data and quality of a judge.
 
     `threshold` is the one that requests get which name none: the largest of `thresholds` with a
     recall of at least `target_recall`. `auc` is on the held-out tokens, those of `held_out_prompts`

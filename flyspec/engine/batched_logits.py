@@ -47,7 +47,7 @@ class RowSampling(NamedTuple):
 
 
 def truncates(sampling: SamplingParams) -> bool:
-    """Whether top_k, top_p or min_p may exclude a token."""
+    """True if top_k, top_p or min_p may exclude a token."""
     return not sampling.greedy and (
         sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
     )

@@ -1,4 +1,4 @@
-"""How many sessions fit on a service's device, estimated before weights are read and again after.
+"""Number of sessions that fit on a service's device, estimated before and after reading weights.
 
 Before, from the checkpoint's headers: a configuration that cannot work fails at once, not after
 reading 140 GB (`check_fits`). After, from what is actually free (`plan_cache`), unless
@@ -40,7 +40,7 @@ logits: an estimate, until steps can be measured."""
 
 
 class Fit(NamedTuple):
-    """What a service uses of its device besides its KV cache, in bytes, and what it may use.
+    """Device memory of a service besides its KV cache, in bytes: used and permitted.
 
     `taken` maps the name of each part to its size; `slot` is the cache of one session, beside which
     draft heads cache `head_slot_bytes`.
@@ -123,7 +123,7 @@ class Fit(NamedTuple):
 
     @property
     def _is_shared(self) -> bool:
-        """Whether `--gpu-memory-utilization` keeps it from using all free memory."""
+        """True if `--gpu-memory-utilization` keeps it from using all free memory."""
         return self.limit < self.memory.free + self.memory.own
 
     def _allowed(self) -> str:
@@ -134,7 +134,7 @@ class Fit(NamedTuple):
         return f"{readable(self.limit)} (--gpu-memory-utilization {share:g} of {total}; {free})"
 
     def _advice(self) -> str:
-        """What to change, most effective first."""
+        """Changes to make, most effective first."""
         length = self.slot.length_in(self.left)
         ways = [f"lower --max-model-len to {length} or less"] if length else []
         if self.device.type == "cuda" and hasattr(self.settings, "tensor_parallel_size"):

@@ -1,4 +1,4 @@
-"""What the table of a KV cache offers, whatever its memory looks like: `slots` or `pages`.
+"""Interface of a KV cache's table, whatever its memory looks like: `slots` or `pages`.
 
 A slot is the handle of a sequence. A step names it, and how many of its tokens to keep; the forward
 writes after them, wherever each sequence is. So a rollback is a length. A prefix that is in the
@@ -65,7 +65,7 @@ class BlockChange(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What must happen before the next step: copies in memory, in order, and in mirrored tables."""
+    """Work due before the next step: copies in memory, in order, and in mirrored tables."""
 
     copies: Sequence[Copy | RowCopy] = ()
     changes: Sequence[BlockChange] = ()

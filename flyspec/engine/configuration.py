@@ -1,4 +1,4 @@
-"""What a model's configuration decides before its weights are read: whether and how it is served.
+"""Decisions by a model's configuration before its weights are read: whether and how it is served.
 
 Imports transformers, whose configurations need no torch; neither does this module.
 """

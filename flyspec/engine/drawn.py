@@ -1,4 +1,4 @@
-"""What a draw keeps of its tokens, and its result in `Model.draw`'s form. No torch."""
+"""Results that a draw keeps of its tokens, and their form for `Model.draw`. No torch."""
 
 from __future__ import annotations
 

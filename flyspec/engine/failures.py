@@ -15,7 +15,7 @@ FOR_GOOD = ("cuda error", "hip error", "device-side assert", "cublas", "cudnn", 
 
 
 def is_for_good(error: BaseException) -> bool:
-    """Whether no later step can work in this process, as a failed device repeats its error.
+    """True if no later step can work in this process, as a failed device repeats its error.
 
     Judged by the message, as torch raises RuntimeError for most of them. Running out of memory is
     temporary.

@@ -1,4 +1,4 @@
-"""What draft heads take of the target's device, from their files' headers. No torch.
+"""Device memory of draft heads, from their files' headers. No torch.
 
 Heads are loaded once the target's KV cache is there, so that it must leave them room: for their
 weights, for the hidden rows that they read, and for their own caches, which grow with the sequences
@@ -35,7 +35,7 @@ class HeadMemory(NamedTuple):
 
     @property
     def taken(self) -> dict[str, int]:
-        """What they take whatever the KV cache's size, by name."""
+        """Memory that they take whatever the KV cache's size, by name."""
         parts = {"heads": self.weights, "hidden rows": self.hidden}
         return {name: size for name, size in parts.items() if size}
 

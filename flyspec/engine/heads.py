@@ -24,7 +24,7 @@ def layer_heads(text_config: Any) -> Iterator[tuple[int, int, int]]:
 
 
 def splits_heads(text_config: Any) -> bool:
-    """Whether the tensor-parallel plan splits the KV heads among the ranks."""
+    """True if the tensor-parallel plan splits the KV heads among the ranks."""
     plan = getattr(text_config, "base_model_tp_plan", None) or {}
     projections = (".k_proj", ".query_key_value")
     return any(
@@ -33,7 +33,7 @@ def splits_heads(text_config: Any) -> bool:
 
 
 def can_split(heads: int, kv_heads: int, size: int) -> bool:
-    """Whether `size` ranks can get equally many attention heads, and all the KV heads of those."""
+    """True if `size` ranks can get equally many attention heads, and all the KV heads of those."""
     return heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 

@@ -88,7 +88,7 @@ def _warpers(sampling: SamplingParams) -> tuple[Warper, ...]:
 
 
 def adjusts(sampling: SamplingParams) -> bool:
-    """Whether anything depends on token ids: bias, penalties or min_tokens."""
+    """True if anything depends on token ids: bias, penalties or min_tokens."""
     return bool(sampling.logit_bias) or sampling.needs_history
 
 

@@ -39,7 +39,7 @@ class KVCachePlan(NamedTuple):
 
     @property
     def shape(self) -> str:
-        """What it consists of, as text."""
+        """Description of its parts."""
         if self.block_size:
             return f"{self.num_blocks:,} blocks x {self.block_size} tokens"
         return f"{self.num_slots} slot{'s' * (self.num_slots > 1)} x {self.max_length} tokens"

@@ -150,7 +150,7 @@ class Draw(NamedTuple):
     stop_token_ids: Collection[int] = ()
     min_confidence: float = 0.0
     confidences: bool = False
-    """Whether to return with each token the largest processed probability at its place, which says
+    """True to return with each token the largest processed probability at its place, which says
     nothing of the token that is drawn; implied by `min_confidence`."""
 
     def part(self, step: Step, max_tokens: int) -> Draw:

@@ -19,7 +19,7 @@ _MESSAGES = (
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one it was raised from, means that a device or the host has no memory.
+    """True if an error, or one it was raised from, means that a device or the host has no memory.
 
     torch raises `OutOfMemoryError` on a GPU and a plain `RuntimeError` on the CPU; numpy raises
     `MemoryError`, and system calls raise `OSError`.

@@ -222,7 +222,7 @@ class PageTable(CacheTable):
         return shared + max(0, end - len(blocks))
 
     def _fits(self, claim: Claim, rivals: Sequence[int]) -> bool:
-        """Whether a claim would have room without these slots: else they lose nothing for it."""
+        """True if a claim would have room without these slots: else they lose nothing for it."""
         others = (row.blocks for slot, row in enumerate(self._rows) if slot not in rivals)
         kept = Counter(chain.from_iterable(others))
         blocks = self._rows[claim.slot].blocks

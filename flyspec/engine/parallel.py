@@ -154,7 +154,7 @@ class RankGroup:
         return int(common)
 
     def all_equal(self, number: int | None) -> bool:
-        """Whether all ranks that call this with a number call it with the same one."""
+        """True if all ranks that call this with a number call it with the same one."""
         most = torch.iinfo(torch.int64).max
         least = self.least(most if number is None else number)
         return self.least(most if number is None else -number) in (-least, most)

@@ -253,7 +253,7 @@ class ModelRunner:
         return _NOTHING
 
     def _how(self) -> str:
-        """How steps over blocks are run, in a few words; empty for those in their own shapes."""
+        """Description of steps over blocks, in a few words; empty for those in their own shapes."""
         if not isinstance(self._steps, CapturedSteps):
             return ""
         compiled = "compiled, " if self._compiles else ""

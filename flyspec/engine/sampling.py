@@ -214,7 +214,7 @@ def sample_among(
 
 
 def is_array(rows: Tensor) -> bool:
-    """Whether NumPy can read a tensor in place."""
+    """True if NumPy can read a tensor in place."""
     return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
 
 

@@ -43,7 +43,7 @@ class Pieces:
 
     @property
     def start(self) -> int:
-        """Where the next piece begins in the sequence."""
+        """Position in the sequence at which the next piece begins."""
         return self._step.start + self._done
 
     @property

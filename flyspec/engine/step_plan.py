@@ -31,7 +31,7 @@ FIRST_MESSAGE = 512
 
 
 class Kind(IntEnum):
-    """What the other ranks must do."""
+    """Tasks of the other ranks."""
 
     STEP = 0
     IDLE = 1

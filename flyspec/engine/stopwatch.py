@@ -23,7 +23,7 @@ class Stopwatch:
 
     @property
     def marked_ns(self) -> int:
-        """When what came before the mark was done, on the scale of `perf_counter_ns`.
+        """Time at which the work before the mark was done, on the scale of `perf_counter_ns`.
 
         On a GPU it waits for that, so read it after whatever else waits.
         """

@@ -1,4 +1,4 @@
-"""What drafters learn from outputs that may serve other sequences: those of one sharing scope."""
+"""Knowledge from outputs that may serve other sequences: those of one sharing scope."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FinishedTexts:
 
 
 class Shared:
-    """What the sequences of one scope share."""
+    """Knowledge shared by the sequences of one scope."""
 
     def __init__(self) -> None:
         self.texts, self.recycled = FinishedTexts(), Recycled()

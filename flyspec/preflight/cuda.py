@@ -1,4 +1,4 @@
-"""Whether GPUs can be used, without importing torch, which takes seconds."""
+"""Check for usable GPUs, without importing torch, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked of a GGUF model and its service's settings before anything large is imported."""
+"""Checks of a GGUF model and its service's settings before anything large is imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def missing_packages() -> list[str]:
 
 
 def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
-    """Whether llama.cpp is to serve `--model`. Raises `ConfigError` for what cannot go together."""
+    """True if llama.cpp is to serve `--model`. Raises `ConfigError` for what cannot go together."""
     name = settings.model
     if not is_gguf(name):
         if settings.engine == "llama-cpp":

@@ -1,4 +1,4 @@
-"""Whether a port can be listened on, and who has it otherwise."""
+"""Check that a port can be listened on; if not, the process that has it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def holder(port: int) -> str:
 
 
 def _name(process: object) -> str:
-    """What a process runs: its program, or the module that its Python does."""
+    """Name of what a process runs: its program, or the module that its Python does."""
     command: list[str] = process.cmdline()  # type: ignore[attr-defined]
     for module in ("flyspec", "draft_service", "verify_service", "orchestrator"):
         if any(part == module or part.endswith(f"/{module}") for part in command):

@@ -1,4 +1,4 @@
-"""What can be checked of a service's settings before it imports torch or connects to others."""
+"""Checks of a service's settings before it imports torch or connects to others."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _check_model(settings: ModelServerSettings, name: str) -> Mapping[str, Any] 
 
 
 def _has_heads(text: Mapping[str, Any]) -> bool:
-    """Whether ranks certainly split the heads that a configuration names."""
+    """True if ranks certainly split the heads that a configuration names."""
     return text.get("model_type") in FAMILIES and "num_attention_heads" in text
 
 

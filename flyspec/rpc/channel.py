@@ -86,7 +86,7 @@ class Link:
 
     @property
     def secure(self) -> bool:
-        """Whether it uses TLS."""
+        """True if it uses TLS."""
         return self._security is not None
 
     @property

@@ -25,7 +25,7 @@ _PLACES = {
         "the port of a verify service", "--port", VERIFY_PORT
     ),
 }  # fmt: skip
-"""Where each service is: the port's name, its flag and its usual number."""
+"""Place of each service: the port's name, its flag and its usual number."""
 _METHODS = {
     f"/{service.full_name}/{method.name}": service
     for service in _PLACES

@@ -68,7 +68,7 @@ def _wrap(found: Any, method: str, abort: Abort) -> Any:
                 raise asyncio.CancelledError from error  # the client is already gone
         if found.request_streaming:
             return _checked(context)
-        return await _parsed(await _only_one(context), parse)
+        return await _only_one(context, parse)
 
     async def call(requests: Any, context: Any) -> Any:
         try:
@@ -104,8 +104,8 @@ async def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:
         raise unparsable(error) from None
 
 
-async def _only_one(context: Any) -> Any:
-    """Read the request of a unary method, and the end that must follow it.
+async def _only_one(context: Any, parse: Callable[[bytes], Any]) -> Any:
+    """Read and parse the request of a unary method, and read the end that must follow it.
 
     If a call returns with messages unread, its client's connection may stay open as long as the
     client's process, whose channel is closed (grpcio 1.85), and hold 70 KB or more of this one.
@@ -113,6 +113,7 @@ async def _only_one(context: Any) -> Any:
     request = await read(context, REQUEST_TIMEOUT_S)
     if request is None:
         raise InvalidArgumentError("the call ended without its request")
+    request = await _parsed(request, parse)
     if await read(context, REQUEST_TIMEOUT_S) is not None:
         raise InvalidArgumentError("the call has more than one request; this method takes one")
     return request

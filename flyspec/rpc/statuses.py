@@ -73,7 +73,7 @@ def _retry_after_s(error: grpc.aio.AioRpcError) -> float | None:
 
 
 def was_said(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a flyspec server sent this status, rather than gRPC for a lost connection."""
+    """True if a flyspec server sent this status, rather than gRPC for a lost connection."""
     return any(tuple(item) in SAID for item in error.trailing_metadata() or ())
 
 

@@ -83,7 +83,7 @@ class Parameter:
 
     @property
     def limited_by_measure(self) -> bool:
-        """Whether its limit may be given per measure."""
+        """True if its limit may be given per measure."""
         return len(self.ranges) > 1
 
     def amount(self, value: float) -> float:

@@ -44,7 +44,7 @@ class DraftNeeds:
 
 @dataclass(frozen=True, slots=True)
 class RulePreset:
-    """What a rule's name stands for: a criterion, default parameters and needs.
+    """Meaning of a rule's name: a criterion, default parameters and needs.
 
     `accepts` describes in docs/rules.md when a mismatch may be accepted. A `fly_window_size` of
     None is min(6, K - 1) for the requested K, a `judge_threshold` of None that of the judge.

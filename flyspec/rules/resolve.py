@@ -86,7 +86,7 @@ def resolve_rule(rule: Rule, num_speculative_tokens: int = REQUESTED_BY_AUTO) ->
 
 
 def window_depends_on_k(rule: Rule) -> bool:
-    """Whether W is neither given nor fixed by the preset, so that it depends on K."""
+    """True if W is neither given nor fixed by the preset, so that it depends on K."""
     window = RULE_PRESETS[rule.name].defaults.get("fly_window_size", 0)
     return rule.fly_window_size is None and window is None
 

@@ -1,4 +1,4 @@
-"""Where in a round a draft that differs from the target's token has room for its window. Pure."""
+"""Room within a round for the window of a draft that differs from the target's token. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Room(NamedTuple):
     length: int = 0
 
     def at(self, index: int, num_drafts: int) -> bool:
-        """Whether a draft may differ at an index, from 0, of a round of so many."""
+        """True if a draft may differ at an index, from 0, of a round of so many."""
         end = round_end(index, num_drafts, self.length)
         return not self.reach or index + 1 + self.reach <= end
 

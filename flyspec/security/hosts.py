@@ -16,7 +16,7 @@ _LOOPBACK = ("localhost", "*.localhost")
 
 
 def is_served(host: str, names: Collection[str]) -> bool:
-    """Whether a `Host` is an IP address, a name of this machine, or one of `names`.
+    """True if a `Host` is an IP address, a name of this machine, or one of `names`.
 
     `*.example.com` in `names` is every name below example.com, `*` every name.
     """

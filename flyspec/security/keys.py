@@ -30,7 +30,7 @@ _NAME = r"[A-Za-z0-9._@-]{1,64}"
 
 
 class Scope(StrEnum):
-    """What a key permits."""
+    """Permissions of a key."""
 
     GENERATE = "generate"
     ADMIN = "admin"
@@ -139,7 +139,7 @@ def read_keys(path: str) -> list[tuple[bytes, ApiKey]]:
 
 
 def _is_type(part: int | str) -> bool:
-    """Whether a part of a problem's location is a union's type rather than a field."""
+    """True if a part of a problem's location is a union's type rather than a field."""
     return isinstance(part, str) and ("[" in part or part == "str")
 
 

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is only reachable from this machine."""
+    """True if a host is only reachable from this machine."""
     try:
         return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
@@ -25,7 +25,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class PortSecurity:
-    """What a port requires of its clients.
+    """Requirements of a port for its clients.
 
     `client_auth` None: `required` if there are CAs. A client certificate must have one of `names`,
     if any. `keys`: calls need an API key. `prefix` starts the names of this port's own flags, such
@@ -42,7 +42,7 @@ class PortSecurity:
 
     @property
     def wants_certificates(self) -> bool:
-        """Whether clients must have a certificate."""
+        """True if clients must have a certificate."""
         if self.client_auth is None:
             return bool(self.files.ca_certs)
         return self.client_auth == "required"

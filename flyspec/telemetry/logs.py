@@ -118,7 +118,7 @@ def session_line(log: logging.Logger, facts: Callable[[], Mapping[str, Any]]) ->
 
 
 def _reached_someone(record: logging.LogRecord) -> bool:
-    """Whether this is not grpc.aio's traceback for a status whose client has disconnected."""
+    """True if this is not grpc.aio's traceback for a status whose client has disconnected."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or kind.__name__ != "ExecuteBatchError"
 

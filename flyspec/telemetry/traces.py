@@ -86,7 +86,7 @@ class Traces:
 
     @property
     def enabled(self) -> bool:
-        """Whether spans are exported."""
+        """True if spans are exported."""
         return self._provider is not None
 
     def begin(self, traceparent: str, started_ns: int) -> Span | None:

@@ -163,7 +163,7 @@ class TokenizerBundle:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a drafter with another tokenizer needs besides the target's `tokenizer.json`.
+    """Data that a drafter with another tokenizer needs besides the target's `tokenizer.json`.
 
     `vocab_size` is the number of rows of the target's output layer.
     """
@@ -260,7 +260,7 @@ class DrafterStatus:
 
     @property
     def active(self) -> bool:
-        """Whether it is the default for new generations."""
+        """True if it is the default for new generations."""
         return self.state is DrafterState.ACTIVE
 
     @property

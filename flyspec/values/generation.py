@@ -1,4 +1,4 @@
-"""What a generation says: its events, metrics and times; and what is known of the models."""
+"""Output of a generation: its events, metrics and times; and descriptions of the models."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class FinishReason(IntEnum):
 
 
 class RecoveryKind(IntEnum):
-    """How a generation continued after it lost a service."""
+    """Kinds of continuation after a generation lost a service."""
 
     TARGET_REOPENED = 1
     DRAFTER_REOPENED = 2
@@ -162,7 +162,7 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """How a generation continued after it lost a service."""
+    """Kinds of continuation after a generation lost a service."""
 
     kind: RecoveryKind
     output_token_index: int

@@ -11,7 +11,7 @@ MAX_PHASES = 16
 MAX_RULES = MAX_PHASES + 1
 """Of a session with the target: one for each phase, and one for what is exact in any."""
 TOOL_CALL, JSON = EXACT_INSIDE = "tool_call", "json"
-"""What `exact_inside` may name."""
+"""Permitted values of `exact_inside`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Phase:
 
     @property
     def ends(self) -> bool:
-        """Whether something ends it."""
+        """True if something ends it."""
         return bool(self.until or self.until_token_ids)
 
     @property

@@ -1,4 +1,4 @@
-"""What clients ask for: prompts, options, requests."""
+"""Requests of clients: prompts, options."""
 
 from __future__ import annotations
 

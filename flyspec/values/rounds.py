@@ -34,13 +34,13 @@ class Outcome(IntEnum):
 
     @property
     def accepted(self) -> bool:
-        """Whether the token was accepted, at least provisionally."""
+        """True if the token was accepted, at least provisionally."""
         return self <= Outcome.PROVISIONAL
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What may still be accepted loosely; None: no limit."""
+    """Remainder of loose acceptance; None: no limit."""
 
     loose_tokens: int | None = None
     loose_cost_nats: float | None = None
@@ -476,12 +476,12 @@ class Verdict:
 
     @property
     def on(self) -> StagedOn:
-        """What a round is staged on to begin with this verdict."""
+        """Condition on which a staged round begins with this verdict."""
         return StagedOn(self.round_id, self.keep_length, self.next_token_id)
 
     @property
     def failed(self) -> bool:
-        """Whether a window that was open before the round failed."""
+        """True if a window that was open before the round failed."""
         return self.keep_length < self.start_length
 
     @property

@@ -28,7 +28,7 @@ sampling_flag = partial(Flag, group="Sampling")
 
 
 class Origin(IntEnum):
-    """Where an emitted token came from."""
+    """Source of an emitted token."""
 
     EXACT_MODEL = 1
     EXACT_LOOKUP = 2
@@ -48,7 +48,7 @@ LABELS: Mapping[Origin, str] = {
     Origin.BONUS: "bonus",
     Origin.PLAIN: "plain",
 }
-"""What the origins are called where users see them."""
+"""Names of the origins where users see them."""
 
 
 def read_logit_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
@@ -71,7 +71,7 @@ def read_logit_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen from logits (see the proto message of this name).
+    """Parameters of choosing tokens from logits (see the proto message of this name).
 
     `logit_bias` is sorted by token id.
     """
@@ -115,7 +115,7 @@ class SamplingParams:
 
     @property
     def penalizes(self) -> bool:
-        """Whether logits depend on earlier tokens."""
+        """True if logits depend on earlier tokens."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0
@@ -124,7 +124,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether logits depend on earlier tokens or their number."""
+        """True if logits depend on earlier tokens or their number."""
         return self.penalizes or self.min_tokens > 0
 
 

@@ -1,4 +1,4 @@
-"""How values become messages and messages values, by the names of their fields.
+"""Conversion between values and messages, by the names of their fields.
 
 A value's field maps to the message field of that name. If there is none, it is in a submessage that
 no field of the value is named after (`usage`), or it is a value whose own fields are inlined in the
@@ -33,7 +33,7 @@ class Field(NamedTuple):
 
     @property
     def is_value(self) -> bool:
-        """Whether its type has fields itself."""
+        """True if its type has fields itself."""
         return is_dataclass(self.item) or hasattr(self.item, "_fields")
 
 

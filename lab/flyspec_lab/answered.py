@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from flyspec_lab.arms import Arm
-from flyspec_lab.frontier import Curve
 from flyspec_lab.run import Wanted
 from flyspec_lab.samples import KEY, latest
 from flyspec_lab.statistics import Array, PairedBootstrap
@@ -97,16 +96,18 @@ class Answered:
             [np.bincount(self._problem, c, minlength=self.num_problems) for c in columns], axis=1
         )
 
-    def curve(self, arms: Sequence[Arm], spent: str) -> Curve:
+    def curve(self, arms: Sequence[Arm], spent: str) -> Array:
         """Return arms as a curve over their tokens per round (`ROUNDS`) or per nanosecond (`TIME`).
 
-        Its quality is the score, the mean of a problem's texts.
+        That is [problems, 3 x arms]: tokens of all arms, what these spent, and scores, the mean of
+        a problem's texts.
         """
         gained, used, score = (
             self.per_problem(*(self.column(arm.name, name) for arm in arms))
             for name in ("num_tokens", spent, "score")
         )
-        return Curve(gained, used, score * self.num_problems / max(1, len(self.places)))
+        score *= self.num_problems / max(1, len(self.places))
+        return np.concatenate([gained, used, score], axis=1)
 
     @property
     def has_answers(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is compared: conditions, multiplied by grids, with a drafter, on the target or on a rival.
+"""Arms: conditions, multiplied by grids, with a drafter, on the target or on a rival.
 
 A grid is `PARAMETER=VALUE,VALUE`, several of them separated by spaces. A parameter is a rule's, by
 its name or its symbol (`W`, `theta` for θ); `num_speculative_tokens` or `K`; or `drafter`.
@@ -56,13 +56,12 @@ class Arm:
     @property
     def rule_json(self) -> str:
         """The rule and all else of the condition but its name and K, for keys and files."""
-        rest = {
-            f.name: getattr(self.condition, f.name)
-            for f in fields(self.condition)
-            if f.name not in ("name", "rule", _K)
-        }
-        more = {k: _plain(v) for k, v in rest.items() if v}
-        return json.dumps({**rule_document(self.rule), **more}, sort_keys=True)
+        document = {k: _plain(v) for k, v in asdict(self.rule).items() if v not in (None, ())}
+        for item in fields(self.condition):
+            value = getattr(self.condition, item.name)
+            if value and item.name not in ("name", "rule", _K):
+                document[item.name] = _plain(value)
+        return json.dumps(document, sort_keys=True)
 
     @property
     def k(self) -> int | None:
@@ -73,11 +72,6 @@ class Arm:
     @property
     def key(self) -> tuple[Any, ...]:
         return self.rule_json, self.k, self.drafter, self.rival
-
-
-def rule_document(rule: Rule) -> dict[str, Any]:
-    """Return the parameters that a rule has, for JSON; enums by name."""
-    return {k: _plain(v) for k, v in asdict(rule).items() if v not in (None, ())}
 
 
 def _plain(value: Any) -> Any:
@@ -132,9 +126,10 @@ def make_arms(
             "concurrent requests"
         )
     if unused := next((name for name, _ in grid if name not in used), None):
+        known = (f"{p} ({s.symbol})" if s.symbol else p for p, s in PARAMETERS.items())
         raise ConfigError(
             f"--grid {unused}: no condition that is compared takes it; parameters are "
-            f"{', '.join(_grid_names())}"
+            f"{', '.join(['K', _DRAFTER, *known])}"
         )
     found: dict[Any, Arm] = {}
     for arm in arms:
@@ -165,40 +160,29 @@ def controls_of(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
         and RULE_PRESETS[c.rule.name].defaults.get("fly_window_size", 0) != 0
         and c.rule.fly_window_size != 0
     ]
-    at_random = ",".join(f"random:random_acceptance={p}" for p in _RANDOM)
+    at_random = ",".join(f"random:random_acceptance={p}" for p in (0.1, 0.3, 0.6))
     return tuple({c.name: c for c in (*without, *parse_conditions(at_random))}.values())
-
-
-_RANDOM = (0.1, 0.3, 0.6)
 
 
 def _at_every_point(
     condition: Condition, grid: Grid, k: SpeculationLength, drafter: str, used: set[str]
 ) -> Iterator[Arm]:
-    axes: list[list[tuple[str, str, Any]]] = []
+    axes: dict[str, list[tuple[str, Any]]] = {}
     for name, values in grid:
         field = _field(condition, name)
         if field is None:
             continue
         used.add(name)
-        own = (
-            condition.num_speculative_tokens if field == _K
-            else None if field == _DRAFTER else getattr(condition.rule, field)
-        )  # fmt: skip
-        if own is None:
-            axes.append([(name, field, _value(name, field, value)) for value in values])
-    for point in itertools.product(*axes):
-        chosen = {field: value for _, field, value in point}
-        shown = [f"{name} = {_shown(field, value)}" for name, field, value in point]
+        if getattr(condition if field == _K else condition.rule, field, None) is None:
+            axes[field] = [_choice(name, field, value) for value in values]
+    for point in itertools.product(*axes.values()):
+        chosen = dict(zip(axes, (value for _, value in point), strict=True))
         own_k = chosen.pop(_K, condition.requested_k(k))
         own_drafter = chosen.pop(_DRAFTER, drafter)
         rule = replace(condition.rule, **chosen)
-        yield Arm(
-            replace(condition, name=", ".join([condition.name, *shown]), rule=rule),
-            rule,
-            own_k,
-            own_drafter if own_k != 0 else "",
-        )
+        name = ", ".join([condition.name, *(shown for shown, _ in point)])
+        own = replace(condition, name=name, rule=rule)
+        yield Arm(own, rule, own_k, own_drafter if own_k != 0 else "")
 
 
 def _field(condition: Condition, name: str) -> str | None:
@@ -224,22 +208,19 @@ def _names(parameter: str) -> set[str]:
     return {parameter, symbol, letter.rpartition(" ")[2].lower() if "GREEK" in letter else symbol}
 
 
-def _grid_names() -> list[str]:
-    return ["K", _DRAFTER, *(f"{p} ({s.symbol})" if s.symbol else p for p, s in PARAMETERS.items())]
-
-
-def _value(name: str, field: str, value: str) -> Any:
+def _choice(name: str, field: str, text: str) -> tuple[str, Any]:
+    """Read a value of the grid; return it after what it adds to a condition's name."""
     if field == _DRAFTER:
-        return value
+        return f"{name} = {text}", text
     try:
-        return read_speculation_length(value) if field == _K else PARAMETERS[field].read(value)
+        if field == _K:
+            k = read_speculation_length(text)
+            return f"{name} = {k}", k
+        value = PARAMETERS[field].read(text)
     except ValueError as error:
-        reason = f"must be {error}" if field in PARAMETERS else error
-        raise ConfigError(f"--grid {name}={value}: {reason}") from None
-
-
-def _shown(field: str, value: Any) -> str:
-    return PARAMETERS[field].show(value) if field in PARAMETERS else str(value)
+        reason = error if field == _K else f"must be {error}"
+        raise ConfigError(f"--grid {name}={text}: {reason}") from None
+    return f"{name} = {PARAMETERS[field].show(value)}", value
 
 
 def _resolved(arm: Arm, known_rules: Sequence[str]) -> Arm:

@@ -17,10 +17,32 @@ from flyspec_lab.answered import ROUNDS, TIME, Answered, Row
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.curves import is_exact
 from flyspec_lab.describe import ends_in_loop
-from flyspec_lab.gaps import GapCounts
 from flyspec_lab.statistics import Array, Flips, Interval, mcnemar_p, ratio, upper_bound
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
+GAP_EDGES_NATS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
+"""Where each bin of gaps begins; the last one has no end. They are narrow where thresholds lie."""
+
+
+@dataclass(frozen=True)
+class GapCounts:
+    """Counts of loose tokens and of rejected mismatches in each bin of gaps.
+
+    A gap is the cost of a token in nats: raw log p(most likely token) - log p(token).
+    """
+
+    loose: tuple[int, ...]
+    rejected: tuple[int, ...]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> GapCounts:
+        """Count those of samples; what an older sample lacks is not counted."""
+        counts = []
+        for name in ("loose_gaps_nats", "rejected_gaps_nats"):
+            # Rounding may leave a gap of two equal probabilities below 0.
+            gaps = np.maximum(_all(rows, name), 0.0)
+            counts.append(tuple(map(int, np.histogram(gaps, (*GAP_EDGES_NATS, np.inf))[0])))
+        return cls(*counts)
 
 
 @dataclass(frozen=True)
@@ -101,13 +123,11 @@ class ConditionReport:
     mean_accepted_tokens: float
     mean_accepted_tokens_interval: Interval | None
     mean_accepted_tokens_ratio: Interval | None
-    mean_acceptance_length: float
     loose_tokens: int
     loose_share: float
     loose_cost_nats: float
     costs: Costs
     mean_loose_gap_nats: float | None
-    rejected_tokens: int
     mean_rejected_gap_nats: float | None
     gaps: GapCounts
     rollbacks: int
@@ -121,7 +141,6 @@ class ConditionReport:
     distinct_3: float | None
     broken_endings: int
     distribution_bytes_per_round: float
-    round_bytes_per_round: float
     speed: float
     speed_base: str | None
     speed_ratio: Interval | None
@@ -154,7 +173,6 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
     steps, rounds = total("num_spec_steps"), max(1.0, total("num_rounds"))
     loose, rejected = int(total("num_loose_tokens")), int(total("num_rejected_tokens"))
     loops = list(map(_loops, rows))
-    accepted = _interval(answered, ratio, (name, "num_tokens"), (name, "num_rounds"))
     plain = answered.rows.get(PLAIN)
     base = _speed_base(answered, name)
     new = None if base is None else _new_loops(answered, name, base)
@@ -166,19 +184,22 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         failed=answered.failed[name],
         tokens=tokens,
         **_quality(answered, name),
+        distinct_1=_mean(rows, "distinct_1"),
+        distinct_2=_mean(rows, "distinct_2"),
+        distinct_3=_mean(rows, "distinct_3"),
         mean_accepted_tokens=tokens / rounds,
-        mean_accepted_tokens_interval=accepted,
+        mean_accepted_tokens_interval=_interval(
+            answered, ratio, (name, "num_tokens"), (name, "num_rounds")
+        ),
         mean_accepted_tokens_ratio=_ratio_to(answered, name, base, ROUNDS),
-        mean_acceptance_length=1 + total("num_accepted_draft_tokens") / max(1.0, steps),
         loose_tokens=loose,
         loose_share=loose / max(1, tokens),
         loose_cost_nats=total("loose_cost_nats"),
         costs=Costs(
-            _quantiles([gap for row in rows for gap in row["loose_gaps_nats"] or ()]),
+            _quantiles(_all(rows, "loose_gaps_nats")),
             _quantiles([row["loose_cost_nats"] for row in rows if row["num_loose_tokens"]]),
         ),
         mean_loose_gap_nats=total("loose_cost_nats") / loose if loose else None,
-        rejected_tokens=rejected,
         mean_rejected_gap_nats=total("rejected_cost_nats") / rejected if rejected else None,
         gaps=GapCounts.of(rows),
         rollbacks=int(total("num_rollbacks")),
@@ -187,12 +208,8 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         ending_loops=sum(ends_in_loop(row["token_ids"]) for row in rows),
         new_loops=new,
         new_loop_rate_upper=None if new is None else upper_bound(new, samples),
-        distinct_1=_mean([row["distinct_1"] for row in rows]),
-        distinct_2=_mean([row["distinct_2"] for row in rows]),
-        distinct_3=_mean([row["distinct_3"] for row in rows]),
         broken_endings=sum(row["broken_ending"] is not None for row in rows),
         distribution_bytes_per_round=total("distribution_bytes") / max(1.0, steps),
-        round_bytes_per_round=total("round_bytes") / rounds,
         speed=tokens / max(1e-9, total("total_ns") / 1e9),
         speed_base=base,
         speed_ratio=_ratio_to(answered, name, base, TIME),
@@ -270,24 +287,19 @@ def _loops(row: Row) -> bool:
 
 def versus(answered: Answered, name: str, first: str) -> Versus:
     """Compare an arm with another one, problem by problem."""
-    won = lost = None
-    score = None
-    if answered.has_answers:
-        right, there = _right(answered, name), _right(answered, first)
-        won, lost = int((right & ~there).sum()), int((~right & there).sum())
-        score = _interval(
-            answered, _difference, (name, "score"), (name, "one"), (first, "score"), (first, "one")
+
+    def difference(column: str) -> Interval | None:
+        columns = [(arm, of) for arm in (name, first) for of in (column, "one")]
+        return _interval(
+            answered, lambda s: s[..., 0] / s[..., 1] - s[..., 2] / s[..., 3], *columns
         )
-    shares = _interval(
-        answered, _difference, (name, "loose share"), (name, "one"), (first, "loose share"),
-        (first, "one"),
-    )  # fmt: skip
-    p = None if won is None or lost is None else mcnemar_p(won, lost)
-    return Versus(first, won, lost, p, score, shares)
 
-
-def _difference(sums: Array) -> Any:
-    return sums[..., 0] / sums[..., 1] - sums[..., 2] / sums[..., 3]
+    shares = difference("loose share")
+    if not answered.has_answers:
+        return Versus(first, None, None, None, None, shares)
+    right, there = _right(answered, name), _right(answered, first)
+    won, lost = int((right & ~there).sum()), int((~right & there).sum())
+    return Versus(first, won, lost, mcnemar_p(won, lost), difference("score"), shares)
 
 
 def _interval(answered: Answered, statistic: Any, *columns: tuple[str, str]) -> Interval | None:
@@ -307,10 +319,15 @@ def _interval(answered: Answered, statistic: Any, *columns: tuple[str, str]) -> 
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _all(rows: Sequence[Row], name: str) -> Array:
+    """Return the values in a column of lists; null is an empty one."""
+    return np.array([value for row in rows for value in row[name] or ()], float)
+
+
+def _mean(rows: Sequence[Row], name: str) -> float | None:
+    known = [row[name] for row in rows if row[name] is not None]
     return float(np.mean(known)) if known else None
 
 
-def _quantiles(values: Sequence[float]) -> tuple[float, ...] | None:
+def _quantiles(values: Sequence[float] | Array) -> tuple[float, ...] | None:
     return tuple(map(float, np.quantile(values, QUANTILES))) if len(values) else None

@@ -1,6 +1,13 @@
-"""Each lossy condition against the curves of other rules, where both cost the same.
+"""Rules against each other where they cost the same.
 
-A curve is the conditions of one rule that differ in their thresholds only.
+A rule's thresholds are points of quality over speed. They make a curve, which begins at `exact`,
+the limit of every rule: what lies between two points is what choosing at random between the two, a
+request at a time, would give.
+
+Sending each problem to a small model with some probability, and else to the large one, trades
+quality for speed as well. A rule is worth its name only above the straight line between the two
+(the line that Fuzzy Speculative Decoding, arXiv 2502.20704, has to beat). The line is generous to
+the allocation: mixing adds times, not speeds, so what it really gives bends below it.
 """
 
 from __future__ import annotations
@@ -8,14 +15,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import Arm
+from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.summaries import grouped
-from flyspec_lab.frontier import AtEqualSpeed, at_equal_speed
+from flyspec_lab.statistics import Array, Interval, PairedBootstrap
 
 _WINDOW = "fly_window_size"
+
+
+@dataclass(frozen=True)
+class AtEqualSpeed:
+    """Quality of a condition less that of another rule's curve at the same speed, with its 95 %
+    interval."""
+
+    speed: float
+    difference: float
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -28,6 +49,38 @@ class EqualCost:
     of: str
     acceptance: AtEqualSpeed | None
     speed: AtEqualSpeed | None
+
+
+@dataclass(frozen=True)
+class AllocationLead:
+    """A condition's score less that of the line from `large` to `small` at its tokens per second.
+
+    Where the condition is faster than the small model, that one's score counts. `at` is None where
+    the condition is slower than the large model.
+    """
+
+    task: str
+    condition: str
+    large: str
+    small: str
+    at: AtEqualSpeed | None
+
+
+@dataclass(frozen=True)
+class EqualSpeedThreshold:
+    """A rule's threshold that makes it as fast as another condition, and what is kept there.
+
+    `speed` is the other condition's. `threshold` lies on the line between two that were tried; if
+    all of these are faster (`all_faster`), it is that of the slowest. `recovery` is the score there
+    relative to plain decoding's, `difference` the score less the other condition's, with 95 %
+    intervals for which each resample finds its own threshold.
+    """
+
+    speed: float
+    threshold: float
+    all_faster: bool
+    recovery: Interval | None
+    difference: Interval | None
 
 
 def equal_costs(answered: Answered) -> list[EqualCost]:
@@ -44,15 +97,44 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
         for name, members in curves.items():
             if arm.rival or arm in members or is_exact(arm) or is_control(arm):
                 continue
-            at = {
-                by: at_equal_speed(
+            rounds, time = (
+                at_equal_speed(
                     answered.bootstrap, answered.curve([arm], by), answered.curve(members, by)
                 )
                 for by in (ROUNDS, TIME)
-            }
-            if any(at.values()):
-                found.append(EqualCost(answered.task, arm.name, name, at[ROUNDS], at[TIME]))
+            )
+            if rounds or time:
+                found.append(EqualCost(answered.task, arm.name, name, rounds, time))
     return found
+
+
+def allocation_leads(answered: Answered) -> list[AllocationLead]:
+    """Compare each lossy condition with the lines from plain and from exact decoding to the rival.
+
+    Exact decoding is that with the same K and drafter. Empty without a rival or known answers.
+    """
+    small = next((arm for arm in answered.arms if arm.rival), None)
+    if small is None or answered.bootstrap is None or not answered.has_answers:
+        return []
+    return [
+        AllocationLead(
+            answered.task,
+            arm.name,
+            large.name,
+            small.name,
+            at_equal_speed(
+                answered.bootstrap,
+                answered.curve([arm], TIME),
+                answered.curve([large, small], TIME),
+                beyond=True,
+            ),
+        )
+        for arm in answered.arms
+        if not arm.rival and not is_exact(arm)
+        for large in answered.arms
+        if large.name == PLAIN
+        or (is_exact(large) and (large.k, large.drafter) == (arm.k, arm.drafter))
+    ]
 
 
 def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
@@ -116,3 +198,96 @@ def is_control(arm: Arm) -> bool:
     """Whether it accepts at random, as what other rules have to be better than."""
     preset = RULE_PRESETS.get(arm.rule.name)
     return preset is not None and preset.criterion == "random" and not arm.condition.phases
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
+    """Return the indices of points (speed, quality) that no other beats, slowest first.
+
+    A point is beaten by one that is better in one and no worse in the other.
+    """
+    front: list[int] = []
+    best = -np.inf
+    for index in sorted(range(len(points)), key=lambda i: points[i], reverse=True):
+        if points[index][1] > best:
+            best = points[index][1]
+            front.append(index)
+    return front[::-1]
+
+
+def at_equal_speed(
+    bootstrap: PairedBootstrap, point: Array, curve: Array, beyond: bool = False
+) -> AtEqualSpeed | None:
+    """Compare `point`, a curve of one condition, with a curve of two or more, resampling problems.
+
+    Curves are as `Answered.curve` has them. None where the curve does not reach the point's speed;
+    with `beyond`, a point that is faster than the whole curve is compared with its fastest end.
+    Where a resample's point lies beyond its curve, the curve's end counts.
+    """
+    values = np.concatenate([point, curve], axis=1)
+    speed, speeds = _speeds(values.sum(axis=0))
+    if speed < speeds.min() or (speed > speeds.max() and not beyond):
+        return None
+    found = bootstrap.interval(values, lambda sums: _difference(sums, len(values)), "percentile")
+    if found is None:
+        return None
+    return AtEqualSpeed(float(speed), found.value, found.low, found.high)
+
+
+def equal_speed_threshold(
+    bootstrap: PairedBootstrap,
+    base: Array,
+    curve: Array,
+    thresholds: Sequence[float],
+    plain_quality: Array,
+) -> EqualSpeedThreshold | None:
+    """Return the threshold at which `curve` is as fast as `base`, a curve of one condition.
+
+    None if it is slower everywhere. `curve` has a condition for each of `thresholds`;
+    `plain_quality` [problems] is plain decoding's.
+    """
+    values = np.concatenate([base, curve], axis=1)
+    speed, speeds = _speeds(values.sum(axis=0))
+    if speed > speeds.max():
+        return None
+    count = len(values)
+    return EqualSpeedThreshold(
+        float(speed),
+        float(_on_lines(speed, speeds, np.asarray(thresholds, float))),
+        bool(speed < speeds.min()),
+        bootstrap.interval(
+            np.concatenate([values, plain_quality[:, None]], axis=1),
+            lambda sums: _quality_at_speed(sums[..., :-1]) / sums[..., -1],
+            "percentile",
+        ),
+        bootstrap.interval(values, lambda sums: 0.0 - _difference(sums, count), "percentile"),
+    )
+
+
+def _speeds(sums: Array) -> tuple[Array, Array]:
+    """Return the point's speed [...] and those of the curve [..., conditions]."""
+    gained, spent, _ = np.split(sums[..., 3:], 3, axis=-1)
+    return sums[..., 0] / sums[..., 1], gained / spent
+
+
+def _quality_at_speed(sums: Array) -> Array:
+    """Return the quality of the curve where it is as fast as the point."""
+    return _on_lines(*_speeds(sums), np.split(sums[..., 3:], 3, axis=-1)[2])
+
+
+def _difference(sums: Array, problems: int) -> Array:
+    """Return the difference in each row of sums [..., columns]."""
+    return np.asarray((sums[..., 2] - _quality_at_speed(sums)) / problems)
+
+
+def _on_lines(x: Array, xs: Array, ys: Array) -> Array:
+    """Interpolate at x [...] between points [..., n], in any order; beyond them, the ends count.
+
+    As `np.interp` does, whose points cannot differ by row.
+    """
+    order = np.argsort(xs, axis=-1, kind="stable")
+    xs, ys = np.take_along_axis(xs, order, axis=-1), np.take_along_axis(ys, order, axis=-1)
+    after = np.clip((xs < x[..., None]).sum(axis=-1), 1, xs.shape[-1] - 1)[..., None]
+    low, high = (np.take_along_axis(xs, i, axis=-1)[..., 0] for i in (after - 1, after))
+    start, end = (np.take_along_axis(ys, i, axis=-1)[..., 0] for i in (after - 1, after))
+    part = np.clip((x - low) / np.where(high > low, high - low, 1.0), 0.0, 1.0)
+    return np.asarray(start + part * (end - start))

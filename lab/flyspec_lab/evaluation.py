@@ -1,32 +1,28 @@
-"""`flyspec eval` once its stacks run: arms, samples, forks, and what is said of them."""
+"""`flyspec eval` once its stacks run: arms, samples and their comparison."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from flyspec.client import Models
-from flyspec.concurrency import check_reached, interrupted
+from flyspec.concurrency import check_reached
 from flyspec.progress import error_console
-from flyspec_lab import compare, forks
-from flyspec_lab.allocation import AllocationLead, allocation_leads
+from flyspec_lab import compare
 from flyspec_lab.answered import COLUMNS, Answered
 from flyspec_lab.arms import Arm, controls_of, make_arms, rival_arm
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import EqualCost, equal_costs
-from flyspec_lab.forks import ForkReport
+from flyspec_lab.curves import AllocationLead, EqualCost, allocation_leads, equal_costs
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, ServedModel, make_samples, wanted_samples
-from flyspec_lab.run_directory import open_run
-from flyspec_lab.settings import RunSettings, code_version, model_facts
+from flyspec_lab.run_directory import RunSettings, code_version, model_facts, open_run
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What was found, by task. `missing`: conditions without any sample; they were left out."""
+    """Findings by task. `missing`: conditions without any sample; they were left out."""
 
     arms: Sequence[Arm]
     progressed: Progressed
@@ -34,7 +30,6 @@ class Evaluation:
     conditions: Mapping[str, Sequence[ConditionReport]]
     equal_costs: Mapping[str, Sequence[EqualCost]]
     allocations: Mapping[str, Sequence[AllocationLead]]
-    forks: Mapping[str, Sequence[ForkReport]]
     missing: Mapping[str, Sequence[str]]
 
     @property
@@ -59,11 +54,7 @@ def settings_of(
 ) -> RunSettings:  # fmt: skip
     return RunSettings(
         code_version(),
-        {
-            "temperature": o.temperature,
-            "top_p": o.top_p,
-            "log_likelihood": o.log_likelihood,
-        },
+        {name: getattr(o, name) for name in ("temperature", "top_p", "log_likelihood")},
         {name: model_facts(stack.model) for name, stack in served.items()},
         drafters,
         {task.name: task.facts(o) for task in tasks},
@@ -89,16 +80,17 @@ async def run_evaluation(
     served = {"target": target} | ({} if rival is None else {"rival": rival})
     settings = settings_of(o, tasks, served, drafters)
     wanted = wanted_samples(o, tasks, arms, target.model, rival.model if rival else None)
-    with open_run(output, settings, resume, mixed_versions) as run:
-        error_console().print(_announced(o, tasks, arms, target), markup=False)
-        progressed = await make_samples(o, wanted, target, rival, run.samples)
+    with open_run(output, settings, resume, mixed_versions) as samples:
+        problems = ", ".join(f"{task.name} ({len(task.problems)} problems)" for task in tasks)
+        seeds = f", {o.seeds} texts of each" if o.seeds > 1 else ""
+        error_console().print(
+            f"{problems}{seeds}: {len(arms)} conditions on {target.model.name}", markup=False
+        )
+        progressed = await make_samples(o, wanted, target, rival, samples)
         check_reached(progressed.found + progressed.made)
-        rows = run.samples.read(COLUMNS).to_pylist()
-        answered = {task.name: Answered(task.name, arms, wanted, rows) for task in tasks}
-        found = []
-        if o.forks and not interrupted():
-            found = await forks.make_forks(o, wanted, run.samples, run.forks, target.client)
-    return compared(arms, progressed, answered, o.conditions[0].name, found)
+        rows = samples.read(COLUMNS).to_pylist()
+    answered = {task.name: Answered(task.name, arms, wanted, rows) for task in tasks}
+    return compared(arms, progressed, answered, o.conditions[0].name)
 
 
 def compared(
@@ -106,7 +98,6 @@ def compared(
     progressed: Progressed,
     answered: Mapping[str, Answered],
     first: str,
-    made_forks: Sequence[Mapping[str, Any]] = (),
 ) -> Evaluation:
     """Compare the texts of each task, with those of the condition named `first` as well."""
     return Evaluation(
@@ -116,14 +107,5 @@ def compared(
         {name: compare.report(of, first) for name, of in answered.items()},
         {name: equal_costs(of) for name, of in answered.items()},
         {name: allocation_leads(of) for name, of in answered.items()},
-        {name: forks.report([f for f in made_forks if f["task"] == name]) for name in answered},
         {name: of.missing for name, of in answered.items() if of.missing},
     )
-
-
-def _announced(
-    o: EvalOptions, tasks: Sequence[TaskProblems], arms: Sequence[Arm], target: ServedModel
-) -> str:
-    problems = ", ".join(f"{task.name} ({len(task.problems)} problems)" for task in tasks)
-    seeds = f", {o.seeds} texts of each" if o.seeds > 1 else ""
-    return f"{problems}{seeds}: {len(arms)} conditions on {target.model.name}"

@@ -17,7 +17,7 @@ import verify_service.ranks
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.model import Draw, Model, Step
+from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.out_of_memory import naming_memory
 from flyspec.engine.runner import ModelRunner
@@ -127,16 +127,26 @@ class LocalModel:
 
         They are valid until the next ones are asked for.
         """
+        for rows in self.rows(sequences, num_rows):
+            yield rows.logits
+
+    def rows(
+        self,
+        sequences: Sequence[TokenIds],
+        num_rows: Sequence[int],
+        hidden_layers: tuple[int, ...] = (),
+    ) -> Iterator[Rows]:
+        """Yield the same with the hidden rows of some layers."""
         for at in range(0, len(sequences), self._batch):
             part = sequences[at : at + self._batch]
             counts = num_rows[at : at + self._batch]
             with self._slots(part, counts) as slots:
-                steps = [
-                    Step(slot, start, list(ids[start:]), count)
-                    for ids, (slot, start), count in zip(part, slots, counts, strict=True)
-                ]
-                for rows in self.model.forward(steps):
-                    yield rows.logits
+                yield from self.model.forward(
+                    [
+                        Step(slot, start, list(ids[start:]), count, hidden_layers)
+                        for ids, (slot, start), count in zip(part, slots, counts, strict=True)
+                    ]
+                )
 
     @contextmanager
     def _slots(

@@ -101,10 +101,6 @@ class EvalOptions(ProblemOptions):
     log_likelihood: Annotated[bool, Flag(
         "Ask for the target's log-likelihood of texts with known answers, too.",
     )] = False
-    forks: Annotated[int, Flag(
-        "Loose tokens to try: does the answer depend on them? Both ways on from each are decoded "
-        "exactly.", min=0,
-    )] = 0
     concurrency: Annotated[int, Flag("Concurrent requests.", min=1)] = 8
 
     @property

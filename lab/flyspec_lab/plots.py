@@ -11,9 +11,8 @@ import numpy as np
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import curves_of, is_control, is_exact
+from flyspec_lab.curves import curves_of, is_control, is_exact, pareto_front
 from flyspec_lab.drawing import COLORS, GREY, MARKERS, draw_intervals, powers_of_two
-from flyspec_lab.frontier import pareto_front
 from flyspec_lab.report import Plot
 from flyspec_lab.statistics import Interval
 

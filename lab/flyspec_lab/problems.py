@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.prompts import normal_number, read_prompts
+from flyspec.prompts import read_prompts
 from flyspec.spelling import did_you_mean
 from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.options import ProblemOptions
-from flyspec_lab.settings import digest
+from flyspec_lab.run_directory import digest
 from flyspec_lab.tasks import TASKS, Problem, Score, Task
+from flyspec_lab.tasks.numbers import last_number
 from flyspec_lab.tasks.word_problems import WordProblems
-
-_NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
-_MARKED = re.compile(rf"####\s*\$?({_NUMBER})")
-_ANY = re.compile(_NUMBER)
 
 
 @dataclass(frozen=True)
@@ -87,33 +83,30 @@ class PromptFile(Task):
     def score(self, problem: Problem, text: str) -> Score | None:
         if problem.reference is None:
             return None
-        found = _MARKED.findall(text) or _ANY.findall(text)
-        answer = normal_number(found[-1]) if found else None
+        answer = last_number(text)
         return Score(float(answer == problem.reference), answer)
 
 
 def read_problems(o: ProblemOptions) -> list[TaskProblems]:
     """Return the tasks that the options name, with their problems. Raises `ConfigError`."""
-    named: list[tuple[str, Task]] = []
-    for name, path in o.task:
-        named.append((name, _task(name, path, o)))
+    named = [(name, _task(name, path, o)) for name, path in o.task]
     if o.prompt_file is not None:
         file = PromptFile(o.prompt_file, chat=o.chat, limit=o.limit)
         named.append((Path(o.prompt_file).name.partition(".")[0] or "prompts", file))
     if not named:
         named.append((WordProblems.name, _task(WordProblems.name, None, o)))
     names = [name for name, _ in named]
-    found = []
+    found: dict[str, TaskProblems] = {}
     for name, task in named:
         # One task with several files, such as languages: their names tell them apart.
         own = f"{name}/{Path(task.path).name}" if names.count(name) > 1 and task.path else name
+        if own in found:
+            raise ConfigError(f"two tasks are named {own!r}; rename one of the files")
         problems = task.problems()
         if not problems:
             raise ConfigError(f"{own}: has no problems")
-        found.append(TaskProblems(own, task, problems))
-    if twice := next((t.name for t in found if [o.name for o in found].count(t.name) > 1), None):
-        raise ConfigError(f"two tasks are named {twice!r}; rename one of the files")
-    return found
+        found[own] = TaskProblems(own, task, problems)
+    return list(found.values())
 
 
 def _task(name: str, path: str | None, o: ProblemOptions) -> Task:

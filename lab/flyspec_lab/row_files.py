@@ -25,7 +25,7 @@ from flyspec.errors import ConfigError
 ROWS_PER_PART = 1000
 
 
-class RowFiles:
+class RowFiles(contextlib.AbstractContextManager["RowFiles"]):
     """The rows of a schema in a directory, which it makes. Close it, or use it as a context.
 
     Raises `ConfigError` if the directory cannot be written, or another process is writing to it.
@@ -48,23 +48,25 @@ class RowFiles:
         for stream in sorted(directory.glob("_part-*.arrows")):
             _finish(stream, self.schema)
 
-    def __enter__(self) -> RowFiles:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def _parts(self) -> list[Path]:
+        return sorted(self.directory.glob("part-*.parquet"))
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a row; a column that it lacks is null. It is in the file when this returns."""
         if self._writer is None:
-            self._file = self._next_stream().open("wb", buffering=0)
+            number = max((int(p.stem.removeprefix("part-")) for p in self._parts), default=-1) + 1
+            self._file = (self.directory / f"_part-{number:05}.arrows").open("wb", buffering=0)
             self._writer = pa.ipc.new_stream(self._file, self.schema)
         self._writer.write_batch(pa.RecordBatch.from_pylist([row], schema=self.schema))
         self._count += 1
         if self._count >= ROWS_PER_PART:
-            self.settle()
+            self._settle()
 
-    def settle(self) -> None:
+    def _settle(self) -> None:
         """Make a part of the rows since the last one."""
         if self._file is None or self._writer is None:
             return
@@ -75,29 +77,20 @@ class RowFiles:
         self._count = 0
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return these columns of all rows, in the order in which they were added."""
-        self.settle()
-        return read_rows(self.directory, self.schema, columns)
+        """Return these columns of all rows, in order. Those that an older part lacks are null."""
+        self._settle()
+        names = list(columns or self.schema.names)
+        parts = [str(part) for part in self._parts]
+        if not parts:
+            return self.schema.empty_table().select(names)
+        return ds.dataset(parts, schema=self.schema, format="parquet").to_table(names)
 
     def close(self) -> None:
         """Make a part of what is left, and let others write."""
-        self.settle()
+        self._settle()
         self._lock.close()
         with contextlib.suppress(OSError):
             (self.directory / "_lock").unlink()
-
-    def _next_stream(self) -> Path:
-        numbers = [int(p.stem.removeprefix("part-")) for p in self.directory.glob("part-*.parquet")]
-        return self.directory / f"_part-{max(numbers, default=-1) + 1:05}.arrows"
-
-
-def read_rows(directory: Path, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return the rows of a directory's parts. Columns that an older part lacks are null."""
-    parts = sorted(directory.glob("part-*.parquet"))
-    names = list(columns or schema.names)
-    if not parts:
-        return schema.empty_table().select(names)
-    return ds.dataset([str(p) for p in parts], schema=schema, format="parquet").to_table(names)
 
 
 def _finish(stream: Path, schema: pa.Schema) -> None:

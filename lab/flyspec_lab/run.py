@@ -20,9 +20,9 @@ from flyspec_lab.arms import Arm
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.row_files import RowFiles
-from flyspec_lab.samples import TaskSample, describe, key_of, made
-from flyspec_lab.settings import code_version
-from flyspec_lab.tasks import Problem, Score
+from flyspec_lab.run_directory import code_version
+from flyspec_lab.samples import KEY, TaskSample, describe, made
+from flyspec_lab.tasks import Problem, Score, Task
 
 _LOST_AFTER = 20
 """So many samples in a row that no server answered: it is gone."""
@@ -54,7 +54,10 @@ class Unit:
 
 @dataclass
 class Progressed:
-    """How the making of samples went: how many were there before, were made, failed, are left."""
+    """Counts of samples: found from before, made, failed, left.
+
+    `lost` is why no server answers any more; empty if one does.
+    """
 
     found: int = 0
     made: int = 0
@@ -62,12 +65,19 @@ class Progressed:
     left: int = 0
     first_error: str = ""
     lost: str = ""
-    """Why no server answered any more; empty if one did."""
     in_a_row: int = field(default=0, repr=False)
 
-
-def sampling_of(o: EvalOptions) -> SamplingParams:
-    return SamplingParams(temperature=o.temperature, top_p=o.top_p)
+    def count(self, sample: TaskSample, unavailable: bool) -> None:
+        """Count a sample, and whether it failed for lack of a server."""
+        self.left -= 1
+        self.in_a_row = self.in_a_row + 1 if unavailable else 0
+        if sample.error is None:
+            self.made += 1
+            return
+        self.failed += 1
+        self.first_error = self.first_error or f"{sample.condition}: {sample.error}"
+        if self.in_a_row >= _LOST_AFTER:
+            self.lost = sample.error
 
 
 Wanted = Mapping[tuple[Any, ...], Unit]
@@ -97,7 +107,8 @@ def wanted_samples(
             for arm in order.sample(arms, len(arms)):
                 model = rival if arm.rival and rival is not None else target
                 unit = Unit(task, problem, index, arm, repeat)
-                key = key_of(vars(_blank(unit, o, model)))
+                blank = _blank(unit, o, model)
+                key = tuple(getattr(blank, name) for name in KEY)
                 if key in found:
                     raise ConfigError(f"{task.name}: two problems are {problem.prompt_id!r}")
                 found[key] = unit
@@ -131,7 +142,6 @@ async def make_samples(
     Ctrl-C, or when no server answers any more.
     """
     there = made(files)
-    maker = _Maker(o, target, rival)
     rest = [unit for key, unit in wanted.items() if key not in there]
     outcome = Progressed(found=len(wanted) - len(rest), left=len(rest))
     if outcome.found:
@@ -142,9 +152,16 @@ async def make_samples(
         for unit in queue:
             if outcome.lost:
                 return
-            sample, lost = await maker.make(unit)
+            served = rival if unit.arm.rival and rival is not None else target
+            sample = _blank(unit, o, served.model)
+            unavailable = False
+            try:
+                sample = replace(sample, **await _facts(o, unit, served.client, target.client))
+            except FlyspecError as error:
+                sample = replace(sample, error=str(error))
+                unavailable = isinstance(error, UnavailableError)
             files.append(sample.row())
-            _count(outcome, sample, lost)
+            outcome.count(sample, unavailable)
             advance()
 
     with progress("generating", len(rest)) as advance, until_interrupted():
@@ -152,90 +169,42 @@ async def make_samples(
     return outcome
 
 
-def _count(outcome: Progressed, sample: TaskSample, lost: bool) -> None:
-    outcome.left -= 1
-    outcome.in_a_row = outcome.in_a_row + 1 if lost else 0
-    if sample.error is None:
-        outcome.made += 1
-        return
-    outcome.failed += 1
-    outcome.first_error = outcome.first_error or f"{sample.condition}: {sample.error}"
-    if outcome.in_a_row >= _LOST_AFTER:
-        outcome.lost = sample.error
-
-
-class _Maker:
-    """Makes one sample at a time, or several at once."""
-
-    def __init__(self, o: EvalOptions, target: ServedModel, rival: ServedModel | None) -> None:
-        self._o, self._target, self._rival = o, target, rival
-        self._likelihoods: dict[tuple[tuple[int, ...], tuple[int, ...]], asyncio.Task[float]] = {}
-
-    async def make(self, unit: Unit) -> tuple[TaskSample, bool]:
-        """Return the sample, or a failed one, and whether it failed for lack of a server."""
-        blank = _blank(unit, self._o, self._served(unit).model)
-        try:
-            return replace(blank, **await self._facts(unit)), False
-        except UnavailableError as error:
-            return replace(blank, error=str(error)), True
-        except FlyspecError as error:
-            return replace(blank, error=str(error)), False
-
-    def _served(self, unit: Unit) -> ServedModel:
-        if not unit.arm.rival:
-            return self._target
-        assert self._rival is not None
-        return self._rival
-
-    async def _facts(self, unit: Unit) -> Mapping[str, Any]:
-        o, task, arm = self._o, unit.task.task, unit.arm
-        request = GenerateOptions(
-            sampling=sampling_of(o),
-            seed=unit.seed(o),
-            max_tokens=o.max_tokens or task.max_tokens,
-            stop=tuple(task.stop),
-            drafter=arm.drafter,
-            rule=arm.condition.rule,
-            phases=arm.condition.phases,
-            num_speculative_tokens=arm.num_speculative_tokens,
-            return_rounds=True,
+async def _facts(
+    o: EvalOptions, unit: Unit, client: AsyncClient, target: AsyncClient
+) -> Mapping[str, Any]:
+    """Generate a text and score it. Raises `FlyspecError`."""
+    task, arm = unit.task.task, unit.arm
+    request = GenerateOptions(
+        sampling=SamplingParams(temperature=o.temperature, top_p=o.top_p),
+        seed=unit.seed(o),
+        max_tokens=o.max_tokens or task.max_tokens,
+        stop=tuple(task.stop),
+        drafter=arm.drafter,
+        rule=arm.condition.rule,
+        phases=arm.condition.phases,
+        num_speculative_tokens=arm.num_speculative_tokens,
+        return_rounds=True,
+    )
+    generation = await client.complete(unit.problem.prompt, request, math.inf)
+    facts = describe(generation)
+    score = await _scored(task, unit.problem, generation.text)
+    if score is not None:
+        facts |= {"score": score.value, "answer": score.answer, "detail": score.detail}
+    if score is None or o.log_likelihood:
+        facts["log_likelihood"] = await log_likelihood(
+            target, facts["prompt_token_ids"], facts["token_ids"]
         )
-        generation = await self._served(unit).client.complete(
-            unit.problem.prompt, request, math.inf
-        )
-        facts = describe(generation)
-        score = await scored(task, unit.problem, generation.text)
-        if score is not None:
-            facts |= {"score": score.value, "answer": score.answer, "detail": score.detail}
-        if score is None or o.log_likelihood:
-            facts["log_likelihood"] = await self._likelihood(
-                facts["prompt_token_ids"], facts["token_ids"]
-            )
-        return facts
-
-    async def _likelihood(self, prompt: Sequence[int], output: Sequence[int]) -> float:
-        """Return the target's log-likelihood; equal texts are scored once."""
-        key = tuple(prompt), tuple(output)
-        if key not in self._likelihoods:
-            self._likelihoods[key] = asyncio.ensure_future(
-                log_likelihood(self._target.client, prompt, output)
-            )
-        try:
-            return await asyncio.shield(self._likelihoods[key])
-        except FlyspecError:
-            self._likelihoods.pop(key, None)
-            raise
+    return facts
 
 
-async def scored(task: Any, problem: Problem, text: str) -> Score | None:
+async def _scored(task: Task, problem: Problem, text: str) -> Score | None:
     """Score a text in a thread. Raises `FlyspecError` if that fails, whatever the task raises."""
     try:
-        score: Score | None = await asyncio.to_thread(task.score, problem, text)
+        return await asyncio.to_thread(task.score, problem, text)
     except FlyspecError:
         raise
     except Exception as error:
         raise FlyspecError(f"scoring failed: {type(error).__name__}: {error}") from error
-    return score
 
 
 async def log_likelihood(

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 
 from flyspec.client import Generation
-from flyspec.values.generation import GenerationTimings, RoundRecord, SpeculationMetrics
+from flyspec.values.generation import GenerationTimings, SpeculationMetrics
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
 from flyspec_lab import describe as descriptions
 from flyspec_lab.describe import TextDescription
 from flyspec_lab.row_files import RowFiles
 
-
-@dataclass(frozen=True)
-class SampleKey:
-    """Which sample a row is. Of rows with an equal key the last one counts.
-
-    `rule` is JSON with all parameters; `num_speculative_tokens` the requested K, null if it adapts.
-    """
-
-    task: str
-    prompt_id: str
-    rule: str
-    num_speculative_tokens: int | None
-    drafter: str
-    seed: int
-    weights_fingerprint: str
-
-
-KEY = tuple(f.name for f in fields(SampleKey))
-"""The columns of a key."""
+KEY = (
+    "task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed", "weights_fingerprint",
+)  # fmt: skip
+"""The columns that say which sample a row is. Of rows with an equal key the last one counts."""
 
 _UNDESCRIBED = TextDescription(None, None, None, None, None)
 _UNKNOWN = Decision(Outcome.LOOSE)
@@ -57,10 +42,16 @@ class LooseTokens:
 
     @classmethod
     def of(cls, generation: Generation) -> LooseTokens:
-        positions = [i for i, o in enumerate(generation.origins) if o is Origin.LOOSE]
+        """Return those of a generation; the last round that accepted a position loosely counts."""
         start = len(generation.started.prompt_token_ids)
-        judged = _loose_decisions(generation.rounds)
-        decisions = [judged.get(start + position, _UNKNOWN) for position in positions]
+        judged = {
+            record.start_length + offset - start: decision
+            for record in generation.rounds
+            for offset, decision in enumerate(record.decisions)
+            if decision.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
+        }
+        positions = [i for i, o in enumerate(generation.origins) if o is Origin.LOOSE]
+        decisions = [judged.get(position, _UNKNOWN) for position in positions]
         measures = [d.measure if d.entropy is None else d.entropy for d in decisions]
         return cls(
             positions,
@@ -71,15 +62,23 @@ class LooseTokens:
 
 
 @dataclass(frozen=True)
-class TaskSample(SampleKey):
+class TaskSample:
     """One row. Its columns are these fields, and those of the dataclasses among them.
 
+    `rule` is JSON with all parameters; `num_speculative_tokens` the requested K, null if it adapts.
     `repeat` counts the seeds of a problem; `version` is flyspec's with its commit. `error` is why
     there is no text, null if there is one; the columns after it then have no meaning. `score` is
     null where no answer is known. `log_likelihood`: raw log p(text | prompt) under the target,
     nats, if it was asked for. `rejected_gaps_nats` are those of rejected mismatches.
     """
 
+    task: str
+    prompt_id: str
+    rule: str
+    num_speculative_tokens: int | None
+    drafter: str
+    seed: int
+    weights_fingerprint: str
     condition: str
     repeat: int
     category: str
@@ -106,28 +105,22 @@ class TaskSample(SampleKey):
     def row(self) -> dict[str, Any]:
         """Return the values by column."""
         found: dict[str, Any] = {}
-        for item in fields(self):
-            value = getattr(self, item.name)
-            found |= asdict(value) if item.name in _NESTED else {item.name: value}
+        for name in (item.name for item in fields(self)):
+            value: Any = getattr(self, name)
+            nested = is_dataclass(value) and not isinstance(value, type)
+            found |= asdict(value) if nested else {name: value}
         return found
-
-
-_NESTED = ("description", "loose", "speculation", "timings")
 
 
 def schema_of(row_type: Any) -> pa.Schema:
     """Return the columns of a dataclass of rows; what is null in one row may be null in all."""
-    columns: dict[str, Any] = {}
+    columns: list[pa.Field] = []
     for name, hint in get_type_hints(row_type).items():
-        columns |= _columns(name, hint)
-    return pa.schema(list(columns.items()))
-
-
-def _columns(name: str, hint: Any) -> dict[str, Any]:
-    if name in _NESTED:
-        hints = get_type_hints(hint)
-        return {f.name: _arrow(hints[f.name]) for f in fields(hint)}
-    return {name: pa.uint64() if name == "seed" else _arrow(hint)}
+        if is_dataclass(hint):
+            columns += schema_of(hint)
+        else:
+            columns.append(pa.field(name, pa.uint64() if name == "seed" else _arrow(hint)))
+    return pa.schema(columns)
 
 
 def _arrow(hint: Any) -> Any:
@@ -143,13 +136,9 @@ def _arrow(hint: Any) -> Any:
 SCHEMA = schema_of(TaskSample)
 
 
-def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in KEY)
-
-
 def latest(rows: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return the rows that count, by key."""
-    return {key_of(row): row for row in rows}
+    return {tuple(row[name] for name in KEY): row for row in rows}
 
 
 def made(files: RowFiles) -> set[tuple[Any, ...]]:
@@ -171,26 +160,12 @@ def describe(generation: Generation) -> dict[str, Any]:
         "description": descriptions.describe(generation.text, generation.token_ids),
         "num_tokens": completion.completion_tokens,
         "loose": LooseTokens.of(generation),
-        "rejected_gaps_nats": _rejected_gaps(generation.rounds),
+        "rejected_gaps_nats": [
+            decision.gap_nats
+            for record in generation.rounds
+            for decision in record.decisions
+            if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None
+        ],
         "speculation": completion.speculation,
         "timings": completion.timings,
     }
-
-
-def _loose_decisions(rounds: Sequence[RoundRecord]) -> dict[int, Decision]:
-    """Return the last decision to accept a token loosely by absolute position."""
-    found: dict[int, Decision] = {}
-    for record in rounds:
-        for offset, decision in enumerate(record.decisions):
-            if decision.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL):
-                found[record.start_length + offset] = decision
-    return found
-
-
-def _rejected_gaps(rounds: Sequence[RoundRecord]) -> list[float]:
-    return [
-        decision.gap_nats
-        for record in rounds
-        for decision in record.decisions
-        if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None
-    ]

@@ -1,4 +1,4 @@
-"""Statistics of paired samples: intervals, tests, sample sizes. Pure functions on arrays.
+"""Statistics of paired samples: intervals and tests. Pure functions on arrays.
 
 The same problems are answered under every condition, so conditions are compared problem by problem,
 and all resamples draw whole problems with everything that was measured on them.
@@ -42,8 +42,7 @@ class Flips:
     `harmful`: right there, wrong here; `helpful`: wrong there, right here. `right_there` of them
     were right there. `harmful_rate` is harmful / right_there, and `harmful_rate_upper` its exact
     one-sided 95 % bound, so that recovery is at least 1 - `harmful_rate_upper` with that
-    confidence, whatever is gained elsewhere. `mcnemar_p`: see there. `problems_for_a_point`: how
-    many would show a difference of one point (`paired_sample_size`).
+    confidence, whatever is gained elsewhere. `mcnemar_p`: see there.
     """
 
     harmful: int
@@ -53,23 +52,15 @@ class Flips:
     harmful_rate: float | None
     harmful_rate_upper: float
     mcnemar_p: float
-    problems_for_a_point: int
 
     @classmethod
     def of(cls, right: NDArray[np.bool_], right_there: NDArray[np.bool_]) -> Flips:
         """Compare right answers [problems] with those of the other condition, in the same order."""
         harmful, helpful = int((~right & right_there).sum()), int((right & ~right_there).sum())
-        count, problems = int(right_there.sum()), len(right)
-        return cls(
-            harmful,
-            helpful,
-            count,
-            problems,
-            harmful / count if count else None,
-            upper_bound(harmful, count),
-            mcnemar_p(helpful, harmful),
-            paired_sample_size((harmful + helpful) / max(1, problems)),
-        )
+        count = int(right_there.sum())
+        rate = harmful / count if count else None
+        upper = upper_bound(harmful, count)
+        return cls(harmful, helpful, count, len(right), rate, upper, mcnemar_p(helpful, harmful))
 
 
 def is_larger(one: Interval | None, other: Interval | None) -> bool | None:
@@ -122,21 +113,6 @@ def difference_interval(one: Interval, other: Interval) -> tuple[float, float, f
     return value, float(value - below), float(value + above)
 
 
-def paired_sample_size(
-    discordance: float, difference: float = POINT, alpha: float = 0.05, power: float = 0.8
-) -> int:
-    """Return the problems needed for McNemar's test to show a difference of two paired shares.
-
-    `discordance` is the share of problems on which the two differ; it is taken to be no less than
-    the difference, which needs as many. Formula of R. J. Connor, Biometrics 43 (1987), with the
-    normal approximation; `alpha` is two-sided.
-    """
-    share = max(discordance, difference)
-    at_null = norm.ppf(1 - alpha / 2) * np.sqrt(share)
-    at_difference = norm.ppf(power) * np.sqrt(share - difference**2)
-    return int(np.ceil(((at_null + at_difference) / difference) ** 2))
-
-
 class PairedBootstrap:
     """Resamples of `num_problems` problems, the same for everything that is asked of them.
 
@@ -149,7 +125,7 @@ class PairedBootstrap:
 
     @cached_property
     def _counts(self) -> NDArray[np.uint16]:
-        """How often each resample has each problem, [resamples, problems]."""
+        """Counts of each problem in each resample, [resamples, problems]."""
         rng, size = np.random.default_rng(self._seed), self._size
         counts = np.empty((self._resamples, size), np.uint16)
         for start in range(0, self._resamples, _CHUNK):

@@ -7,11 +7,9 @@ from operator import attrgetter
 from typing import Any
 
 from flyspec.tables import Column, FittedTable, record_table
-from flyspec_lab.allocation import AllocationLead
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import EqualCost
-from flyspec_lab.forks import ForkReport
+from flyspec_lab.curves import AllocationLead, EqualCost
 from flyspec_lab.report import Section
 from flyspec_lab.statistics import upper_bound
 
@@ -75,13 +73,11 @@ _FLIPS: tuple[Column, ...] = (
     ("helpful", "{.flips.helpful}"),
     ("recovery >", lambda r: f"{1.0 - r.flips.harmful_rate_upper:.1%}"),
     ("McNemar p", "{.flips.mcnemar_p:.3f}"),
-    ("1 point needs", "{.flips.problems_for_a_point:,}"),
 )
 _FLIPS_NOTES = (
     "Harmful: right answers of plain decoding that became wrong; helpful: wrong ones that became "
-    "right; recovery >: exact one-sided 95 % bound, as if none were helpful; 1 point needs: "
-    "problems that would show a difference of one point, 4 times in 5. These count problems, by "
-    "the first text of each; recoveries are over all texts."
+    "right; recovery >: exact one-sided 95 % bound, as if none were helpful. These count "
+    "problems, by the first text of each; recoveries are over all texts."
 )
 _VERSUS: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
@@ -138,21 +134,6 @@ _TEXTS_NOTES = (
     "n-grams of tokens that differ, as a share of all. log p: the target's mean raw "
     "log-probability per token, nats."
 )
-_FORKS: tuple[Column, ...] = (
-    ("by", "{.by}"),
-    ("tokens", "{.group}"),
-    ("forks", "{.forks}"),
-    ("other rest", "{.other_rest:.0%}"),
-    ("harmful", "{.harmful}"),
-    ("rate", "{.harmful_rate:.1%}"),
-    ("95 %", "{0.low:.1%} to {0.high:.1%}"),
-    ("helpful", "{.helpful}"),
-)
-_FORKS_NOTES = (
-    "Each fork decodes exactly on from a loose token, and from the target's own token in its "
-    "place; other rest: other tokens follow; harmful: right with the target's token, wrong with "
-    "the loose one."
-)
 
 
 def task_section(
@@ -160,7 +141,6 @@ def task_section(
     reports: Sequence[ConditionReport],
     equal_costs: Sequence[EqualCost] = (),
     allocations: Sequence[AllocationLead] = (),
-    forks: Sequence[ForkReport] = (),
     times: bool = False,
 ) -> Section:
     """Return the tables of a task's conditions, and what their columns mean.
@@ -180,7 +160,6 @@ def task_section(
         ("", record_table(_VERSUS, compared, "problem by problem", left=2)),
         (_EQUAL_NOTES, record_table(_EQUAL, equal_costs, "at equal cost", left=2)),
         (_ALLOCATION_NOTES, record_table(_ALLOCATION, allocations, "random allocation", left=3)),
-        (_FORKS_NOTES, record_table(_FORKS, forks, "forks at loose tokens", left=2)),
     )
     shown = [(notes, table) for notes, table in every if table.rows]
     return Section(title, [notes for notes, _ in shown if notes], [table for _, table in shown])

@@ -17,16 +17,14 @@ from flyspec import rpc
 from flyspec.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from orchestrator.upstreams.proposal_checks import DraftFault
 
-SERVICE = "flyspec.v1.DraftService"
 HUGE = 2**64 - 1
 LARGE = 1 << 20
-PAD = b"\x7a"  # the tag of field 15, bytes, which no message has
 
 
 class End(Exception):
     """Ends a stream with this status."""
 
-    def __init__(self, code: grpc.StatusCode, details: str = "so it is") -> None:
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
         super().__init__(code, details)
         self.code, self.details = code, details
 
@@ -35,10 +33,9 @@ class End(Exception):
 class Asked:
     """A question, the `number`-th of its session from 1 on, and the honest answer to it.
 
-    `before` is what was sent before in the session, the last message last.
+    `before` are the honest answers before it in the session.
     """
 
-    advance: draft_pb2.DraftAdvance
     answer: draft_pb2.DraftResponse
     number: int
     before: list[draft_pb2.DraftResponse]
@@ -50,7 +47,7 @@ Tell = Callable[[Asked], Iterable[Said]]
 
 @dataclass(frozen=True)
 class Lie:
-    """A way to lie, and what is wrong with it; `top_k` is that of the distributions concerned."""
+    """A way to lie, and its fault; `top_k` is that of the distributions concerned."""
 
     name: str
     fault: DraftFault
@@ -61,7 +58,7 @@ class Lie:
 class LyingDrafter:
     """Answers like the drafter at `upstream`, with a `lie` unless that is None.
 
-    `description` changes what it says about itself. `num_asked` counts questions, `num_opened`
+    `description` changes its account of itself. `num_asked` counts questions, `num_opened`
     sessions, `num_bytes` the bytes of its answers.
     """
 
@@ -76,19 +73,20 @@ class LyingDrafter:
         self._channel = rpc.connect(self._upstream)
         self._honest = draft_pb2_grpc.DraftServiceStub(self._channel)
         self._server = grpc.aio.server()
-        describe = draft_pb2.DraftServiceDescribeRequest
         handlers = {
             "Describe": grpc.unary_unary_rpc_method_handler(
-                self._describe, describe.FromString, _serialize
+                self._describe, draft_pb2.DraftServiceDescribeRequest.FromString, _serialize
             ),
             "AddTokenizer": grpc.stream_unary_rpc_method_handler(
-                self._add_tokenizer, draft_pb2.AddTokenizerRequest.FromString, _serialize
+                lambda requests, _: self._honest.AddTokenizer(requests),
+                draft_pb2.AddTokenizerRequest.FromString,
+                _serialize,
             ),
             "Draft": grpc.stream_stream_rpc_method_handler(
                 self._draft, draft_pb2.DraftRequest.FromString, _serialize
             ),
         }
-        generic = grpc.method_handlers_generic_handler(SERVICE, handlers)
+        generic = grpc.method_handlers_generic_handler("flyspec.v1.DraftService", handlers)
         self._server.add_generic_rpc_handlers((generic,))
         self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
         await self._server.start()
@@ -104,25 +102,19 @@ class LyingDrafter:
             self.description(told)
         return told
 
-    async def _add_tokenizer(self, requests: Any, context: Any) -> Any:
-        return await self._honest.AddTokenizer(requests)
-
     async def _draft(self, requests: Any, context: Any) -> None:
         call = self._honest.Draft()
         before: list[draft_pb2.DraftResponse] = []
         self.num_opened += 1
         try:
-            for number in itertools.count():
-                request = await context.read()
-                if request is grpc.aio.EOF:
-                    return
+            while (request := await context.read()) is not grpc.aio.EOF:
                 await call.write(request)
                 if request.HasField("open"):
                     continue
                 self.num_asked += 1
-                asked = Asked(request.advance, await _answer(call), number, before)
+                asked = Asked(await _answer(call), len(before) + 1, before)
                 for said in self.lie(asked) if self.lie else (asked.answer,):
-                    self.num_bytes += len(said) if isinstance(said, bytes) else said.ByteSize()
+                    self.num_bytes += len(_serialize(said))
                     await context.write(said)
                 before.append(asked.answer)
         except End as end:
@@ -142,7 +134,7 @@ def _serialize(message: Any) -> bytes:
 
 
 async def _answer(call: Any) -> draft_pb2.DraftResponse:
-    """The honest answer, in one piece."""
+    """Return the honest answer, in one piece."""
     whole = draft_pb2.DraftResponse()
     start = None
     while not whole.last:
@@ -160,44 +152,96 @@ async def _answer(call: Any) -> draft_pb2.DraftResponse:
 # --- ways to lie ------------------------------------------------------------------------------
 
 
-def _edited(message: Any, change: Callable[[Any], Any]) -> Any:
-    copy = type(message)()
-    copy.CopyFrom(message)
+def _edited(message: Any, change: Callable[[Any], Any], **fields: Any) -> Any:
+    copy = type(message).FromString(message.SerializeToString())
+    for name, value in fields.items():
+        setattr(copy, name, value)
     change(copy)
     return copy
 
 
-def changed(change: Callable[[Any], Any]) -> Tell:
-    return lambda asked: [_edited(asked.answer, change)]
+def _changed(change: Callable[[Any], Any] = lambda _: None, **fields: Any) -> Tell:
+    """Send the answer with other fields."""
+    return lambda asked: [_edited(asked.answer, change, **fields)]
 
 
-def pieces(answer: draft_pb2.DraftResponse) -> list[draft_pb2.DraftResponse]:
-    found = []
-    for index, token in enumerate(answer.token_ids):
-        piece = draft_pb2.DraftResponse(
-            round_id=answer.round_id,
-            builds_on=answer.builds_on,
-            start_position=answer.start_position + index,
-            token_ids=[token],
-            origins=answer.origins[index : index + 1],
-            distributions=answer.distributions[index : index + 1],
-            confidences=answer.confidences[index : index + 1],
-        )
-        found.append(piece)
-    for piece in found[-1:]:
-        piece.last = True
-    return found
+def _moved(message: Any, **by: int) -> None:
+    for name, number in by.items():
+        setattr(message, name, getattr(message, name) + number)
 
 
-def arranged(arrange: Callable[[list[Any]], Iterable[Any]]) -> Tell:
-    """The answer in pieces, arranged otherwise; as it is where it is too short to."""
+def _more(message: Any, count: int) -> None:
+    message.token_ids.extend([5] * count)
+    message.confidences.extend([0.5] * count)
+    message.origins.extend([common_pb2.TOKEN_ORIGIN_EXACT_MODEL] * count)
+
+
+def _all(name: str, value: Any) -> Tell:
+    """Send one value for every token, in a list of the message."""
+
+    def change(message: Any) -> None:
+        getattr(message, name)[:] = [value] * len(message.token_ids)
+
+    return _changed(change)
+
+
+def _each(change: Callable[[Any], Any]) -> Tell:
+    """Change every distribution."""
+    return _changed(lambda m: [change(distribution) for distribution in m.distributions])
+
+
+def _unasked(**fields: Any) -> Tell:
+    """Send a distribution for every token."""
+    return _changed(lambda m: [m.distributions.add(**fields) for _ in m.token_ids])
+
+
+def _log_probs(distribution: Any, *values: float) -> None:
+    """Put these half floats, over and over, into a distribution."""
+    size = len(distribution.log_probs) // 2
+    row = itertools.islice(itertools.cycle(values), size)
+    distribution.log_probs = struct.pack(f"<{size}e", *row)
+
+
+def _arranged(arrange: Callable[[list[Any]], Iterable[Any]]) -> Tell:
+    """Send the answer in pieces of a token, arranged otherwise, unless it is too short to."""
+
+    def tell(asked: Asked) -> Iterable[Said]:
+        answer = asked.answer
+        pieces = [
+            draft_pb2.DraftResponse(
+                round_id=answer.round_id,
+                builds_on=answer.builds_on,
+                start_position=answer.start_position + index,
+                token_ids=[token],
+                origins=answer.origins[index : index + 1],
+                distributions=answer.distributions[index : index + 1],
+                confidences=answer.confidences[index : index + 1],
+                last=index == len(answer.token_ids) - 1,
+            )
+            for index, token in enumerate(answer.token_ids)
+        ]
+        return arrange(pieces) if len(pieces) > 1 else [answer]
+
+    return tell
+
+
+def _endless(token_ids: list[int], padding: bytes = b"") -> Tell:
+    """Send pieces of these tokens without end."""
     return lambda asked: (
-        arrange(pieces(asked.answer)) if len(asked.answer.token_ids) > 1 else [asked.answer]
+        draft_pb2.DraftResponse(
+            round_id=asked.answer.round_id,
+            builds_on=asked.answer.builds_on,
+            start_position=asked.answer.start_position + index * len(token_ids),
+            token_ids=token_ids,
+            origins=[common_pb2.TOKEN_ORIGIN_EXACT_MODEL] * len(token_ids),
+        ).SerializeToString()
+        + padding
+        for index in itertools.count()
     )
 
 
-def ended(code: grpc.StatusCode, details: str = "so it is") -> Tell:
-    """The end of the stream, once a question was answered."""
+def _ended(code: grpc.StatusCode, details: str = "so it is") -> Tell:
+    """End the stream, once a question was answered."""
 
     def tell(asked: Asked) -> Iterator[Said]:
         if asked.number > 1:
@@ -207,181 +251,97 @@ def ended(code: grpc.StatusCode, details: str = "so it is") -> Tell:
     return tell
 
 
-def endless(make: Callable[[Asked, int], Said]) -> Tell:
-    """Piece after piece, which never ends."""
-    return lambda asked: (make(asked, index) for index in itertools.count())
-
-
-def _piece(asked: Asked, index: int, *tokens: int) -> draft_pb2.DraftResponse:
-    answer = asked.answer
-    return draft_pb2.DraftResponse(
-        round_id=answer.round_id,
-        builds_on=answer.builds_on,
-        start_position=answer.start_position + index * len(tokens),
-        token_ids=tokens,
-        origins=[common_pb2.TOKEN_ORIGIN_EXACT_MODEL] * len(tokens),
-    )
-
-
-def _more(message: Any, count: int) -> None:
-    message.token_ids.extend([5] * count)
-    message.confidences.extend([0.5] * count)
-    message.origins.extend([common_pb2.TOKEN_ORIGIN_EXACT_MODEL] * count)
-
-
-def _all(name: str, value: Any) -> Callable[[Any], None]:
-    """One value for every token, in a list of the message."""
-
-    def change(message: Any) -> None:
-        getattr(message, name)[:] = [value] * len(message.token_ids)
-
-    return change
-
-
-def _no_confidences(message: Any) -> None:
-    message.ClearField("confidences")
-
-
-def _each(change: Callable[[Any], Any]) -> Callable[[Any], None]:
-    def change_all(message: Any) -> None:
-        for distribution in message.distributions:
-            change(distribution)
-
-    return change_all
-
-
-def _log_probs(*values: float) -> Callable[[Any], None]:
-    """These half floats, over and over, in every distribution."""
-
-    def change(distribution: Any) -> None:
-        size = len(distribution.log_probs) // 2
-        row = itertools.islice(itertools.cycle(values), size)
-        distribution.log_probs = struct.pack(f"<{size}e", *row)
-
-    return _each(change)
-
-
-def _unasked(**fields: Any) -> Callable[[Any], Any]:
-    """A distribution for every token."""
-    return lambda m: [m.distributions.add(**fields) for _ in m.token_ids]
-
-
-def _set(**fields: Any) -> Callable[[Any], None]:
-    def change(message: Any) -> None:
-        for name, value in fields.items():
-            setattr(message, name, value)
-
-    return change
-
-
-def _with(extra: Callable[[Asked], Said], after: bool = True) -> Tell:
-    """The answer, and something more."""
-    return lambda a: (a.answer, extra(a)) if after else (extra(a), a.answer)
-
-
-def _moved(message: Any, **by: int) -> None:
-    for name, number in by.items():
-        setattr(message, name, getattr(message, name) + number)
-
-
-NAN, INF = float("nan"), float("inf")
-F = DraftFault
-CODE = grpc.StatusCode
-LIES = [
-    Lie("another round", F.ROUND, changed(lambda m: _moved(m, round_id=1))),
-    Lie("round 0", F.ROUND, changed(_set(round_id=0))),
-    Lie("every answer twice", F.ROUND, _with(lambda a: a.answer)),
-    Lie("the last answer again, then this one", F.ROUND, _with(
-        lambda a: a.before[-1] if a.before else b"", after=False)),
-    Lie("an answer that nobody asked for", F.ROUND, _with(
-        lambda a: _edited(a.answer, lambda m: _moved(m, round_id=1000)))),
-    Lie("a second end", F.ROUND, _with(
-        lambda a: draft_pb2.DraftResponse(round_id=a.answer.round_id, last=True))),
-    Lie("an empty message", F.ROUND, lambda a: [b""]),
-    Lie("another session's prefix", F.POSITION,
-        changed(lambda m: _moved(m.builds_on, keep_length=7))),
-    Lie("another last token", F.POSITION, changed(lambda m: _moved(m.builds_on, next_token_id=1))),
-    Lie("a tree that nobody asked for", F.TREE,
-        changed(lambda m: m.parents.extend([0] * len(m.token_ids)))),
-    Lie("no prefix", F.POSITION, changed(lambda m: m.ClearField("builds_on"))),
-    Lie("tokens further on", F.POSITION, changed(lambda m: _moved(m, start_position=1))),
-    Lie("pieces backwards", F.POSITION, arranged(lambda found: found[::-1])),
-    Lie("a piece left out", F.POSITION, arranged(lambda found: found[1:])),
-    Lie("a piece twice", F.POSITION, arranged(lambda found: [found[0], *found])),
-    Lie("four tokens more", F.TOKENS, changed(lambda m: _more(m, 4))),
-    Lie("a million tokens", F.SIZE, changed(lambda m: _more(m, LARGE))),
-    Lie("ids without end", F.TOKENS, endless(lambda a, i: _piece(a, i, 5))),
-    Lie("pieces without end", F.CHUNKS, endless(lambda a, i: _piece(a, i))),
-    Lie("megabytes without end", F.SIZE, endless(
-        lambda a, i: _piece(a, i, 5).SerializeToString() + _padding(LARGE))),
-    Lie("a message of eight megabytes", F.SIZE, lambda a: [_padding(8 * LARGE)]),
-    Lie("half a megabyte around the answer", F.SIZE, lambda a: [
-        a.answer.SerializeToString() + _padding(LARGE // 2)]),
-    Lie("bytes that are no message", F.UNREADABLE, lambda a: [b"\xff" * 40]),
-    Lie("an id just beyond the vocabulary", F.VOCABULARY, changed(_all("token_ids", 400))),
-    Lie("the largest id", F.VOCABULARY, changed(_all("token_ids", 2**32 - 1))),
-    Lie("loosely accepted drafts", F.ORIGINS,
-        changed(_all("origins", common_pb2.TOKEN_ORIGIN_LOOSE))),
-    Lie("plain drafts", F.ORIGINS, changed(_all("origins", common_pb2.TOKEN_ORIGIN_PLAIN))),
-    Lie("drafts from nowhere", F.UNREADABLE, changed(_all("origins", 77))),
-    Lie("no origins", F.UNREADABLE, changed(lambda m: m.ClearField("origins"))),
-    Lie("an origin more", F.UNREADABLE, changed(lambda m: m.origins.append(1))),
-    Lie("confidence NaN", F.CONFIDENCES, changed(_all("confidences", NAN))),
-    Lie("confidence infinite", F.CONFIDENCES, changed(_all("confidences", INF))),
-    Lie("confidence below 0", F.CONFIDENCES, changed(_all("confidences", -0.25))),
-    Lie("confidence 2", F.CONFIDENCES, changed(_all("confidences", 2.0))),
-    Lie("a confidence more", F.UNREADABLE, changed(lambda m: m.confidences.append(0.5))),
-    Lie("confidences of the first token alone", F.CONFIDENCES, arranged(
-        lambda found: [found[0], *(_edited(p, _no_confidences) for p in found[1:])])),
-    Lie("scores of what was not asked about", F.AGREEMENTS,
-        changed(lambda m: m.agreements.extend([True] * 3))),
-    Lie("ten thousand scores", F.SIZE, changed(lambda m: m.agreements.extend([True] * 10_000))),
-    Lie("all the time there is in the model", F.TIMINGS, changed(_set(model_ns=HUGE))),
-    Lie("all of every time", F.TIMINGS,
-        changed(_set(model_ns=HUGE, queue_ns=HUGE, service_ns=HUGE))),
-    Lie("an hour", F.TIMINGS, changed(_set(service_ns=3600 * 10**9))),
-    Lie("longer in the queue than in all", F.TIMINGS,
-        changed(lambda m: _set(queue_ns=m.service_ns + 1)(m))),
-    Lie("times before the end", F.TIMINGS, arranged(
-        lambda found: [_edited(found[0], _set(service_ns=1)), *found[1:]])),
-    Lie("NaN that nobody asked for", F.DISTRIBUTIONS,
-        changed(_unasked(log_probs=struct.pack("<e", NAN), token_ids=[5]))),
-    Lie("certainties that nobody asked for", F.DISTRIBUTIONS, changed(_unasked())),
-    Lie("rows that nobody asked for", F.SIZE, changed(_unasked(log_probs=bytes(LARGE // 4)))),
-    Lie("NaN", F.DISTRIBUTIONS, changed(_log_probs(NAN, -1.0)), 0),
-    Lie("NaN in a list", F.DISTRIBUTIONS, changed(_log_probs(-1.0, NAN)), 50),
-    Lie("infinite", F.DISTRIBUTIONS, changed(_log_probs(-1.0, INF)), 0),
-    Lie("probability 2", F.DISTRIBUTIONS, changed(_log_probs(-1.0, 0.69)), 0),
-    Lie("probability 0 of everything", F.DISTRIBUTIONS, changed(_log_probs(-INF)), 0),
-    Lie("half a row", F.DISTRIBUTIONS, changed(_each(
-        lambda d: _set(log_probs=d.log_probs[: len(d.log_probs) // 4 * 2])(d))), 0),
-    Lie("an odd byte", F.DISTRIBUTIONS, changed(_each(
-        lambda d: _set(log_probs=d.log_probs[:-1])(d))), 0),
-    Lie("a list instead of a row", F.DISTRIBUTIONS, changed(_each(
-        lambda d: (_set(log_probs=b"\0\0")(d), d.token_ids.append(5)))), 0),
-    Lie("a row instead of a list", F.DISTRIBUTIONS, changed(_each(
-        lambda d: d.ClearField("token_ids"))), 50),
-    Lie("a token listed twice", F.DISTRIBUTIONS, changed(_each(
-        lambda d: d.token_ids.__setitem__(1, d.token_ids[0]))), 50),
-    Lie("a token listed that there is not", F.DISTRIBUTIONS, changed(_each(
-        lambda d: d.token_ids.__setitem__(1, 400))), 50),
-    Lie("no distributions", F.DISTRIBUTIONS,
-        changed(lambda m: m.ClearField("distributions")), 50),
-    Lie("one distribution for all", F.UNREADABLE,
-        changed(lambda m: m.distributions.add()), 50),
-    Lie("an end of its own accord", F.STATUS, ended(CODE.OK)),
-    Lie("another prefix than it has", F.STATUS, ended(CODE.FAILED_PRECONDITION)),
-    Lie("a bug", F.STATUS, ended(CODE.INTERNAL, f"{rpc.BUG} Draft: KeyError(3)")),
-    Lie("lost data", F.STATUS, ended(CODE.DATA_LOSS)),
-    Lie("no permission", F.STATUS, ended(CODE.PERMISSION_DENIED)),
-]  # fmt: skip
-"""For a drafter of 400 ids that is asked for four tokens at a time."""
-
-
 def _padding(num_bytes: int) -> bytes:
-    """A field that nobody knows, of so many bytes."""
+    """Return so many bytes as field 15 of a message, which no message has."""
     length, varint = num_bytes, b""
     while length > 0x7F:
         varint += bytes([length & 0x7F | 0x80])
         length >>= 7
-    return PAD + varint + bytes([length]) + bytes(num_bytes)
+    return b"\x7a" + varint + bytes([length]) + bytes(num_bytes)
+
+
+NAN, INF = float("nan"), float("inf")
+F, CODE = DraftFault, grpc.StatusCode
+LIES = [
+    Lie("another round", F.ROUND, _changed(lambda m: _moved(m, round_id=1))),
+    Lie("round 0", F.ROUND, _changed(round_id=0)),
+    Lie("every answer twice", F.ROUND, lambda a: [a.answer, a.answer]),
+    Lie("the last answer again, then this one", F.ROUND, lambda a: [
+        a.before[-1] if a.before else b"", a.answer]),
+    Lie("an answer that nobody asked for", F.ROUND, lambda a: [
+        a.answer, _edited(a.answer, lambda m: _moved(m, round_id=1000))]),
+    Lie("a second end", F.ROUND, lambda a: [
+        a.answer, draft_pb2.DraftResponse(round_id=a.answer.round_id, last=True)]),
+    Lie("an empty message", F.ROUND, lambda a: [b""]),
+    Lie("another session's prefix", F.POSITION,
+        _changed(lambda m: _moved(m.builds_on, keep_length=7))),
+    Lie("another last token", F.POSITION, _changed(lambda m: _moved(m.builds_on, next_token_id=1))),
+    Lie("a tree that nobody asked for", F.TREE,
+        _changed(lambda m: m.parents.extend([0] * len(m.token_ids)))),
+    Lie("no prefix", F.POSITION, _changed(lambda m: m.ClearField("builds_on"))),
+    Lie("tokens further on", F.POSITION, _changed(lambda m: _moved(m, start_position=1))),
+    Lie("pieces backwards", F.POSITION, _arranged(lambda found: found[::-1])),
+    Lie("a piece left out", F.POSITION, _arranged(lambda found: found[1:])),
+    Lie("a piece twice", F.POSITION, _arranged(lambda found: [found[0], *found])),
+    Lie("four tokens more", F.TOKENS, _changed(lambda m: _more(m, 4))),
+    Lie("a million tokens", F.SIZE, _changed(lambda m: _more(m, LARGE))),
+    Lie("ids without end", F.TOKENS, _endless([5])),
+    Lie("pieces without end", F.CHUNKS, _endless([])),
+    Lie("megabytes without end", F.SIZE, _endless([5], _padding(LARGE))),
+    Lie("a message of eight megabytes", F.SIZE, lambda a: [_padding(8 * LARGE)]),
+    Lie("half a megabyte around the answer", F.SIZE, lambda a: [
+        a.answer.SerializeToString() + _padding(LARGE // 2)]),
+    Lie("bytes that are no message", F.UNREADABLE, lambda a: [b"\xff" * 40]),
+    Lie("an id just beyond the vocabulary", F.VOCABULARY, _all("token_ids", 400)),
+    Lie("the largest id", F.VOCABULARY, _all("token_ids", 2**32 - 1)),
+    Lie("loosely accepted drafts", F.ORIGINS, _all("origins", common_pb2.TOKEN_ORIGIN_LOOSE)),
+    Lie("plain drafts", F.ORIGINS, _all("origins", common_pb2.TOKEN_ORIGIN_PLAIN)),
+    Lie("drafts from nowhere", F.UNREADABLE, _all("origins", 77)),
+    Lie("no origins", F.UNREADABLE, _changed(lambda m: m.ClearField("origins"))),
+    Lie("an origin more", F.UNREADABLE, _changed(lambda m: m.origins.append(1))),
+    Lie("confidence NaN", F.CONFIDENCES, _all("confidences", NAN)),
+    Lie("confidence infinite", F.CONFIDENCES, _all("confidences", INF)),
+    Lie("confidence below 0", F.CONFIDENCES, _all("confidences", -0.25)),
+    Lie("confidence 2", F.CONFIDENCES, _all("confidences", 2.0)),
+    Lie("a confidence more", F.UNREADABLE, _changed(lambda m: m.confidences.append(0.5))),
+    Lie("confidences of the first token alone", F.CONFIDENCES, _arranged(lambda found: [
+        found[0], *(_edited(p, lambda m: m.ClearField("confidences")) for p in found[1:])])),
+    Lie("scores of what was not asked about", F.AGREEMENTS,
+        _changed(lambda m: m.agreements.extend([True] * 3))),
+    Lie("ten thousand scores", F.SIZE, _changed(lambda m: m.agreements.extend([True] * 10_000))),
+    Lie("all the time there is in the model", F.TIMINGS, _changed(model_ns=HUGE)),
+    Lie("all of every time", F.TIMINGS, _changed(model_ns=HUGE, queue_ns=HUGE, service_ns=HUGE)),
+    Lie("an hour", F.TIMINGS, _changed(service_ns=3600 * 10**9)),
+    Lie("longer in the queue than in all", F.TIMINGS,
+        _changed(lambda m: setattr(m, "queue_ns", m.service_ns + 1))),
+    Lie("times before the end", F.TIMINGS, _arranged(
+        lambda found: [_edited(found[0], lambda m: setattr(m, "service_ns", 1)), *found[1:]])),
+    Lie("NaN that nobody asked for", F.DISTRIBUTIONS,
+        _unasked(log_probs=struct.pack("<e", NAN), token_ids=[5])),
+    Lie("certainties that nobody asked for", F.DISTRIBUTIONS, _unasked()),
+    Lie("rows that nobody asked for", F.SIZE, _unasked(log_probs=bytes(LARGE // 4))),
+    Lie("NaN", F.DISTRIBUTIONS, _each(lambda d: _log_probs(d, NAN, -1.0)), 0),
+    Lie("NaN in a list", F.DISTRIBUTIONS, _each(lambda d: _log_probs(d, -1.0, NAN)), 50),
+    Lie("infinite", F.DISTRIBUTIONS, _each(lambda d: _log_probs(d, -1.0, INF)), 0),
+    Lie("probability 2", F.DISTRIBUTIONS, _each(lambda d: _log_probs(d, -1.0, 0.69)), 0),
+    Lie("probability 0 of everything", F.DISTRIBUTIONS, _each(lambda d: _log_probs(d, -INF)), 0),
+    Lie("half a row", F.DISTRIBUTIONS, _each(
+        lambda d: setattr(d, "log_probs", d.log_probs[: len(d.log_probs) // 4 * 2])), 0),
+    Lie("an odd byte", F.DISTRIBUTIONS, _each(
+        lambda d: setattr(d, "log_probs", d.log_probs[:-1])), 0),
+    Lie("a list instead of a row", F.DISTRIBUTIONS, _each(
+        lambda d: d.CopyFrom(type(d)(log_probs=b"\0\0", token_ids=[5]))), 0),
+    Lie("a row instead of a list", F.DISTRIBUTIONS, _each(lambda d: d.ClearField("token_ids")), 50),
+    Lie("a token listed twice", F.DISTRIBUTIONS, _each(
+        lambda d: d.token_ids.__setitem__(1, d.token_ids[0])), 50),
+    Lie("a token listed that there is not", F.DISTRIBUTIONS, _each(
+        lambda d: d.token_ids.__setitem__(1, 400)), 50),
+    Lie("no distributions", F.DISTRIBUTIONS, _changed(lambda m: m.ClearField("distributions")), 50),
+    Lie("one distribution for all", F.UNREADABLE, _changed(lambda m: m.distributions.add()), 50),
+    Lie("an end of its own accord", F.STATUS, _ended(CODE.OK)),
+    Lie("another prefix than it has", F.STATUS, _ended(CODE.FAILED_PRECONDITION)),
+    Lie("a bug", F.STATUS, _ended(CODE.INTERNAL, f"{rpc.BUG} Draft: KeyError(3)")),
+    Lie("lost data", F.STATUS, _ended(CODE.DATA_LOSS)),
+    Lie("no permission", F.STATUS, _ended(CODE.PERMISSION_DENIED)),
+]  # fmt: skip
+"""For a drafter of 400 ids that is asked for four tokens at a time."""

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from functools import partial
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import grpc
 import uvloop
 
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
+from flyspec.cli.stack import Stack
+from flyspec.cli.stack_options import StackOptions
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.flags import Flag
-from flyspec_lab.report import PageResults, Report
-from loadtest.fuzz.report import fuzz_report
-from loadtest.fuzz.run import fuzz as fuzz_server
-from loadtest.fuzz.servers import bundled
-from loadtest.fuzz.source import SERVICES
+from flyspec.tables import make_table
+from flyspec_lab.report import Report, Results
+from loadtest.fuzz.run import FuzzRun
+from loadtest.fuzz.sessions import FILES, LENGTH, PROMPT
+from loadtest.goals import checked
+
+CONTEXT, SESSIONS, IDLE_TIMEOUT_S = 256, 48, 20.0
 
 
 # fmt: off
 @dataclass(frozen=True)
 class FuzzOptions:
-    """What to attack, and how much."""
+    """The servers to attack, and the messages."""
 
     server: Annotated[Literal["draft", "verify", "generation", "admin", "all"], Flag(
         "Server to attack.",
@@ -35,29 +42,70 @@ class FuzzOptions:
 
 
 @with_flags
-def fuzz(
-    options: FuzzOptions,
-    results: PageResults,
-) -> None:
+def fuzz(options: FuzzOptions, results: Results) -> None:
     """Send invalid and abandoned calls to flyspec's servers, many at once; none may be harmed.
 
     Starts the stack with the bundled models and attacks one server after the other. The exit code
     is 1 if a server answers with a status that blames itself (INTERNAL, UNKNOWN, ...), accepts a
     mistake, does not answer, dies, leaks memory or sessions, gives another session wrong tokens, or
-    logs a traceback. The report has the smallest call that shows it, and the seed.
+    logs a traceback. The report has the first call that shows it, and the seed.
     """
     results.of(lambda: uvloop.run(_fuzz(options)))
 
 
 async def _fuzz(options: FuzzOptions) -> Report:
-    results = []
-    for name in SERVICES if options.server == "all" else [options.server]:
-        start = partial(bundled, name)
-        result = await fuzz_server(start, options.num_messages, options.seed, say, options.only)
-        for check in result.checks():
-            say(f"{check['name']}: {check['said']}")
-        results.append(result)
-    return fuzz_report(results, asdict(options))
+    checks, servers, calls = [], [], []
+    for name in FILES if options.server == "all" else [options.server]:
+        done = await _attack(name, options)
+        for check in done.checks():
+            say(f"{check.name}: {check.said}")
+        checks += done.checks()
+        numbers = (done.messages, done.statuses.total(), done.messages / done.seconds,
+                   done.canaries, len(done.errors))  # fmt: skip
+        servers.append([name, *(f"{number:,.0f}" for number in numbers)])
+        for kind, of in done.kinds.items():
+            told = ", ".join(f"{status} {n:,}" for status, n in Counter(of).most_common())
+            calls.append([name, kind, told, f"{of.total():,}"])
+    columns = ["server", "messages", "calls", "messages/s", "canary right", "different errors"]
+    return checked(checks, [
+        make_table(columns, servers),
+        make_table(["server", "what", "statuses", "calls"], calls, left=3),
+    ], {"options": options, "servers": servers, "calls": calls})  # fmt: skip
+
+
+async def _attack(name: str, options: FuzzOptions) -> FuzzRun:
+    """Attack a server of the whole stack with the bundled models, or play `only` one script."""
+    log: list[str] = []
+    stack_options = StackOptions(
+        device="cpu", dtype="float32", draft_dtype="float32", threads=1, draft_threads=1,
+        max_sessions=SESSIONS, max_model_len=CONTEXT, log_level="warning",
+        service_flags=("--idle-timeout-s", f"{IDLE_TIMEOUT_S}"),
+    )  # fmt: skip
+    async with Stack(stack_options, on_log=log.append) as stack:
+        await _fill_slots(stack.address)
+        addresses = {"draft": stack.options.draft_address, "verify": stack.options.verify_address,
+                     "generation": stack.address, "admin": stack.admin_address}  # fmt: skip
+        async with FuzzRun(name, addresses, stack.services, options.seed, log, say) as attack:
+            if options.only is None:
+                await attack.run(options.num_messages)
+            else:
+                say(str(attack.script(options.only)))
+                async with grpc.aio.insecure_channel(addresses[name]) as channel:
+                    await attack.play(channel, options.only)
+            return attack
+
+
+async def _fill_slots(address: str) -> None:
+    """Fill every slot: the system grants its memory only then, which must not look like a leak.
+
+    The fuzzed calls would do so little by little.
+    """
+    options = GenerateOptions(
+        max_tokens=CONTEXT // 4, ignore_eos=True, num_speculative_tokens=4, drafter="model"
+    )
+    prompt = PROMPT * (CONTEXT // 2 // LENGTH)
+    async with AsyncClient(address, max_retries=0) as client:
+        await asyncio.gather(*(client.complete(prompt, options) for _ in range(SESSIONS)))
 
 
 if __name__ == "__main__":

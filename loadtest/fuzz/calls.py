@@ -1,36 +1,48 @@
-"""What is sent in one call, step by step, how the server took it, and the smallest part of it.
+"""Calls to a server: what is sent step by step, which answers are allowed, and those that came.
 
 To the client every call is a stream, whatever its method is, so a method of one request may get
-none or two. A script does not depend on what the server answers: all or part of it can be replayed.
+none or two. A script does not depend on what the server answers, so it can be played again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
+from random import Random
 from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
 
 from flyspec import rpc
-from loadtest.fuzz.mutate import is_map, mistake, places, readable
+from flyspec.v1 import admin_pb2, generation_pb2
+from loadtest.fuzz.messages import UNKNOWN, Mutator, Path, mangled, mistake, paths, readable
+from loadtest.fuzz.sessions import FILES, Facts, Session, answered, sessions
 
-OK = frozenset({"OK"})
 REFUSED = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE",
                      "ALREADY_EXISTS", "UNIMPLEMENTED"})  # fmt: skip
-BLAMELESS = REFUSED | OK | {"CANCELLED", "DEADLINE_EXCEEDED"}
+BLAMELESS = REFUSED | {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
 """Statuses that do not blame the server, whatever the client did."""
 NO_ANSWER, WRITE_RACE = "no answer", "ended while written to"
 """`WRITE_RACE`: grpc.aio overwrites a status when a write meets the end (grpc/grpc#36066)."""
-ALWAYS = frozenset({"RESOURCE_EXHAUSTED", WRITE_RACE})
+KINDS = {
+    "valid": 8, "an unknown field added": 4, "fields changed": 54, "bytes changed": 14,
+    "a message dropped": 2, "a message doubled": 4, "messages reordered": 3, "cut short": 2,
+    "mixed with another session": 3, "cancelled": 4, "its deadline passes": 2,
+}  # fmt: skip
+"""Changes to a session, by frequency."""
+OWN_WEIGHT = 4
+"""Frequency of a field of the server's own methods, as a multiple of one of gRPC's."""
+MAX_TOKENS, MAX_WAIT_MS, PATIENCE_S = 50, 200, 3.0
+"""Bounds of what a request may cost, so that nobody waits long for one that is valid."""
 
 
 class Method(NamedTuple):
@@ -43,7 +55,7 @@ class Method(NamedTuple):
 
 
 def methods_of(*files: FileDescriptor) -> list[Method]:
-    """The methods of all services in these files."""
+    """Return the methods of all services in these files."""
     return [
         Method(f"/{service.full_name}/{method.name}", GetMessageClass(method.input_type),
                GetMessageClass(method.output_type), method.client_streaming)
@@ -53,23 +65,26 @@ def methods_of(*files: FileDescriptor) -> list[Method]:
     ]  # fmt: skip
 
 
+SYSTEM = methods_of(health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR)
+NOWHERE = SYSTEM[0]._replace(path="/flyspec.v1.Nothing/At/All")
+
+
 class Do(Enum):
     """A step that sends nothing."""
 
     READ = "read"
-    PAUSE = "pause"
     CANCEL = "cancel"
-    LEAVE = "wait"
 
 
-Step = bytes | Do
+Step = bytes | Do | float
+"""A message to send, something else to do, or seconds to wait."""
+PAUSE_S = 0.005
 
 
 @dataclass(frozen=True)
 class Script:
-    """A call: steps, each an encoded message or `Do`, and the statuses that are `allowed`.
+    """A call: its steps, and the statuses that are `allowed`.
 
-    It ends with a half-close unless `CANCEL` ends it, or `LEAVE` leaves that to the server.
     `min_answers` are due if it ends with OK. `deadline_s` is the client's.
     """
 
@@ -88,23 +103,125 @@ class Script:
         heard = sent if self.method.streams else sent[:1]
         wrong = any(message is None or mistake(message) for message in heard)
         refused = wrong and Do.CANCEL not in self.steps
-        return (REFUSED if refused else self.allowed) | ALWAYS | late
+        return (REFUSED if refused else self.allowed) | late | {"RESOURCE_EXHAUSTED", WRITE_RACE}
 
     def __str__(self) -> str:
         lines = [f"{self.method.path} ({self.kind}; expects {', '.join(sorted(self.expects))})"]
         for step in self.steps:
-            if isinstance(step, Do):
-                text = step.value
+            if isinstance(step, bytes):
+                sent = readable(self.method.request, step)
+                text = f"send {step.hex() if sent is None else ' '.join(str(sent).split())}"
             else:
-                message = readable(self.method.request, step)
-                text = "send " + (step.hex() if message is None else " ".join(str(message).split()))
+                text = step.value if isinstance(step, Do) else f"wait {step} s"
             lines.append(f"  {text[:300]}{' ...' if len(text) > 300 else ''}")
         return "\n".join(lines)
 
 
+class ScriptSource:
+    """Makes scripts for the server of this name: sessions of its methods, changed."""
+
+    def __init__(self, name: str, facts: Facts) -> None:
+        known, self._own = list(sessions(name, facts)), methods_of(FILES[name])
+        self.sessions: dict[Method, list[Session]] = {
+            method: [s for s in known if isinstance(s[0], method.request)] or [[method.request()]]
+            for method in (*self._own, *SYSTEM, NOWHERE)
+        }
+        self._paths: dict[Method, list[Path]] = defaultdict(list)
+        for method in self.sessions:
+            self._paths[method] = list(paths(method.request.DESCRIPTOR))
+        self._weights = [
+            max(1, len(self._paths[method])) * (OWN_WEIGHT if method in self._own else 1)
+            for method in self.sessions
+        ]
+        numbers = (facts.vocab_size, facts.context_length, facts.max_drafts)
+        self._mutator = Mutator(numbers, (*facts.rules, *facts.drafters))
+        # An operator's request meets whatever state others left, and drafters that do not answer.
+        self._by_state = frozenset({"UNAVAILABLE"} if name == "admin" else ())
+
+    def script(self, rng: Random) -> Script:
+        """Return the script that this generator leads to."""
+        (method,) = rng.choices([*self.sessions], self._weights)
+        (kind,) = rng.choices([*KINDS], [*KINDS.values()])
+        session, own = rng.choice(self.sessions[method]), method in self._own
+        other = rng.choice(self.sessions[method])
+        data, at = [message.SerializeToString() for message in session], rng.randrange(len(session))
+        changed = at  # the first message that is not as it should be
+        allowed, answers, end = BLAMELESS | self._by_state, 0, list[Step]()
+        deadline_s = 0.2 if method.path.endswith("/Watch") else None
+        match kind:
+            case "valid" | "an unknown field added":
+                if kind != "valid":
+                    data[at] += rng.choice(UNKNOWN)
+                changed, answers = len(data), sum(map(answered, session)) or 1
+                if not self._by_state:  # grpc's own services do not implement everything
+                    allowed = frozenset({"OK"} if own else {"OK", "UNIMPLEMENTED"})
+            case "fields changed":
+                data[at] = self._changed(method, data[at], rng)
+            case "bytes changed":
+                data[at] = mangled(data[at], other[-1].SerializeToString(), rng)
+            case "a message dropped":
+                del data[at]
+            case "a message doubled":
+                data.insert(at, data[at])
+            case "messages reordered":
+                rng.shuffle(data)
+                changed = 0
+            case "cut short":
+                del data[at + 1 :]
+            case "mixed with another session":
+                data[at] = other[at % len(other)].SerializeToString()
+            case "its deadline passes":
+                deadline_s = rng.choice((0.001, 0.01, 0.05))
+            case _:
+                del data[at + 1 :]
+                end = [Do.CANCEL]
+        # A session's messages come once and in order, the opening first.
+        wrong = kind == "a message doubled" or (kind == "a message dropped" and data and not at)
+        if wrong and method.streams and own:
+            allowed = REFUSED
+        steps: list[Step] = []
+        paced, pauses = rng.random() < 0.6, rng.random() < 0.5
+        for index, encoded in enumerate(data):
+            affordable, costly = _affordable(method, encoded, rng)
+            deadline_s = PATIENCE_S if costly and deadline_s is None else deadline_s
+            steps.append(affordable)
+            # To wait for an answer to a message that is changed might take for ever.
+            if paced and index < min(changed, len(session)) and answered(session[index]):
+                steps.append(Do.READ)
+            elif pauses and index == changed:
+                steps.append(PAUSE_S)
+        return Script(method, kind, (*steps, *end), allowed, answers, deadline_s)
+
+    def _changed(self, method: Method, data: bytes, rng: Random) -> bytes:
+        message, known = method.request.FromString(data), self._paths[method]
+        for _ in range(rng.choice((1, 1, 1, 2, 4)) if known else 0):
+            self._mutator.change(message, rng.choice(known), rng)
+        return message.SerializeToString()
+
+
+def _affordable(method: Method, data: bytes, rng: Random) -> tuple[bytes, bool]:
+    """Return a message that ends no run and takes little time, and whether it may take long."""
+    match message := readable(method.request, data):
+        case generation_pb2.GenerateRequest():
+            if message.HasField("max_tokens") and message.max_tokens <= MAX_TOKENS:
+                return data, False
+            if rng.random() < 0.1:
+                return data, True
+            message.max_tokens = 3
+        case admin_pb2.RegisterDrafterRequest():  # its address may lead nowhere
+            return data, True
+        case admin_pb2.DrainDrafterRequest() if message.wait_ms > MAX_WAIT_MS:
+            message.wait_ms = MAX_WAIT_MS
+        case admin_pb2.DrainRequest():
+            message.resume = True
+        case _:
+            return data, False
+    return message.SerializeToString(), False
+
+
 @dataclass
 class CallOutcome:
-    """How a call ended, and what was sent until then."""
+    """The end of a call, and the messages sent until then."""
 
     script: Script
     status: str = NO_ANSWER
@@ -114,15 +231,18 @@ class CallOutcome:
 
     @property
     def complaint(self) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """The fault of it; empty if there is none."""
         # A session may name the target that it is for, and is sent away by another one.
         elsewhere = self.status == "UNAVAILABLE" and self.details.startswith("open.")
         if self.status not in self.script.expects and not elsewhere:
             return f"status {self.status}: {self.details}"
         if self.status == "OK" and len(self.answers) < self.script.min_answers:
             return f"{len(self.answers)} answers instead of {self.script.min_answers}"
-        ours = self.script.method.path.startswith("/flyspec.")
-        if self.status in REFUSED and ours and not self.details:
+        if (
+            self.status in REFUSED
+            and self.script.method.path.startswith("/flyspec.")
+            and not self.details
+        ):
             return f"status {self.status} without a message"
         return ""
 
@@ -158,12 +278,11 @@ async def _play(call: Any, outcome: CallOutcome) -> None:
                     if (answer := await call.read()) is grpc.aio.EOF:
                         return
                     outcome.answers.append(answer)
-                case Do.PAUSE:
-                    await asyncio.sleep(0.005)
+                case float():
+                    await asyncio.sleep(step)
                 case Do.CANCEL:
                     call.cancel()
-        if Do.LEAVE not in outcome.script.steps:
-            await call.done_writing()
+        await call.done_writing()
         while (answer := await call.read()) is not grpc.aio.EOF:
             outcome.answers.append(answer)
     except asyncio.CancelledError:
@@ -171,59 +290,3 @@ async def _play(call: Any, outcome: CallOutcome) -> None:
         task = asyncio.current_task()
         if not call.done() or task is None or task.cancelling():
             raise
-
-
-async def shrunk(
-    script: Script, shows: Callable[[Script], Awaitable[bool]], seconds: float
-) -> Script | None:
-    """The smallest part of the script found that `shows`; None if not even all of it does."""
-    if not await shows(script):
-        return None
-    deadline, smaller = time.monotonic() + seconds, _parts(script)
-    while (part := next(smaller, None)) and time.monotonic() < deadline:
-        if await shows(part):
-            script, smaller = part, _parts(part)
-    return script
-
-
-def beginnings(script: Script) -> Iterator[Script]:
-    """The script without ever more of its last steps."""
-    for end in range(len(script.steps) - 1, 0, -1):
-        yield _part(script, script.steps[:end])
-
-
-def _part(script: Script, steps: tuple[Step, ...]) -> Script:
-    # Of a part it is not known whether it is right, and how many answers are due.
-    return replace(script, steps=steps, allowed=script.allowed | BLAMELESS, min_answers=0)
-
-
-def _parts(script: Script) -> Iterator[Script]:
-    """The script without some of its steps, or with less in one of its messages."""
-    steps, size = script.steps, len(script.steps) // 2
-    while size:
-        for at in range(0, len(steps), size):
-            yield _part(script, (*steps[:at], *steps[at + size :]))
-        size //= 2
-    for at, step in enumerate(steps):
-        for less in _less(script.method.request, step) if isinstance(step, bytes) else ():
-            yield _part(script, (*steps[:at], less, *steps[at + 1 :]))
-
-
-def _less(cls: type[Message], data: bytes) -> Iterator[bytes]:
-    """A message without one of its fields, or with half of a list; bytes that are none, halved."""
-    if (whole := readable(cls, data)) is None:
-        half = len(data) // 2
-        yield from (data[:half], data[half:]) if half else ()
-        return
-    for index, (owner, place) in enumerate(places(whole)):
-        listed = place.is_repeated and not is_map(place)
-        half = len(getattr(owner, place.name)) // 2 if listed else 0
-        for cut in (None, slice(half), slice(half, None)) if half else (None,):
-            message = cls.FromString(data)
-            part, _ = list(places(message))[index]
-            if cut is None:
-                part.ClearField(place.name)
-            else:
-                del getattr(part, place.name)[cut]
-            if len(less := message.SerializeToString()) < len(data):
-                yield less

@@ -3,273 +3,315 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import re
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from random import Random
+from typing import Any
 
 import grpc
 
+from flyspec.cli.service import Child
+from flyspec.client import AdminClient
 from flyspec.errors import FlyspecError
-from loadtest.fuzz.calls import (
-    NO_ANSWER,
-    WRITE_RACE,
-    CallOutcome,
-    Do,
-    Script,
-    beginnings,
-    play,
-    shrunk,
-)
-from loadtest.fuzz.port import attack_port
-from loadtest.fuzz.report import FuzzResult
-from loadtest.fuzz.servers import Server, WrongAnswerError
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
+from loadtest.admin import left_open
+from loadtest.fuzz.calls import NO_ANSWER, Do, Script, ScriptSource, Step, methods_of, play
+from loadtest.fuzz.sessions import COUNT, FILES, Facts, answered, canary
+from loadtest.goals import Check
 from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
-BATCH, CONCURRENT, MAX_LEFT, CONNECTIONS, CHANNELS = 500, 24, 8, 3, 3
-RACE_TRIES = 6
-"""Times that a call is repeated whose status was lost, since its end met a message on its way; with
-ever longer pauses between its messages, up to so many, and then with ever fewer messages."""
-PATIENCE_S, ANSWER_S, SETTLE_S, SHRINK_S, PROGRESS_S = 60.0, 10.0, 30.0, 60.0, 10.0
-"""Time limits: a call, one that must be quick, sessions of calls that have ended, shrinking."""
+BATCH, CONCURRENT, CONNECTIONS, CHANNELS, MAX_DRAFTS = 500, 24, 3, 3, 64
+PATIENCE_S, ANSWER_S, SETTLE_S, PROGRESS_S = 60.0, 10.0, 30.0, 10.0
+"""Time limits: a call, one that must be quick, sessions of calls that have ended."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
-"""What a server's log must not hold."""
-
-Start = Callable[[Callable[[str], None]], AbstractAsyncContextManager[Server]]
-"""Starts a server; it is given what takes lines of its log."""
-
-
-async def fuzz(
-    start: Start, messages: int, seed: int, say: Callable[[str], None], only: int | None = None
-) -> FuzzResult:
-    """Start a server and fuzz it, or play `only` one script.
-
-    If the server dies or hangs, search for the call that did it.
-    """
-    log: list[str] = []
-    async with start(log.append) as server:
-        run = FuzzRun(server, seed, log, say)
-        result = await (run.run(messages) if only is None else run.play_alone(only))
-    for index, script in run.suspects:
-        if smallest := await shrunk(script, partial(_kills, start), 2 * SHRINK_S):
-            result.found("a call that kills it", index, smallest)
-            break
-    return result
+"""Words that a server's log must not hold."""
+MAX_GROWTH_MIB, MIN_SAMPLES = 32.0, 30
+"""Growth of a warm process over the whole run that still counts as none."""
+MAX_FINDINGS, MAX_FOUND = 20, 200
+"""A run ends early with so many different findings, or so many of all together."""
+SLOW_S = 0.5
+"""Pause between the steps of a slow canary."""
+_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|[-+\d.,e]*\d[-+\d.,e]*|\b(?:nan|inf)\b")
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
-async def _kills(start: Start, script: Script) -> bool:
-    async with start(lambda _: None) as server:
-        run = FuzzRun(server, 0, [])
-        for pauses in (0, RACE_TRIES):  # it may end before the server has read what kills it
-            await run.alone(_with_pauses(script, pauses))
-            if await server.ending(ANSWER_S):
-                return True
-        return False
-
-
-def _with_pauses(script: Script, number: int) -> Script:
-    steps = [each for step in script.steps for each in (*[Do.PAUSE] * number, step)]
-    return replace(script, steps=tuple(steps))
-
-
-def _unraced(script: Script) -> Iterator[Script]:
-    """The script in ways that let its end be heard before the next message is written."""
-    for pauses in range(RACE_TRIES):
-        yield _with_pauses(script, pauses)
-    yield from beginnings(script)  # gRPC tells the end only behind all answers, read at the end
-
-
-@dataclass
 class FuzzRun:
-    """Calls of one seed against a server that runs; its `log` grows meanwhile."""
+    """Calls of one seed against a server with a canary: `async with FuzzRun(...) as run`.
 
-    server: Server
-    seed: int
-    log: list[str]
-    say: Callable[[str], None] = print
-    suspects: list[tuple[int, Script]] = field(default_factory=list)
-    """What was sent when the server died, or just before."""
+    The canary's tokens must be the same whatever others send. The server `name` is at one of the
+    `addresses`; `services` are its processes, if they are known; its `log` grows meanwhile.
+    `findings` have the first text, and how often it was like that.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        name: str,
+        addresses: Mapping[str, str],
+        services: Mapping[str, Child] | None = None,
+        seed: int = 0,
+        log: list[str] | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.name, self.seed, self.log, self.say = name, seed, [] if log is None else log, say
+        self.messages = self.canaries = 0
+        self.kinds: dict[str, Counter[str]] = defaultdict(Counter)
+        self.errors: set[str] = set()
+        self.findings: dict[str, tuple[str, int]] = {}
+        self._addresses, self._services = addresses, services or {}
+        self._canary_at = "generation" if name == "admin" else name
+        self._next, self._dead = 0, ""
         self._began = self._said = time.monotonic()
-        pids = {name: child.pid for name, child in self.server.services.items()}
-        memory = Sampler(pids, None, self._now, lambda: self.result.messages, self.say)
-        self.result = FuzzResult(self.server.name, self.seed, memory)
-        host, _, port = self.server.address.rpartition(":")
-        self._host, self._port = host, int(port)
-        self._next = 0
-        self._bad: list[tuple[int, CallOutcome]] = []
-        # Calls that ended before the server may have read all of them: one may have killed it.
-        self._unread: deque[tuple[int, Script]] = deque(maxlen=CONCURRENT)
-        self._left: set[asyncio.Task[CallOutcome]] = set()
-        self._canaries: list[asyncio.Task[None]] = []
-        self._rng = Random(f"connections {self.seed}")
+        pids = {service: child.pid for service, child in self._services.items()}
+        self.memory = Sampler(pids, None, lambda: self.seconds, lambda: self.messages, say)
 
-    def _now(self) -> float:
+    async def __aenter__(self) -> FuzzRun:
+        self._channel = grpc.aio.insecure_channel(self._addresses[self._canary_at])
+        self._methods = methods_of(FILES[self._canary_at])
+        session, steps = canary(self._canary_at), list[Step]()
+        (method,) = (m for m in self._methods if isinstance(session[0], m.request))
+        for message in session:
+            steps += [message.SerializeToString(), *[Do.READ] * answered(message)]
+        self._canary = Script(method, "canary", tuple(steps))
+        self._tokens = await self._ask(self._canary)
+        info = await self._describe()
+        model = next(part for part in _parts(info) if isinstance(part, common_pb2.ModelInfo))
+        self.source = ScriptSource(self.name, Facts(
+            model.vocab_size or 1 << 16, model.context_length or 256, MAX_DRAFTS,
+            [getattr(drafter, "name", drafter) for drafter in getattr(info, "drafters", ())],
+            self._tokens[-COUNT:], self._addresses.get("draft", ""),
+            tuple(getattr(info, "rules", ())) or tuple(RULE_PRESETS),
+            [head.name for head in getattr(info, "heads", ())],
+        ))  # fmt: skip
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run began."""
         return time.monotonic() - self._began
 
-    async def run(self, messages: int) -> FuzzResult:
+    @property
+    def statuses(self) -> Counter[str]:
+        """Calls by status."""
+        return sum(self.kinds.values(), Counter())
+
+    def script(self, index: int) -> Script:
+        """Return the script of this number."""
+        return self.source.script(Random(f"{self.name} {self.seed} {index}"))
+
+    async def run(self, messages: int) -> None:
         """Send so many messages; fewer if enough is found, or the server dies."""
-        result = self.result
-        await self._look()
-        async with self._channel() as patient:
-            self._canaries = [asyncio.create_task(self._sing(slow)) for slow in (False, True)]
-            while result.messages < messages and not result.enough and not self.server.gone:
-                await self._batch(patient, min(result.messages + BATCH, messages))
+        await self._look(0)
+        canaries = asyncio.create_task(self._sing())
+        try:
+            while self.messages < messages and not self._dead and not self._enough:
+                await self._batch(min(self.messages + BATCH, messages))
                 if time.monotonic() > self._said + PROGRESS_S:
                     self._said = time.monotonic()
-                    self.say(f"{result.server}: {result.messages:,} messages, {self._now():.0f} s")
-            await asyncio.gather(*self._left)
-            await self._judge()
-            for canary in self._canaries:
-                canary.cancel()
-            await asyncio.gather(*self._canaries, return_exceptions=True)
-        self._canaries = []
-        if not self.server.gone:
-            await self._canary()
-            await self._look()
-        result.seconds = self._now()
-        return result
+                    self.say(f"{self.name}: {self.messages:,} messages, {self.seconds:.0f} s")
+        finally:
+            canaries.cancel()
+            await asyncio.gather(canaries, return_exceptions=True)
+        if not self._dead:
+            await self._check_canary(False)
+            await self._look(0)
+
+    async def play(self, channel: grpc.aio.Channel, index: int) -> None:
+        """Play the script of this number."""
+        script = self.script(index)
+        outcome = await play(channel, script, PATIENCE_S)
+        self.messages += outcome.sent
+        self.kinds[script.kind][outcome.status] += 1
+        if outcome.status != "OK":
+            self.errors.add(_VALUES.sub("#", f"{outcome.status}: {outcome.details}"))
+        if outcome.complaint:
+            lost = outcome.status in ("UNAVAILABLE", NO_ANSWER) and await self._ending()
+            again = f"again with: --server {self.name} --seed {self.seed} --only {index}"
+            self.found(lost or f"{outcome.complaint}\n{again}\n{script}", script.method.path)
+
+    def found(self, text: str, about: str = "") -> None:
+        """Note a finding, unless there is one like it."""
+        key = f"{about} {_VALUES.sub('#', text.splitlines()[0])}"
+        first, number = self.findings.get(key, (text, 0))
+        self.findings[key] = first, number + 1
+
+    def checks(self) -> list[Check]:
+        """Return a check for each finding, and one for the memory of each process."""
+        checks = [Check(self.name, False, f"({n:,}x) {text}") for text, n in self.findings.values()]
+        if not checks:
+            checks = [Check(self.name, True, f"nothing found in {self.messages:,} messages")]
+        growth = self.memory.growth(0, self.seconds)
+        for g in growth if len(self.memory.memory) >= MIN_SAMPLES * len(growth) else ():
+            mib = g.share * g.mib
+            said = f"{g.mib:,.0f} MiB at the end; once warm, {mib:+.1f} MiB over the run"
+            checks.append(Check(f"{self.name}, memory of {g.service}", mib <= MAX_GROWTH_MIB, said))
+        return checks
 
     # --- calls --------------------------------------------------------------------------------
 
-    def _channel(self, address: str = "") -> grpc.aio.Channel:
-        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
-        return grpc.aio.insecure_channel(address or self.server.address, options=options)
+    @property
+    def _enough(self) -> bool:
+        numbers = [number for _, number in self.findings.values()]
+        return len(numbers) >= MAX_FINDINGS or sum(numbers) >= MAX_FOUND
 
-    @asynccontextmanager
-    async def _channels(self) -> AsyncIterator[list[grpc.aio.Channel]]:
-        """Channels whose connections end with them, which a proxy sees to.
+    async def _batch(self, goal: int) -> None:
+        """Play scripts on channels whose connections end with them, which a proxy sees to.
 
         grpc.aio keeps a closed channel's connection for a stream that a write found ended
         (`WRITE_RACE`), and with it 70 KB or more of the server.
         """
-        proxy = Proxy(self._host, self._port)
+        said, first = len(self.log), self._next
+        host, _, port = self._addresses[self.name].rpartition(":")
+        proxy = Proxy(host, int(port))
         await proxy.start()
         try:
             async with AsyncExitStack() as open_:
-                yield [await open_.enter_async_context(self._channel(proxy.address))
-                       for _ in range(CHANNELS)]  # fmt: skip
+                options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
+                channels = [
+                    await open_.enter_async_context(
+                        grpc.aio.insecure_channel(proxy.address, options=options)
+                    )
+                    for _ in range(CHANNELS)
+                ]
+                await asyncio.gather(
+                    *(self._work(channels[n % CHANNELS], goal) for n in range(CONCURRENT)),
+                    *(_attack_port(int(port), Random(f"{first} {n}")) for n in range(CONNECTIONS)),
+                )
         finally:
             await proxy.close()
-
-    def _script(self, index: int) -> Script:
-        return self.server.source.script(Random(f"{self.server.name} {self.seed} {index}"))
-
-    async def alone(self, script: Script) -> CallOutcome:
-        """Play a script by itself."""
-        async with self._channel() as channel:
-            return await play(channel, script, PATIENCE_S)
-
-    async def play_alone(self, index: int) -> FuzzResult:
-        """Play the script of this number by itself, and say what comes of it."""
-        async with self._channel() as channel:
-            outcome = await self._play(channel, index, self._script(index))
-        self.say(f"{outcome.script}\n{outcome.status}: {outcome.details}")
-        await self._judge()
-        self._check_log(0, index)
-        self.result.seconds = self._now()
-        return self.result
-
-    async def _batch(self, patient: grpc.aio.Channel, goal: int) -> None:
-        said, first = len(self.log), self._next
-        async with self._channels() as channels:
-            await asyncio.gather(
-                *(self._work(channels[n % CHANNELS], patient, goal) for n in range(CONCURRENT)),
-                *(attack_port(self._port, self._rng) for _ in range(CONNECTIONS)),
-            )
-        self._check_log(said, first)
-        await self._judge()
-        await self._look()
-
-    async def _work(self, channel: grpc.aio.Channel, patient: grpc.aio.Channel, goal: int) -> None:
-        while self.result.messages < goal and not self.server.gone:
-            index, self._next = self._next, self._next + 1
-            script = self._script(index)
-            if Do.LEAVE not in script.steps:
-                await self._play(channel, index, script)
-            elif len(self._left) < MAX_LEFT:
-                task = asyncio.create_task(self._play(patient, index, script))
-                self._left.add(task)
-                task.add_done_callback(self._left.discard)
-
-    async def _play(self, channel: grpc.aio.Channel, index: int, script: Script) -> CallOutcome:
-        outcome = await play(channel, script, PATIENCE_S)
-        self.result.count(outcome)
-        if outcome.complaint:
-            self._bad.append((index, outcome))
-        elif outcome.status != "OK":
-            self._unread.append((index, script))
-        return outcome
-
-    async def _judge(self) -> None:
-        """Make findings of the calls that went wrong, as small as they get."""
-        bad, self._bad = self._bad, []
-        lost = [(index, o.script) for index, o in bad if o.status in ("UNAVAILABLE", NO_ANSWER)]
-        if lost and (ending := await self.server.ending(ANSWER_S)):
-            self.suspects = [*lost[: 2 * CONCURRENT], *reversed(self._unread)]
-            self.result.found(f"{ending}\n(about script {lost[0][0]})")
-            return
-        for index, outcome in bad:
-            finding = self.result.found(outcome.complaint, index, outcome.script)
-            if finding.number == 1:
-                shows = partial(self._shows, outcome.status)
-                finding.script = await shrunk(outcome.script, shows, SHRINK_S) or outcome.script
-
-    async def _shows(self, status: str, script: Script) -> bool:
-        for unraced in _unraced(script):
-            again = await self.alone(unraced)
-            if again.status != WRITE_RACE:
-                return bool(again.complaint) and again.status == status
-        return False
-
-    # --- what is seen from outside ------------------------------------------------------------
-
-    def _check_log(self, since: int, first: int) -> None:
-        lines = self.log[since:]
+        lines = self.log[said:]
         if any(alarm in line for line in lines for alarm in ALARMS):
             text = "\n    ".join(("the log says:", *lines[:40]))
-            self.result.found(f"{text}\n    (scripts {first} to {self._next - 1})")
+            self.found(f"{text}\n    (scripts {first} to {self._next - 1})")
+        await self._look(1)
 
-    async def _sing(self, slow: bool) -> None:
-        """The canary, all the time."""
-        while True:
-            await self._canary(slow)
+    async def _work(self, channel: grpc.aio.Channel, goal: int) -> None:
+        while self.messages < goal and not self._dead:
+            index, self._next = self._next, self._next + 1
+            await self.play(channel, index)
+
+    # --- the server, seen from outside ----------------------------------------------------------
+
+    async def _ending(self) -> str:
+        """Return the end of a process, known a moment later, or that it hangs; empty if neither."""
+        for _ in range(10):
+            for child in self._services.values():
+                if child.process.returncode is not None:
+                    self._dead = f"{await child.failure()}\n(about script {self._next})"
+                    return self._dead
+            await asyncio.sleep(0.05)
+        with suppress(FlyspecError, grpc.aio.AioRpcError):
+            try:
+                await asyncio.wait_for(self._sessions(), ANSWER_S)
+            except TimeoutError:
+                self._dead = f"the server hangs (about script {self._next})"
+        return self._dead
+
+    async def _sing(self) -> None:
+        """Ask for the canary's tokens all the time, in short sessions and in long ones."""
+        for slow in itertools.cycle((False, True)):
+            await self._check_canary(slow)
             await asyncio.sleep(0.4)
 
-    async def _canary(self, slow: bool = False) -> None:
+    async def _check_canary(self, slow: bool) -> None:
+        steps = [s for step in self._canary.steps for s in (step, *[SLOW_S] * slow)]
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self.server.canary(slow)
-            self.result.canaries += 1
-        except (WrongAnswerError, TimeoutError) as error:
-            if not await self.server.ending(ANSWER_S):
-                text = f"the canary: {error or 'no answer'}"
-                self.result.found(f"{text} (about script {self._next})")
+            got = await self._ask(replace(self._canary, steps=tuple(steps)))
+        except FlyspecError as error:
+            ending = await self._ending()
+            self.found(ending or f"the canary: {error} (about script {self._next})")
+            return
+        if got != self._tokens:
+            self.found(f"the canary: got {got} instead of {self._tokens}")
+        self.canaries += 1
 
-    async def _look(self) -> None:
-        """Memory and sessions."""
+    async def _ask(self, script: Script) -> list[int]:
+        outcome = await play(self._channel, script, PATIENCE_S)
+        if outcome.status != "OK":
+            raise FlyspecError(f"{outcome.status}: {outcome.details}")
+        return [
+            token
+            for answer in map(script.method.response.FromString, outcome.answers)
+            for token in _tokens(answer)
+        ]
+
+    async def _describe(self) -> Any:
+        """Return what the server says of its model and itself."""
+        method = next(m for m in self._methods if m.path.endswith(("/Describe", "/ListModels")))
+        ask = self._channel.unary_unary(
+            method.path, method.request.SerializeToString, method.response.FromString
+        )
+        return await ask(method.request())
+
+    async def _sessions(self) -> dict[str, int]:
+        """Return open sessions by kind."""
+        if self._canary_at == "generation":
+            async with AdminClient(self._addresses["admin"]) as admin:
+                return left_open(await admin.status())
+        return {"sessions": (await self._describe()).sessions.active}
+
+    async def _look(self, canaries: int) -> None:
+        """Look at memory and sessions, of which no more may be open than the canary's."""
         deadline = time.monotonic() + SETTLE_S
-        self.result.memory.look()
+        self.memory.look()
         try:
-            while over := await self._over():
+            while not self._dead:
+                sessions = await asyncio.wait_for(self._sessions(), PATIENCE_S)
+                over = {kind: number for kind, number in sessions.items() if number > canaries}
+                if not over:
+                    break
                 if time.monotonic() > deadline:
-                    self.result.found(f"sessions left: {over}")
+                    self.found(f"sessions left: {over}")
                     break
                 await asyncio.sleep(0.05)
         except (TimeoutError, FlyspecError, grpc.aio.AioRpcError) as error:
-            if not await self.server.ending(ANSWER_S):
-                self.result.found(f"it does not tell its sessions: {error!r}")
+            self.found(await self._ending() or f"it does not tell its sessions: {error!r}")
 
-    async def _over(self) -> dict[str, int]:
-        """Sessions beyond those of canaries and calls left open, by kind."""
-        if self.server.gone:
-            return {}
-        async with asyncio.timeout(PATIENCE_S):
-            sessions = await self.server.sessions()
-        most = len(self._canaries) + len(self._left)
-        return {kind: number for kind, number in sessions.items() if number > most}
+
+def _parts(message: Any) -> Iterator[Any]:
+    """Yield a message and those in it; of a list, the first."""
+    yield message
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            yield from _parts(value[0] if field.is_repeated else value)
+
+
+def _tokens(answer: Any) -> list[int]:
+    """Return what must not change of an answer."""
+    match answer:
+        case generation_pb2.GenerateResponse():
+            return list(answer.chunk.token_ids)
+        case verify_pb2.VerifyResponse():
+            outcomes = [decision.outcome for decision in answer.decisions]
+            return [*outcomes, *answer.plain_token_ids, answer.next_token_id]
+    return list(answer.token_ids)
+
+
+async def _attack_port(port: int, rng: Random) -> None:
+    """Open a connection that speaks no gRPC, or speaks it wrongly; the answer does not matter."""
+    frame = rng.randrange(64).to_bytes(3, "big") + rng.randbytes(200)
+    hostile = rng.choice((
+        rng.randbytes(rng.choice((1, 100, 5000))), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        _PREFACE + rng.randbytes(300), _PREFACE + bytes(3) + b"\x04" + bytes(5) + frame,
+        _PREFACE + bytes(3) + b"\x04" + bytes(5) + b"\xff\xff\xff\x01\x04\0\0\0\x01",
+    ))  # fmt: skip
+    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(hostile)
+            await writer.drain()
+            async with asyncio.timeout(rng.choice((0.0, 0.01, 0.05))):
+                await reader.read(-1)
+        finally:
+            if rng.random() < 0.5:
+                writer.transport.abort()
+            writer.close()

@@ -3,17 +3,15 @@
 from typing import Any
 
 from loadtest.scenarios.base import Scenario, ScenarioVerdict, World
-from loadtest.scenarios.burst import Burst, Overload
-from loadtest.scenarios.cancel_storm import CancelStorm
 from loadtest.scenarios.drafter_swap import DrafterSwap
 from loadtest.scenarios.mixed_rules import MixedRules
+from loadtest.scenarios.overload import Overload
 from loadtest.scenarios.ramp import Ramp
 from loadtest.scenarios.recovery import KillRecovery
-from loadtest.scenarios.sharing import Sharing
 from loadtest.scenarios.soak import Soak
 
 _ALL: tuple[type[Scenario[Any]], ...] = (
-    Ramp, Soak, Burst, Overload, CancelStorm, DrafterSwap, MixedRules, KillRecovery, Sharing,
+    Ramp, Soak, Overload, DrafterSwap, MixedRules, KillRecovery,
 )  # fmt: skip
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
 

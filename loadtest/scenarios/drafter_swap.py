@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Annotated, Any
 
-from flyspec.client import DrafterStats, DrafterStatus
+from flyspec.client import DrafterStatus
 from flyspec.errors import FlyspecError
 from loadtest.admin import Admin
 from loadtest.goals import Check
@@ -46,21 +48,10 @@ def _candidates(texts: Sequence[str]) -> tuple[Candidate, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A swap and its times in ms; `left` are generations that did not leave in time."""
-
-    drafter: str
-    probe_ms: float
-    activate_ms: float
-    drain_ms: float
-    left: int
-
-
 # fmt: off
 @dataclass(frozen=True)
 class SwapFlags(UserFlags):
-    """What is swapped."""
+    """The drafters, and the swaps."""
 
     swap_to: Annotated[tuple[Candidate, ...], own_flag(
         "Draft service to swap to, or a drafter that is there already; repeatable, used in turn.",
@@ -86,8 +77,9 @@ class DrafterSwap(Scenario[SwapFlags]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.turns: list[Turn] = []
-        self.stats: dict[str, DrafterStats] = {}
+        self.turns: list[dict[str, Any]] = []
+        # Candidates that stay registered: removing a head would lose it.
+        self.resident = [c.name for c in self.own.swap_to if not c.address]
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
         texts = self.exact_texts(self.own.texts)
@@ -107,65 +99,45 @@ class DrafterSwap(Scenario[SwapFlags]):
         first = next((d for d in before if d.active), None)
         if first is None:
             raise FlyspecError("no drafter is active, so none can be swapped")
-        active = first.name
-        pause = self.seconds / (self.own.turns + 2)
+        active, pause = first.name, self.seconds / (self.own.turns + 2)
         try:
-            self.world.sleep(pause)
-            for index in range(self.own.turns):
-                if not self.world.running():
-                    break
-                candidate = self.own.swap_to[index % len(self.own.swap_to)]
-                if candidate.name == active:
-                    continue
-                self._turn(admin, candidate, active, pause)
-                active = candidate.name
+            time.sleep(pause)
+            for candidate in islice(cycle(self.own.swap_to), self.own.turns):
+                if self.world.control.opened.is_set() and candidate.name != active:
+                    self._turn(admin, candidate, active, pause)
+                    active = candidate.name
         finally:
             self._restore(admin, first)
 
     def _turn(self, admin: Admin, candidate: Candidate, active: str, pause: float) -> None:
-        probe_ms = 0.0
+        now, note, probe_ms = self.world.control.now, self.world.note, 0.0
         if candidate.address:
             probe_ms = admin.register(candidate.name, candidate.address, candidate.kind)
         admin.activate(candidate.name, CANARY_SHARE)
-        self.world.note(f"{candidate.name} is a canary")
-        self.world.sleep(0.3 * pause)
-        began = self.world.now()
+        note(f"{candidate.name} is a canary")
+        time.sleep(0.3 * pause)
+        began = now()
         admin.activate(candidate.name)
-        activated = self.world.now()
-        self.world.note(f"{candidate.name} is active")
+        activated = now()
+        note(f"{candidate.name} is active")
         left = admin.drain(active, DRAIN_S)
-        ended = self.world.now()
-        self._keep_stats(admin)
-        if active not in self._resident:
+        self.turns.append({
+            "drafter": candidate.name, "probe_ms": probe_ms,
+            "activate_ms": 1e3 * (activated - began), "drain_ms": 1e3 * (now() - activated),
+            "left": left,
+        })  # fmt: skip
+        if active not in self.resident:
             admin.remove(active, force=bool(left))
-        self.turns.append(
-            Turn(candidate.name, probe_ms, 1e3 * (activated - began), 1e3 * (ended - activated),
-                 left)
-        )  # fmt: skip
-        self.world.sleep(max(0.0, 0.7 * pause))
-
-    @property
-    def _resident(self) -> list[str]:
-        """Candidates that stay registered: removing a head would lose it."""
-        return [candidate.name for candidate in self.own.swap_to if not candidate.address]
-
-    def _keep_stats(self, admin: Admin) -> None:
-        """Keep each drafter's statistics at their highest: removing it forgets them."""
-        for drafter in admin.drafters():
-            kept = self.stats.get(drafter.name)
-            if kept is None or drafter.stats.num_spec_steps > kept.num_spec_steps:
-                self.stats[drafter.name] = drafter.stats
+        time.sleep(0.7 * pause)
 
     def _restore(self, admin: Admin, first: DrafterStatus) -> None:
         """Activate again what was active before the test, and remove what the test added."""
-        self._keep_stats(admin)
         names = {d.name for d in admin.drafters()}
         if first.name not in names:
             for address in dict.fromkeys(r.address for r in first.replicas):
                 admin.register(first.name, address, first.kind)
-        for name in self._resident:
+        for name in (*self.resident, first.name):
             admin.activate(name)  # which ends its draining
-        admin.activate(first.name)
         self.world.note(f"{first.name} is active again")
         for candidate in self.own.swap_to:
             if candidate.address and candidate.name in names:
@@ -174,30 +146,17 @@ class DrafterSwap(Scenario[SwapFlags]):
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         turns, figures = self.turns, phases["swapping"].figures
-        left = sum(turn.left for turn in turns)
+        left = sum(turn["left"] for turn in turns)
         activate, drain = (
-            max((getattr(t, what) for t in turns), default=0.0)
+            duration(max((turn[what] for turn in turns), default=0.0))
             for what in ("activate_ms", "drain_ms")
         )
-        drafters = [
-            {
-                "drafter": name,
-                "rounds": stats.num_spec_steps,
-                "accepted share": stats.draft_acceptance_rate,
-                "tokens/round": stats.mean_accepted_tokens,
-                "proposal ms": stats.mean_proposal_ms,
-                "failures": stats.failures_total,
-            }
-            for name, stats in sorted(self.stats.items())
-            if stats.num_spec_steps
-        ]
         line = (
             f"{len(turns)} swaps moved {figures.moves} generations mid-stream, the longest pause "
-            f"{duration(figures.longest_pause_ms)}; activating took at most {duration(activate)}, "
-            f"draining {duration(drain)}"
+            f"{duration(figures.longest_pause_ms)}; activating took at most {activate}, "
+            f"draining {drain}"
         )
-        details = {"turns": [asdict(turn) for turn in turns], "drafters": drafters}
-        return ScenarioVerdict(details, [line], [
+        return ScenarioVerdict({"turns": turns}, [line], [
             Check("swaps", bool(turns), f"{len(turns)} swaps"),
             Check("drained", left == 0, f"{left} generations did not leave a drained drafter"),
             *self.same_texts(),

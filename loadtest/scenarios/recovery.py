@@ -1,9 +1,12 @@
-"""How long streams stall when a service is killed or hangs."""
+"""The time for which streams stall when a service is killed or hangs."""
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import statistics
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +15,20 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 from loadtest.goals import Check
-from loadtest.scenarios.base import FIXED, Scenario, ScenarioVerdict, UserFlags, own_flag
-from loadtest.scenarios.services import DRAFTER, TARGET, held, kill
+from loadtest.scenarios.base import (
+    DRAFTER,
+    FIXED,
+    TARGET,
+    Scenario,
+    ScenarioVerdict,
+    UserFlags,
+    own_flag,
+)
 from loadtest.summary import PhaseResult
 from loadtest.work import Closed, LoadPhase, Text
 
 ALLOWANCE_S = 1.0
-"""What a target's absence may cost beyond its duration."""
+"""Cost of a target's absence beyond its duration that is allowed."""
 HOLD_S = 3.0
 FAULT_AT = 0.7
 """The fault comes after this share of a phase; streams begun before continue after its end."""
@@ -26,21 +36,18 @@ FAULT_AT = 0.7
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A service and what happens to it. `replicas`: of the drafter."""
+    """A service that is killed or hangs."""
 
     name: str
     service: str
     kills: bool
-    replicas: int = 1
 
 
 CASES = (
-    Case("drafter killed, no other", DRAFTER, True),
-    Case("drafter hangs, no other", DRAFTER, False),
+    Case("drafter killed", DRAFTER, True),
+    Case("drafter hangs", DRAFTER, False),
     Case("target killed and restarted", TARGET, True),
     Case(f"target hangs for {HOLD_S:g} s", TARGET, False),
-    Case("drafter killed, a second one", DRAFTER, True, 2),
-    Case("drafter hangs, a second one", DRAFTER, False, 2),
 )
 
 
@@ -52,9 +59,6 @@ class RecoveryFlags(UserFlags):
     draft_timeout: Annotated[float, own_flag(
         "The installation's --draft-timeout-s, which bounds the loss of a drafter.",
     )] = 1.0
-    replica: Annotated[str, own_flag(
-        "Address of a second draft service; without it, cases that need two are left out.",
-    )] = ""
     # fmt: on
 
 
@@ -80,7 +84,6 @@ class KillRecovery(Scenario[RecoveryFlags]):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.cases = [case for case in CASES if case.replicas == 1 or self.own.replica]
         self.faults: dict[str, tuple[float, float]] = {}
 
     def phases(self, done: Sequence[PhaseResult]) -> Iterator[LoadPhase]:
@@ -94,58 +97,54 @@ class KillRecovery(Scenario[RecoveryFlags]):
                 for _ in range(self.users)
             ],
         )  # fmt: skip
-        seconds = self.seconds / len(self.cases)
-        for case in self.cases:
-            if case.replicas > 1 and self.own.replica:
-                self._add_replica()
+        seconds = self.seconds / len(CASES)
+        for case in CASES:
             yield LoadPhase(case.name, streams, seconds, variants, texts=texts, judged=False,
                             meanwhile=partial(self._hurt, case, FAULT_AT * seconds))  # fmt: skip
 
-    def _add_replica(self) -> None:
-        admin = self.world.operator
-        (active, *_) = admin.drafters()
-        if self.own.replica not in active.address.split(","):
-            admin.register(active.name, self.own.replica, active.kind)
-            self.world.note("the drafter has a second replica")
-
     def _hurt(self, case: Case, after_s: float) -> None:
-        self.world.sleep(after_s)
-        began = self.world.now()
+        time.sleep(after_s)
         if case.kills:
-            self.faults[case.name] = kill(self.world, case.service)
-        else:
-            with held(self.world, case.service):
-                self.world.sleep(HOLD_S)
-            self.faults[case.name] = began, self.world.now()
+            self.faults[case.name] = self.world.kill(case.service)
+            return
+        pid = self.world.process_of(case.service).process.process_id
+        began = self.world.control.now()
+        os.kill(pid, signal.SIGSTOP)
+        self.world.note(f"{case.service} hangs")
+        try:
+            time.sleep(HOLD_S)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            self.world.note(f"{case.service} continues")
+        self.faults[case.name] = began, self.world.control.now()
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
-        opened = [r.ended - r.sent for r in self.world.records if r.phase == "opening"]
+        opened = [r.ended - r.sent for r in self.world.control.records if r.phase == "opening"]
         rows = [self._row(case, *self.faults[case.name], max(opened, default=0.0))
-                for case in self.cases if case.name in self.faults]  # fmt: skip
+                for case in CASES if case.name in self.faults]  # fmt: skip
         return ScenarioVerdict({"cases": rows}, checks=[
             *(Check(row["case"], row["streams"] > 0 and row["added max s"] <= row["bound s"],
                     f"a stream stood still for {row['added max s']:.2f} s, "
                     f"bound {row['bound s']:.2f} s ({row['bound of']})") for row in rows),
-            Check("cases", len(rows) == len(self.cases), f"{len(rows)} of {len(self.cases)}"),
+            Check("cases", len(rows) == len(CASES), f"{len(rows)} of {len(CASES)}"),
             *self.same_texts(),
         ])  # fmt: skip
 
     def _row(self, case: Case, hurt: float, healed: float, open_s: float) -> dict[str, Any]:
-        added, streams = [], [
-            r for r in self.world.records if r.phase == case.name and r.sent < hurt < r.ended
-        ]  # fmt: skip
-        for stream in streams:
-            gaps = list(pairwise(stream.arrivals))
-            if before := [b - a for a, b in gaps if b <= hurt]:
-                longest = max((b - a for a, b in gaps if b > hurt), default=0.0)
-                added.append(longest - statistics.median(before))
-        recoveries = sum((Counter(stream.recoveries) for stream in streams), Counter())
+        added, recoveries = list[float](), Counter[str]()
+        for stream in self.world.control.records:
+            if stream.phase == case.name and stream.sent < hurt < stream.ended:
+                gaps = list(pairwise(stream.arrivals))
+                recoveries.update(stream.recoveries)
+                if before := [b - a for a, b in gaps if b <= hurt]:
+                    longest = max((b - a for a, b in gaps if b > hurt), default=0.0)
+                    added.append(longest - statistics.median(before))
+        bound = self.own.draft_timeout + open_s
+        bound_of = f"deadline {self.own.draft_timeout:g} s, opening {open_s:.2f} s"
         if case.service == TARGET:
             bound = healed - hurt + ALLOWANCE_S
             bound_of = f"{healed - hurt:.2f} s without it, {ALLOWANCE_S:g} s more"
-        else:
-            bound = self.own.draft_timeout + open_s
-            bound_of = f"deadline {self.own.draft_timeout:g} s, opening {open_s:.2f} s"
+        told = (f"{n} {kind.lower().replace('_', ' ')}" for kind, n in recoveries.items())
         return {
             "case": case.name,
             "streams": len(added),
@@ -153,7 +152,5 @@ class KillRecovery(Scenario[RecoveryFlags]):
             "added max s": max(added, default=0.0),
             "bound s": bound,
             "bound of": bound_of,
-            "recoveries": ", ".join(
-                f"{count} {kind.lower().replace('_', ' ')}" for kind, count in recoveries.items()
-            ),
+            "recoveries": ", ".join(told),
         }

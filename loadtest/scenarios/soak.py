@@ -1,8 +1,9 @@
-"""The same load for a long time: does anything grow?"""
+"""The same load for a long time, under which nothing may grow."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -15,8 +16,15 @@ from loadtest.goals import Check
 from loadtest.measures import percentile
 from loadtest.prompts import VARIED, Source
 from loadtest.record import Record
-from loadtest.scenarios.base import LoadFlags, Scenario, ScenarioVerdict, bounded, own_flag
-from loadtest.scenarios.services import DRAFTER, TARGET, kill
+from loadtest.scenarios.base import (
+    DRAFTER,
+    TARGET,
+    LoadFlags,
+    Scenario,
+    ScenarioVerdict,
+    bounded,
+    own_flag,
+)
 from loadtest.summary import PhaseResult, times
 from loadtest.work import LoadPhase, Open, Variant
 
@@ -31,7 +39,7 @@ DRAFTERS = ("", *(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE))
 # fmt: off
 @dataclass(frozen=True)
 class SoakFlags(LoadFlags):
-    """The load, what disturbs it, and the bounds."""
+    """The load, its disturbances, and the bounds."""
 
     cancelled: Annotated[float, own_flag("Share of requests that are cancelled.")] = 0.05
     cancel_after: Annotated[float, own_flag(
@@ -85,16 +93,16 @@ class Soak(Scenario[SoakFlags]):
 
     def _kill(self, seconds: float) -> None:
         """Kill services, at even intervals."""
-        began = self.world.now()
+        began = self.world.control.now()
         plan = [
             (seconds * (i + 1) / (times_ + 1), name)
             for name, times_ in ((DRAFTER, self.own.draft_kills), (TARGET, self.own.verify_kills))
             for i in range(times_)
         ]
         for at, name in sorted(plan):
-            self.world.sleep(max(0.0, began + at - self.world.now()))
-            if self.world.running():
-                self.outages.append((name, *kill(self.world, name)))
+            time.sleep(max(0.0, began + at - self.world.control.now()))
+            if self.world.control.opened.is_set():
+                self.outages.append((name, *self.world.kill(name)))
 
     def excuses(self, record: Record) -> bool:
         return any(
@@ -104,9 +112,10 @@ class Soak(Scenario[SoakFlags]):
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         soak, own, latency = phases["soak"], self.own, dict[str, float]()
-        memory = {g.service: g.share for g in self.growth(soak)}
+        growth = self.world.sampler.growth(soak.began, soak.sent_until)
+        memory = {g.service: g.share for g in growth}
         of_third: list[list[Record]] = [[], [], []]
-        for record in self.world.records:
+        for record in self.world.control.records:
             if record.phase == "soak":
                 third = 3 * (record.planned - soak.began) / (soak.sent_until - soak.began)
                 of_third[min(2, int(third))].append(record)
@@ -120,23 +129,19 @@ class Soak(Scenario[SoakFlags]):
             checks.append(Check("kills", done == kills, f"{done} of {kills} took place"))
         else:
             checks += bounded("latency", latency, own.max_latency_growth)
-        sessions = self.world.admin.status().verify.sessions if self.world.admin else None
-        hits = sessions and sessions.prefix_cache_hits / max(1, sessions.prefix_cache_queries)
         found = {
             "memory_growth": memory,
             "latency_growth": latency,
             "memory": [
                 {"process": g.service, "MiB": g.mib, "MiB per 1,000 requests": g.mib_per_1000}
-                for g in self.growth(soak)
+                for g in growth
             ],
             "outages": [
                 {"killed": name, "at_s": killed, "back_after_s": ready - killed}
                 for name, killed, ready in self.outages
             ],
-            "prefix_cache_hit_rate": hits,
         }
-        lines = [] if hits is None else [f"{hits:.0%} of prompt tokens were found in the cache"]
-        return ScenarioVerdict(found, lines, checks)
+        return ScenarioVerdict(found, checks=checks)
 
 
 def vary_everything(rng: random.Random, options: GenerateOptions) -> GenerateOptions:

@@ -15,7 +15,7 @@ from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from flyspec.values.requests import GenerationRequest
 from loadtest.connection import Endpoint
 from loadtest.options import CHANNELS
-from loadtest.transport import SlotTaken, StreamEnd
+from loadtest.transport import StreamEnd
 
 
 class GrpcStream:
@@ -24,14 +24,12 @@ class GrpcStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    def __iter__(self) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
+    def __iter__(self) -> Iterator[Sequence[int] | StreamEnd]:
         try:
             for response in self._call:
                 match response.WhichOneof("response"):
                     case "chunk":  # not decoded: the generator has to be fast
                         yield response.chunk.token_ids
-                    case "started":
-                        yield SlotTaken()
                     case "completion":
                         ended = wire.unwrap(response)
                         rounds = ended.speculation.num_rounds
@@ -54,23 +52,15 @@ class GrpcTransport:
         self._stubs = [generation_pb2_grpc.GenerationServiceStub(c) for c in self._channels]
         self._turns = count()
 
-    def _stub(self, addresses: int | None = None) -> tuple[Any, Endpoint]:
-        """The stub whose turn it is, of the first `addresses` endpoints."""
-        turn, number = divmod(next(self._turns), addresses or len(self._endpoints))
-        index = (turn * len(self._endpoints) + number) % len(self._stubs)
-        return self._stubs[index], self._endpoints[number]
-
-    def open(
-        self, prompt: Prompt, options: GenerateOptions, addresses: int | None = None
-    ) -> GrpcStream:
-        request = wire.encode(GenerationRequest(prompt, options))
-        stub, endpoint = self._stub(addresses)
-        call = stub.Generate(request, timeout=options.timeout_s, metadata=endpoint.metadata)
-        return GrpcStream(call)
+    def open(self, prompt: Prompt, options: GenerateOptions) -> GrpcStream:
+        request, turn = wire.encode(GenerationRequest(prompt, options)), next(self._turns)
+        metadata = self._endpoints[turn % len(self._endpoints)].metadata
+        stub: Any = self._stubs[turn % len(self._stubs)]
+        return GrpcStream(stub.Generate(request, timeout=options.timeout_s, metadata=metadata))
 
     def list_models(self, timeout_s: float = 10.0) -> Models:
-        request = generation_pb2.ListModelsRequest()
-        stub, endpoint = self._stub(1)
+        request, endpoint = generation_pb2.ListModelsRequest(), self._endpoints[0]
+        stub: Any = self._stubs[0]
         try:
             response = stub.ListModels(request, timeout=timeout_s, metadata=endpoint.metadata)
         except grpc.RpcError as error:

@@ -18,10 +18,9 @@ from geventhttpclient import HTTPClient
 
 from flyspec.client import Credentials, GenerateOptions, Models, Prompt
 from flyspec.errors import ConfigError, DeadlineExceededError, FlyspecError, UnavailableError
-from flyspec.metadata import REQUEST_ID_KEY, TRACEPARENT_KEY
 from flyspec.security.certificates import SYSTEM
 from loadtest.connection import Endpoint
-from loadtest.transport import SlotTaken, StreamEnd
+from loadtest.transport import StreamEnd
 from loadtest.users.openai import error_of_response, models_of, pieces_of, request_of
 
 UNLIMITED = 1 << 20
@@ -36,7 +35,7 @@ class HttpStream:
         self._pieces = SimpleQueue()
         self._greenlet = running.spawn(self._read, client, *asked)
 
-    def __iter__(self) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
+    def __iter__(self) -> Iterator[Sequence[int] | StreamEnd]:
         while True:
             piece = self._pieces.get()
             if isinstance(piece, Exception):
@@ -84,14 +83,10 @@ class HttpTransport:
         self._running = Group()
         self._turns = count()
 
-    def open(
-        self, prompt: Prompt, options: GenerateOptions, addresses: int | None = None
-    ) -> HttpStream:
+    def open(self, prompt: Prompt, options: GenerateOptions) -> HttpStream:
         path, body = request_of(prompt, options)
-        turn = next(self._turns) % (addresses or len(self._clients))
-        of_call = {REQUEST_ID_KEY: options.request_id, TRACEPARENT_KEY: options.traceparent}
-        headers = {k: v for k, v in of_call.items() if v} | _JSON | self._headers[turn]
-        client = self._clients[turn]
+        turn = next(self._turns) % len(self._clients)
+        client, headers = self._clients[turn], _JSON | self._headers[turn]
         return HttpStream(self._running, client, path, body, headers, options.timeout_s)
 
     def list_models(self, timeout_s: float = 10.0) -> Models:

@@ -16,7 +16,7 @@ from flyspec.errors import FlyspecError, ResourceExhaustedError
 from flyspec.values.generation import RecoveryKind
 from loadtest.control import Control
 from loadtest.record import Record
-from loadtest.transport import SlotTaken, StreamEnd
+from loadtest.transport import StreamEnd
 from loadtest.work import Closed, Job, Open
 
 PAUSE_S = 0.1
@@ -84,20 +84,18 @@ def user_class_of(load: Closed | Open) -> type[GenerateUser]:
 
 
 def measure(control: Control, job: Job) -> Record:
-    sent, started, first, tokens = control.now(), None, None, 0
+    sent, first, tokens = control.now(), None, 0
     token_ids: list[int] = []
     arrivals: list[float] = []
     end: StreamEnd | None = None
     stream, leaving, error = None, None, None
     try:
-        stream = control.transport.open(job.prompt, job.options, job.addresses)
+        stream = control.transport.open(job.prompt, job.options)
         if job.leave_after_s is not None:
             leaving = gevent.spawn_later(job.leave_after_s, stream.cancel)
         for piece in stream:
             if isinstance(piece, StreamEnd):
                 end = piece
-            elif isinstance(piece, SlotTaken):
-                started = control.now()
             elif piece:
                 first = control.now() if first is None else first
                 tokens += len(piece)
@@ -115,8 +113,10 @@ def measure(control: Control, job: Job) -> Record:
     ended = control.now()
 
     def record(outcome: Any, **more: Any) -> Record:
-        return Record(job.phase, job.variant, job.planned, sent, ended, outcome, started, first,
-                      arrivals=arrivals, **more)  # fmt: skip
+        return Record(
+            job.phase, job.variant, job.planned, sent, ended, outcome, first, arrivals=arrivals,
+            **more,
+        )  # fmt: skip
 
     if end is not None:
         recovered = end.recoveries

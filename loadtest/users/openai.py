@@ -1,9 +1,9 @@
-"""OpenAI's API, as far as load tests speak it: requests, events, errors."""
+"""The part of OpenAI's API that load tests speak: requests, events, errors."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -24,81 +24,62 @@ from flyspec.errors import (
     UnavailableError,
     UnimplementedError,
 )
-from flyspec.v1 import generation_pb2
 from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import Recovery, RecoveryKind
 from flyspec.values.requests import GenerationRequest
-from flyspec.values.tokens import SamplingParams
-from loadtest.transport import SlotTaken, StreamEnd
+from loadtest.transport import StreamEnd
 
-ERRORS: Mapping[int, type[FlyspecError]] = {
-    400: InvalidArgumentError,
-    401: UnauthenticatedError,
-    403: PermissionDeniedError,
-    404: NotFoundError,
-    409: StateError,
-    413: InvalidArgumentError,
-    429: ResourceExhaustedError,
-    501: UnimplementedError,
-    502: UnavailableError,
-    503: UnavailableError,
-    504: DeadlineExceededError,
-}
-"""By HTTP code; others are plain `FlyspecError`s."""
-_BY_STATUS = {cls.status.lower(): cls for cls in ERRORS.values()}
-SAME = frozenset(("seed", "max_tokens", "stop", "stop_token_ids", "ignore_eos"))
-"""Options that are parameters of the same name."""
-OF_THE_CALL = frozenset(("timeout_s", "request_id", "traceparent"))
-"""Options that are not in the body."""
-# Text over HTTP cannot be retracted.
-_SPECULATION = frozenset(generation_pb2.Speculation.DESCRIPTOR.fields_by_name) - {"eager"}
+BY_STATUS = {
+    error.status.lower(): error
+    for error in (
+        DeadlineExceededError, InvalidArgumentError, NotFoundError, PermissionDeniedError,
+        ResourceExhaustedError, StateError, UnauthenticatedError, UnavailableError,
+        UnimplementedError,
+    )
+}  # fmt: skip
+"""Errors by the code in a body; others are plain `FlyspecError`s."""
+_SENT = frozenset(
+    ("sampling", "seed", "max_tokens", "ignore_eos", "drafter", "rule", "num_speculative_tokens",
+     "logprobs", "timeout_s")
+)  # fmt: skip
 _ASKED = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
 _DONE = b"[DONE]"
 
 
 def request_of(prompt: Prompt, options: GenerateOptions) -> tuple[str, bytes]:
-    """Return the path and body. Raises `ConfigError`, naming an option that HTTP cannot carry."""
-    chat = isinstance(prompt, Chat)
-    body: dict[str, Any] = {**_ASKED}
-    for name, value in _changed(options, GenerateOptions()).items():
-        if name in SAME:
-            body[name] = value
-        elif name in _SPECULATION:
-            message = wire.encode(GenerationRequest("", options)).speculation
-            body["speculation"] = json_format.MessageToDict(message)
-        elif name == "sampling":
-            body |= _changed(value, SamplingParams())
-            if value.logit_bias:
-                body["logit_bias"] = {str(token): bias for token, bias in value.logit_bias}
-        elif name == "logprobs":
-            body |= {"logprobs": True, "top_logprobs": value} if chat else {"logprobs": value}
-        elif name == "prediction" and chat and isinstance(value, str):
-            body["prediction"] = {"type": "content", "content": value}
-        elif name not in OF_THE_CALL:
-            raise ConfigError(f"{name}: HTTP cannot carry {value!r:.40}; use --protocol grpc")
+    """Return the path and body. Raises `ConfigError`, naming an option that is not sent."""
+    default, chat = GenerateOptions(), isinstance(prompt, Chat)
+    for name in (field.name for field in fields(options) if field.name not in _SENT):
+        if getattr(options, name) != getattr(default, name):
+            raise ConfigError(f"{name}: load tests over HTTP have none; use --protocol grpc")
+    speculation = wire.encode(GenerationRequest("", options)).speculation
+    body: dict[str, Any] = {
+        **_ASKED, "seed": options.seed, "max_tokens": options.max_tokens,
+        "ignore_eos": options.ignore_eos, "temperature": options.sampling.temperature,
+        "top_p": options.sampling.top_p, "speculation": json_format.MessageToDict(speculation),
+    }  # fmt: skip
+    if options.logprobs is not None:
+        count = options.logprobs
+        body |= {"logprobs": True, "top_logprobs": count} if chat else {"logprobs": count}
     if isinstance(prompt, Chat):
-        given = _changed(prompt, Chat(()))
-        if "template_kwargs" in given:
-            given["chat_template_kwargs"] = given.pop("template_kwargs")
-        return "/v1/chat/completions", json.dumps(given | body).encode()
-    if options.max_tokens is None:
-        raise ConfigError("max_tokens: completions over HTTP need one; use --protocol grpc")
-    body["prompt"] = prompt if isinstance(prompt, str) else [*prompt]
-    return "/v1/completions", json.dumps(body).encode()
+        body["messages"] = prompt.messages
+    else:
+        body["prompt"] = prompt if isinstance(prompt, str) else [*prompt]
+    path = "/v1/chat/completions" if chat else "/v1/completions"
+    given = {name: value for name, value in body.items() if value is not None}
+    return path, json.dumps(given).encode()
 
 
-def pieces_of(event: bytes) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
-    """Yield what an event of a stream says. Raises `FlyspecError` for an error, or no JSON."""
+def pieces_of(event: bytes) -> Iterator[Sequence[int] | StreamEnd]:
+    """Yield the tokens of an event, or the end. Raises `FlyspecError` for an error, or no JSON."""
     data = event.removeprefix(b"data:").strip()
     if data == _DONE:
         return
     document = _parsed(data)
     if error := document.get("error"):
-        raise _BY_STATUS.get(error.get("code"), FlyspecError)(str(error.get("message")))
+        raise BY_STATUS.get(error.get("code"), FlyspecError)(str(error.get("message")))
     for choice in document.get("choices", ()):
-        if choice.get("delta", {}).get("role"):
-            yield SlotTaken()
-        elif token_ids := choice.get("token_ids"):
+        if token_ids := choice.get("token_ids"):
             yield token_ids
     if usage := document.get("usage"):
         counts = document.get("metrics", {}).get("speculative_decoding", {})
@@ -110,18 +91,18 @@ def pieces_of(event: bytes) -> Iterator[SlotTaken | Sequence[int] | StreamEnd]:
         yield StreamEnd(usage["completion_tokens"], rounds, recoveries)
 
 
-def error_of_response(code: int, retry_after: Any, body: bytes) -> FlyspecError:
+def error_of_response(status: int, retry_after: Any, body: bytes) -> FlyspecError:
     """Return the error that a response stands for; `retry_after` is that header's value."""
     try:
-        message = json.loads(body)["error"]["message"]
-    except (ValueError, LookupError, TypeError):
-        message = body[:200].decode(errors="replace").strip() or "no message"
-    found = ERRORS.get(code)
-    if found is None:
-        return FlyspecError(f"HTTP {code}: {message}")
-    if found is ResourceExhaustedError and str(retry_after).isdecimal():
-        return ResourceExhaustedError(message, float(retry_after))
-    return found(message)
+        error = json.loads(body)["error"]
+        message, code = error["message"], error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):
+        message, code = body[:200].decode(errors="replace").strip() or "no message", None
+    if status == 429:
+        seconds = float(retry_after) if str(retry_after).isdecimal() else None
+        return ResourceExhaustedError(message, seconds)
+    found = BY_STATUS.get(code, FlyspecError)
+    return found(message if found is not FlyspecError else f"HTTP {status}: {message}")
 
 
 def models_of(body: bytes) -> Models:
@@ -134,12 +115,6 @@ def models_of(body: bytes) -> Models:
         raise FlyspecError(f"/v1/models: not a list of models: {error!r}") from None
     rules = tuple(i.removeprefix(f"{name}:") for i in ids if i.startswith(f"{name}:"))
     return Models(ModelInfo(name, "", 0, length), (), rules)
-
-
-def _changed(value: Any, default: Any) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
-    given = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {name: v for name, v in given.items() if v != getattr(default, name)}
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

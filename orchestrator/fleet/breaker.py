@@ -58,9 +58,9 @@ class Breaker:
         self._trial_until = 0.0
         self.state = BreakerState.HALF_OPEN if trials else BreakerState.CLOSED
         self.retry_at = 0.0
-        """When an open breaker may close again."""
+        """Time at which an open breaker may close again."""
         self.is_out = False
-        """Whether it is open because of too many faults."""
+        """True if it is open because of too many faults."""
 
     def allows(self, now: float) -> bool:
         if self.state is BreakerState.HALF_OPEN:

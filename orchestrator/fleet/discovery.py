@@ -47,7 +47,7 @@ class Addresses:
 
     @property
     def changes(self) -> bool:
-        """Whether the addresses may change, that is, whether any comes from DNS."""
+        """True if the addresses may change, that is, whether any comes from DNS."""
         return bool(self._names)
 
     async def find(self) -> list[str]:

@@ -100,7 +100,7 @@ class RegisteredDrafter:
 
     @property
     def usable(self) -> bool:
-        """Whether it can draft now; a relay can while one of its parts can."""
+        """True if it can draft now; a relay can while one of its parts can."""
         if self.head is not None and self.head.usable:
             return True
         return bool(self.pool.usable) if self.pool is not None else self.head is None
@@ -118,7 +118,7 @@ class RegisteredDrafter:
         return min(limits, default=None)
 
     def takes_its_turn(self) -> bool:
-        """Whether this drafter, a canary, gets the next new generation: every (1 / share)th."""
+        """True if this drafter, a canary, gets the next new generation: every (1 / share)th."""
         self._owed += self.share
         if self._owed < 1.0 - 1e-9:
             return False

@@ -18,6 +18,7 @@ from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
+from orchestrator.fleet.drafter import of_kind
 from orchestrator.fleet.drafters import Drafters
 from orchestrator.fleet.handshake import drafter_misfit, fitting, target_misfit, try_drafter
 from orchestrator.fleet.replicas import Pool, Replica
@@ -219,6 +220,8 @@ class Fleet:
         """Try a drafter of that kind (empty: the first that fits); return the time taken, in ns."""
         offered = replica.info.drafters
         kind = kind or next(fitting(offered, self.target.info.model), offered[0]).name
+        if of_kind(offered, kind) is None:
+            return 0  # whoever registers it is told
         try:
             return await try_drafter(replica, kind, self.target)
         except DrafterFaultError as error:

@@ -72,7 +72,7 @@ def fitting(offered: Sequence[DrafterInfo], target: ModelInfo) -> Iterator[Draft
 
 
 def is_foreign(model: ModelInfo | None, target: ModelInfo) -> bool:
-    """Whether a drafter's model has a different tokenizer than the target."""
+    """True if a drafter's model has a different tokenizer than the target."""
     return model is not None and model.tokenizer_fingerprint != target.tokenizer_fingerprint
 
 

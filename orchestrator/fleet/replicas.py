@@ -77,12 +77,12 @@ class Replica(Generic[S]):
 
     @property
     def takes_new(self) -> bool:
-        """Whether the replica is listed and its last probe found no problem."""
+        """True if the replica is listed and its last probe found no problem."""
         return self.listed and not self.problem
 
     @property
     def available(self) -> bool:
-        """Whether the replica can take a session now, ignoring any misfit."""
+        """True if the replica can take a session now, ignoring any misfit."""
         return self.takes_new and self.breaker.allows(time.monotonic())
 
     @property
@@ -92,7 +92,7 @@ class Replica(Generic[S]):
 
     @property
     def usable(self) -> bool:
-        """Whether a new generation may open a session now."""
+        """True if a new generation may open a session now."""
         return self.available and not self.misfit
 
     @property
@@ -116,14 +116,14 @@ class Replica(Generic[S]):
 
     @property
     def shared(self) -> bool:
-        """Whether other orchestrators have or await sessions here, or did within `SHARED_S`."""
+        """True if other orchestrators have or await sessions here, or did within `SHARED_S`."""
         if self.info is not None and (self.others or self.info.sessions.others_waiting):
             self._shared_at = time.monotonic()
         return time.monotonic() - self._shared_at < SHARED_S
 
     @property
     def full(self) -> bool:
-        """Whether all of the replica's sessions are taken, as last reported."""
+        """True if all of the replica's sessions are taken, as last reported."""
         return self.others + len(self.sessions) >= self.info.sessions.limit if self.info else False
 
     def learned(self, sessions: SessionStatus) -> None:

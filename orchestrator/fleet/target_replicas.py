@@ -40,7 +40,7 @@ class TargetReplicas:
 
     @property
     def mixed_numerics(self) -> bool:
-        """Whether the generation has used replicas with different numerics."""
+        """True if the generation has used replicas with different numerics."""
         return len(self._numerics) > 1
 
     @property

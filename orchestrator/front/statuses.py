@@ -1,4 +1,4 @@
-"""What operators are told of drafters and replicas, in plain values."""
+"""Statuses of drafters and replicas for operators, in plain values."""
 
 from __future__ import annotations
 

@@ -10,9 +10,6 @@ from typing import NamedTuple
 from flyspec.prefix import num_same
 from flyspec.values.rounds import DraftChunk, DraftTimings
 
-FOLLOWING_DRAFTS = 15
-"""Maximum drafts of a proposal that is made during plain decoding."""
-
 
 class Follower(NamedTuple):
     """A pending proposal, to follow the first `length` tokens of the sequence.

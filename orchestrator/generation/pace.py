@@ -1,7 +1,6 @@
-"""Decides how many tokens each round drafts, or whether it decodes without drafts.
+"""The number of tokens that each round drafts: the interface, a fixed K, and Ks of an earlier run.
 
-A pace observes the results of rounds and returns the next turn. The ones here are predetermined: a
-fixed K, and the Ks of an earlier run. `adaptive` has the one that learns.
+A pace observes the results of rounds and returns the next turn. `orchestrator.pace` learns.
 """
 
 from __future__ import annotations
@@ -48,10 +47,6 @@ class CheckedRound(NamedTuple):
     num_drafted: int = 0
     asked_head: bool = False
 
-    def saved_ns(self, plain_ns: float) -> float:
-        """Return the ns saved over plain decoding, of which a token takes `plain_ns`."""
-        return self.num_emitted * plain_ns - self.round_ns
-
 
 class Pace(ABC):
     """A strategy for choosing K. Its methods must be called for all events, in order."""
@@ -85,6 +80,9 @@ class Pace(ABC):
 
     def checked(self, round_: CheckedRound) -> None:  # noqa: B027 - optional
         """Record a verdict."""
+
+    def close(self) -> None:  # noqa: B027
+        """Record the end of the generation."""
 
     def nothing_drafted(self) -> None:  # noqa: B027
         """Record that the drafter had no proposal."""
@@ -198,6 +196,9 @@ class RepeatedPace(Pace):
         """Do nothing while repeating: the earlier run had no proposal here either."""
         if not self._left:
             self._rest.nothing_drafted()
+
+    def close(self) -> None:
+        self._rest.close()
 
     def window_failed(self) -> None:
         """Advance: the earlier run counted this as a round without drafts."""

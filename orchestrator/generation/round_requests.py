@@ -101,7 +101,6 @@ class RoundRequests:
             open_window=window,
             draft_survivals=() if proposal.parents else self._pace.survivals(proposal),
             num_speculative_tokens=plan.judged_k,
-            return_plain_confidence=plan.adaptive and proposal is NOTHING,
             num_top_tokens=self._drafting.num_top_tokens(proposal),
             rule_segments=self._segments(proposal),
             head=self.next.head_request(plan.num_speculative_tokens),

@@ -212,7 +212,7 @@ class Connector(Protocol):
     """
 
     secure: bool
-    """Whether connections are encrypted."""
+    """True if connections are encrypted."""
 
     def to_draft(self, address: str, server_name: str) -> DraftUpstream:
         """Return a connection to a draft service, opened on first use."""

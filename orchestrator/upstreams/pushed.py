@@ -64,7 +64,7 @@ class PushedProposals:
         }
 
     def expects(self, chunk: DraftChunk) -> bool:
-        """Whether a chunk follows what there is; else it was made ahead of another verdict."""
+        """True if a chunk follows what there is; else it was made ahead of another verdict."""
         return chunk.round_id in self._asked and self._is_known(chunk.follows_ahead_id)
 
     def _is_known(self, ahead_id: int) -> bool:

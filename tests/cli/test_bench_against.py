@@ -6,13 +6,16 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flyspec.errors import ConfigError, FlyspecError
+from flyspec_lab.bench.llama_cpp import LlamaServer, ServerSetup
 from flyspec_lab.bench.modes import Item, OtherMode
-from flyspec_lab.bench.openai import OpenAIServer, parse_against
+from flyspec_lab.bench.openai import OpenAIServer
+from flyspec_lab.bench.options import parse_against
 
 
 class Stub(ThreadingHTTPServer):
@@ -79,12 +82,8 @@ def stub() -> Iterator[Stub]:
     thread.join()
 
 
-def decode(ids: Any) -> str:
-    return "".join(map(chr, ids))
-
-
 async def test_the_prompt_s_tokens_and_as_many_of_the_output(stub: Stub) -> None:
-    server = OpenAIServer("stub", stub.url, decode)
+    server = OpenAIServer("stub", stub.url)
     await server.connect([1, 2, 3])
     mode = OtherMode("stub", lambda i: server.complete(i.prompt_token_ids, i.plain_tokens), True)
     sample = await mode.run(Item("g", 4, "text", (65, 66), 7))
@@ -98,16 +97,15 @@ async def test_the_prompt_s_tokens_and_as_many_of_the_output(stub: Stub) -> None
 
 
 async def test_what_a_server_does_not_know_is_left_out(stub: Stub) -> None:
-    stub.refuses, stub.takes_token_ids, stub.usage = ("ignore_eos",), False, False
-    server = OpenAIServer("stub", stub.url, decode)
+    stub.refuses, stub.usage = ("ignore_eos",), False
+    server = OpenAIServer("stub", stub.url)
     await server.connect([65])
     done = await server.complete([65, 66], 3)
-    assert (done.tokens, done.text) == (3, " 0 1 2")
-    assert stub.requests[-1]["prompt"] == "AB"
+    assert done.tokens == 3
     assert "ignore_eos" not in stub.requests[-1]
-    stub.takes_token_ids, stub.refuses = False, ()
+    stub.takes_token_ids = False
     with pytest.raises(FlyspecError, match=r"400 Bad Request: cannot take token ids"):
-        await OpenAIServer("stub", stub.url, None).connect([65])
+        await OpenAIServer("stub", stub.url).connect([65])
 
 
 @pytest.mark.parametrize(
@@ -121,14 +119,14 @@ async def test_what_a_server_does_not_know_is_left_out(stub: Stub) -> None:
 async def test_answers_that_are_none(stub: Stub, events: list[str], message: str) -> None:
     stub.events = events
     with pytest.raises(FlyspecError, match=f"--against stub: {stub.url} {message}"):
-        await OpenAIServer("stub", stub.url, decode).connect([65])
+        await OpenAIServer("stub", stub.url).connect([65])
 
 
 async def test_a_server_that_is_not_there(stub: Stub) -> None:
     stub.models = []
-    await OpenAIServer("stub", stub.url, None).connect([65])  # names no model: no matter
+    await OpenAIServer("stub", stub.url).connect([65])  # names no model: no matter
     with pytest.raises(FlyspecError, match=r"does not answer: Connection refused"):
-        await OpenAIServer("gone", "http://127.0.0.1:1", None).connect([65])
+        await OpenAIServer("gone", "http://127.0.0.1:1").connect([65])
 
 
 def test_names_and_urls() -> None:
@@ -138,3 +136,61 @@ def test_names_and_urls() -> None:
     for text in ("llama", "llama=", "ftp://h", "llama=h:8", "http://", "http://h:x"):
         with pytest.raises(ConfigError, match="give NAME=http://HOST:PORT"):
             parse_against(text)
+
+
+# --- llama.cpp's server -----------------------------------------------------------------------
+
+SERVER = """#!/usr/bin/env python3
+import json, sys, time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def do_GET(self):
+        self.answer(b'{"data": [{"id": "fake"}]}')
+    def do_POST(self):
+        count = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["max_tokens"]
+        time.sleep(0.0 if fast or count == 1 else 0.3)
+        usage = {"completion_tokens": count}
+        self.answer(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\\n\\n")
+
+flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+fast = flags["-fa"] == "off" and flags.get("--spec-draft-n-max", "8") == "8"
+HTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
+"""
+
+
+async def test_llama_server_is_tried_in_several_setups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("target.gguf", "draft.gguf"):
+        (tmp_path / name).write_text("GGUF")
+    program = tmp_path / "llama-server"
+    program.write_text(SERVER)
+    program.chmod(0o755)
+    monkeypatch.setattr("flyspec_lab.bench.llama_cpp._LEAST_CHANCES", (0.5,))
+    server = LlamaServer(program, str(tmp_path / "target.gguf"), str(tmp_path / "draft.gguf"))
+    said: list[str] = []
+    plain, drafting = await server.calibrate([[1, 2]], said.append)
+    assert not plain.setup.flash
+    assert drafting.setup == ServerSetup(plain.setup.threads, False, 8, 0.5)
+    assert (plain.peer, drafting.peer) == ("llama.cpp", "llama.cpp drafting")
+    assert any("up to 8 drafts of at least 0.5" in line for line in said)
+    async with server.serving("llama.cpp", drafting.setup, [1]) as running:
+        assert (await running.complete([1, 2], 5)).tokens == 5
+    program.write_text("#!/bin/sh\necho no such instruction; exit 3")
+    with pytest.raises(FlyspecError, match="does not start: no such instruction"):
+        async with server.serving("llama.cpp", plain.setup, [1]):
+            pass
+
+
+def test_llama_server_serves_gguf_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file; build it: make llama-server"):
+        LlamaServer(tmp_path / "llama-server", "target.gguf", "")
+    (tmp_path / "llama-server").touch()
+    with pytest.raises(ConfigError, match="serves GGUF files; models/target is none"):
+        LlamaServer(tmp_path / "llama-server", "models/target", "")

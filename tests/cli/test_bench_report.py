@@ -98,6 +98,8 @@ def test_the_bound_is_the_target_s_time_alone() -> None:
     reports = modes(samples, others=["llama"])
     assert reports["fly"].bound == pytest.approx(4.0)
     assert reports["fly"].bound_share == pytest.approx(0.5)
+    assert reports["fly"].bound_in_turn == pytest.approx(80.0 / (20.0 + 0.1))
+    assert (reports["fly"].verify_step_ms, reports["fly"].judge_ms) == (100.0, None)
     assert reports["plain"].bound == 1.0
     assert reports["llama"].bound is None
 
@@ -211,7 +213,7 @@ def test_random_tokens_are_drawn_by_seed_and_are_no_special_ones(tmp_path: Path)
         assert min(prompt.token_ids) > 2  # <s>, </s>, <pad>
         assert prompt.to_request(True) == prompt.token_ids
     with pytest.raises(ConfigError, match=r"--random-prompts draws from .*nowhere"):
-        random_tokens(1, str(tmp_path / "nowhere"))
+        random_tokens(1, str(tmp_path / "nowhere"), 1)
 
 
 def test_groups_take_turns_over_the_whole_of_a_repeat() -> None:

@@ -433,21 +433,6 @@ async def test_bench_and_eval(stack: Stack, tmp_path: Path) -> None:
     assert conditions == ["plain", "exact", DEFAULT_RULE, "fly", "fly, W = 0"]
 
 
-@pytest.mark.full
-async def test_bench_compares_data_types(models: list[str], tmp_path: Path) -> None:
-    output = tmp_path / "bench.json"
-    result = await flyspec(
-        "bench", "--model", models[1], "--draft-model", "", "--compare-dtypes",
-        "--rules", "plain",
-        "--problems", "1", "--repeats", "1", "--max-tokens", "4", "--max-model-len", "128",
-        "--output", str(output),
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    modes = [m["mode"] for m in json.loads(output.read_text())["groups"]["word problems"]]
-    assert modes[0] == "plain"
-    assert any(mode.startswith("plain, ") for mode in modes)
-
-
 async def test_interrupt_ends_a_generation_without_a_trace(stack: Stack) -> None:
     process = await start(
         "generate", "--address", stack.address, "--ignore-eos", "--max-tokens", "240",

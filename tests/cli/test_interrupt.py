@@ -13,18 +13,10 @@ import pytest
 from flyspec.cli.stack import Stack
 from tests.cli.processes import start
 
-JUDGE = "judge --rules exact --vocab-size 1000 --hidden-size 64 --repeats 10000000"
-SMALL = "--problems 1 --max-tokens 24 --repeats 10000"
 LONG = [
-    f"pair {SMALL} --rules exact",
-    f"round {SMALL}",
-    "throughput --concurrency 2 --repeats 10000 --max-tokens 24",
-    "prefill-stall --sessions 2 --context 64 --prompt-tokens 256 --steps 4 --repeats 10000",
-    "engine --batch 1 --context 64 --repeats 1000000",
     "device --device cpu --batch 1 --context 64 --repeats 300 --mode eager",
-    "startup --repeats 1000",
+    "pair --problems 1 --max-tokens 24 --repeats 10000 --rules exact",
 ]
-"""Other measurements, which take long to have a result."""
 
 
 async def test_generate_says_what_it_reached(stack: Stack) -> None:
@@ -62,9 +54,8 @@ async def test_eval_and_bench_show_what_they_measured(stack: Stack, tmp_path: Pa
         assert json.loads(file.read_text())[key]
 
 
-@pytest.mark.parametrize(
-    "command", [JUDGE, *(pytest.param(command, marks=pytest.mark.full) for command in LONG)]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("command", LONG)
 async def test_parts_show_what_they_measured(command: str, tmp_path: Path) -> None:
     file = tmp_path / "results.json"
     process = await start("bench", *command.split(), "--output", str(file))

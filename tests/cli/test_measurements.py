@@ -1,4 +1,4 @@
-"""How `bench` and `eval` evaluate samples; measuring itself is tested through the CLI."""
+"""Prompts and conditions of `bench` and `eval`; measuring itself is tested through the CLI."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from flyspec.cli.conditions import Condition
 from flyspec.client import (
     Chat,
 )
-from flyspec.errors import InvalidArgumentError
 from flyspec.prompts import Prompt
 from flyspec.rules import Divergence, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
@@ -19,7 +18,6 @@ from flyspec_lab.bench.conditions import (
     by_k,
     parse_conditions,
     parse_ks,
-    parse_rules,
     with_plain,
 )
 from flyspec_lab.bench.prompts import fresh_problems
@@ -133,15 +131,3 @@ def test_ks_are_numbers_or_the_server_s_choice() -> None:
     ]  # fmt: skip
     assert [(c.name, c.requested_k("auto")) for c in by_k(rules[:1], (9,))] == [("fly", 9)]
     assert rules[0].requested_k(7) == 7
-
-
-def test_judged_rules_are_checked_and_have_no_k() -> None:
-    assert parse_rules("fly,margin:margin_threshold=0.2")[1][1].margin_threshold == 0.2
-    assert all(c.num_speculative_tokens is None or c.name not in dict(parse_rules("all"))
-               for c in ALL_CONDITIONS)  # fmt: skip
-    with pytest.raises(ValueError, match="'plain' sets K"):
-        parse_rules("plain,fly")
-    with pytest.raises(ValueError, match="'fly until # then exact' has phases"):
-        parse_rules("fly until # then exact")
-    with pytest.raises(InvalidArgumentError, match=r"rule\.margin_threshold"):
-        parse_rules("margin:margin_threshold=-1")

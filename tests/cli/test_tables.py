@@ -27,24 +27,11 @@ from flyspec.values.admin import (
     ModelInfo,
     UpstreamStatus,
 )
-from flyspec_lab import allocation, compare, curves, forks, frontier, resplits, statistics
+from flyspec_lab import compare, curves, statistics
 from flyspec_lab import tables as lab_tables
-from flyspec_lab.bench import (
-    judging,
-    pair,
-    report,
-    summaries,
-    tables,
-    timeline,
-    timeline_tables,
-)
+from flyspec_lab.bench import report, tables
 from flyspec_lab.bench.device import report as device
 from flyspec_lab.bench.device import tables as device_tables
-from flyspec_lab.bench.engine import stall_report, steps_report, throughput
-from flyspec_lab.bench.engine import tables as engine_tables
-from flyspec_lab.certify import Promise
-from flyspec_lab.tuning import report as tuning_report
-from flyspec_lab.tuning.search import AXES
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 
@@ -130,60 +117,12 @@ def evaluation() -> list[FittedTable]:
                          mcnemar_p=0.123),
     }  # fmt: skip
     reports = many(compare.ConditionReport, "condition", RULES, **known)
-    at = frontier.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
+    at = curves.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
     equal = many(curves.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
-    of_forks = many(forks.ForkReport, "group", ["word", "digit"], by="class", other_rest=0.56,
-                    harmful_rate=0.123, low=0.0123, high=0.234)  # fmt: skip
-    leads = many(allocation.AllocationLead, "condition", RULES[1:], at=at)
-    section = lab_tables.task_section(
-        "gsm8k/test.jsonl", reports, equal, leads, of_forks, times=True
+    leads = many(curves.AllocationLead, "condition", RULES[1:], at=at)
+    return list(
+        lab_tables.task_section("gsm8k/test.jsonl", reports, equal, leads, times=True).tables
     )
-    return list(section.tables)
-
-
-def resplits_() -> list[FittedTable]:
-    of = filled(resplits.BrokenPromises, certified=200, broken=13, share=0.065)
-    names = [axis.name for axis in AXES]
-    rules = {name: filled(resplits.RuleResplits, halves=of, redraws=of, above=3,
-                          held_out_rate=0.0123) for name in names}  # fmt: skip
-    promise = Promise(0.02, 0.9)
-    return [tuning_report.resplits_table(
-        filled(resplits.Resplits, promise=promise, halves=of, redraws=of, rules=rules)
-    )]  # fmt: skip
-
-
-def judge() -> list[FittedTable]:
-    ks = (4, 8, 15, 31)
-    rules = [
-        filled(judging.RuleCost, rule=rule, sampling="temperature 0.7", matching=matching,
-               num_speculative_tokens=k, outcome="PROVISIONAL", median_ns=1_234_567)
-        for rule in RULES for k in ks for matching in (True, False)
-    ]  # fmt: skip
-    layers = [filled(judging.LayerCost, num_speculative_tokens=k) for k in ks]
-    alone = [filled(judging.SamplingCost, what="decoding the drafts' distributions, top 64",
-                    num_speculative_tokens=k, median_ns=1_234_567) for k in ks]  # fmt: skip
-    return judging.judge_tables(
-        filled(judging.JudgeReport, rules=rules, layers=layers, sampling=alone)
-    )
-
-
-def engine() -> list[FittedTable]:
-    steps = [
-        filled(steps_report.StepCost, batch=batch, num_speculative_tokens=k, context=context)
-        for batch in (1, 4, 16) for k in (0, 4, 8, 15, 31) for context in (128, 1024, 4096, 32768)
-    ]  # fmt: skip
-    prefill = [filled(steps_report.PrefillCost, chunk=chunk) for chunk in (256, 2048)]
-    phases = {name: summaries.Distribution(1234, 12.3, 123.4, 1234.5)
-              for name in ("before", "during", "after")}  # fmt: skip
-    chunks = [filled(stall_report.ChunkReport, chunk=n, steps=phases, rounds=phases)
-              for n in (256, 2048)]  # fmt: skip
-    return [
-        *engine_tables.engine_tables(
-            filled(steps_report.EngineRun, steps=steps, prefill=prefill)
-        ),
-        engine_tables.throughput_table(many(throughput.LevelReport, "concurrency", [1, 16, 256])),
-        engine_tables.stall_table(filled(stall_report.StallReport, chunks=chunks)),
-    ]  # fmt: skip
 
 
 def devices() -> list[FittedTable]:
@@ -197,23 +136,17 @@ def devices() -> list[FittedTable]:
     return [shown for shown in device_tables.device_shown(report_) if not isinstance(shown, str)]
 
 
-def round_() -> list[FittedTable]:
-    parts = {part.name: 0.0123 * number for number, part in enumerate(timeline.PARTS)}
-    return [timeline_tables.timeline_table(filled(timeline.TimelineReport, parts=parts))]
-
-
 def others() -> list[FittedTable]:
     batches = [filled(report.BatchReport, group="humaneval/HumanEval.jsonl.gz", mode=rule, batch=b)
                for rule in RULES for b in (2, 4, 8, 16, 32)]  # fmt: skip
     return [
-        pair.pair_table(many(pair.PairReport, "mode", RULES), "llama-8b with llama-1b, replayed"),
         tables.batch_table(batches),
         make_table(["a", "b"], [["x" * 30, "y" * 70]]),
     ]
 
 
 MAKERS: list[Callable[[], list[FittedTable]]] = [
-    drafters_table, evaluation, resplits_, speed, judge, engine, devices, round_, others,
+    drafters_table, evaluation, speed, devices, others
 ]  # fmt: skip
 GOLDEN = Path(__file__).with_name("tables-80.txt")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from flyspec.rule_files import read_rules
@@ -37,7 +35,7 @@ def test_a_recording_is_replayed_and_the_choice_written(recording, tmp_path) -> 
     before = path.read_bytes()
     done = invoke(
         "tune", *PROBLEMS, "--recording", str(path), "--target-recovery", "0.5", "--name", "mine",
-        "--preset-file", str(preset), "--certify-rate", "0.02", "--confirm", "--json",
+        "--preset-file", str(preset), "--certify-rate", "0.02", "--json",
     )  # fmt: skip
     assert done.code == 0, done.err
     assert path.read_bytes() == before
@@ -46,9 +44,6 @@ def test_a_recording_is_replayed_and_the_choice_written(recording, tmp_path) -> 
     assert tried == {"exact", *(axis.name for axis in AXES)}
     chosen = document["chosen"]
     assert chosen["axis"] != "exact"
-    bounds = {c["axis"] for c in document["candidates"] if c["loss_bound"]}
-    assert bounds == {"fuzzy, TV"}
-    assert document["confirmed"]["problems"] == 4
     assert all(c["index"] is None for c in document["certificates"].values())
     resolved = read_rules(preset).resolve(Rule("mine"), 15)
     (axis,) = [axis for axis in AXES if axis.name == chosen["axis"]]
@@ -57,31 +52,12 @@ def test_a_recording_is_replayed_and_the_choice_written(recording, tmp_path) -> 
     assert "on 4 problems of word_problems" in text
 
 
-def test_promises_are_checked_on_halves_of_a_recording(recording) -> None:
-    arguments = [*PROBLEMS, "--recording", str(recording[0]), "--rules", "margin,mars"]
-    arguments += ["--resplits", "20", "--certify-rate"]
-    done = invoke("tune", *arguments, "0.02")
-    assert done.code == 0, done.err
-    assert "20 halves of 2 right answers: promise broken in 0" in done.out
-    assert "nothing certified in 20" in done.out
-    assert re.search("this shows nothing|the halves show nothing", done.out)
-    done = invoke("tune", *arguments, "0.9", "--json")
-    assert done.code == 0, done.err
-    (document,) = done.documents
-    found = document["broken_promises"]
-    assert (found["num_prompts"], found["half_size"], document["resplits"]) == (4, 2, 20)
-    assert set(found["rules"]) == {"margin", "mars"}
-    assert found["halves"]["risk"] == pytest.approx(0.1)
-    assert found["rules"]["mars"]["redraws"]["risk"] == pytest.approx(0.05)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--rules", "exact"], "must be one of fly, margin"),
         (["--target-recovery", "1.5"], "must be between 0 and 1"),
         (["--certify-rate", "1"], "--certify-rate must be between 0 and 1"),
-        (["--resplits", "200"], "--resplits: give the promise that is checked by --certify-rate"),
         (["--model", "somewhere"], "--draft-model: name the draft model"),
         (["--preset-file", "/nowhere/tuned.toml"], "no such directory"),
         (["--task", "gsm8k", "--recording", "new.parquet"], "needs the path of its data set"),

@@ -1,5 +1,7 @@
 """Values survive the round trip over the wire, and no field of either side is forgotten."""
 
+from __future__ import annotations
+
 import dataclasses
 from enum import IntEnum
 from inspect import Parameter
@@ -10,11 +12,13 @@ from hypothesis import strategies as st
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
+from flyspec.rules import Divergence, EntropyMeasure, WindowScope
 from flyspec.speculation_length import AUTO
-from flyspec.v1 import common_pb2, draft_pb2, generation_pb2, verify_pb2
-from flyspec.values.admin import TokenizerBundle
+from flyspec.v1 import admin_pb2, common_pb2, draft_pb2, generation_pb2, verify_pb2
+from flyspec.validation import LENGTHS
+from flyspec.values.admin import BreakerState, DrafterState, TokenizerBundle
 from flyspec.values.chat import Chat
-from flyspec.values.generation import Completion
+from flyspec.values.generation import Completion, FinishReason, RecoveryKind
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
@@ -276,3 +280,40 @@ def test_a_round_stays_small():
     decisions += [Decision(Outcome.LOOSE, 1, 0.5, 0.1), Decision(Outcome.REJECTED, 1, 0.5, 4.0)]
     response = wire.encode(Verdict(1015, 5, tuple(decisions), round_id=1000))
     assert request.ByteSize() + response.ByteSize() < 300
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "prefix"),
+    [
+        (Origin, common_pb2.TokenOrigin, "TOKEN_ORIGIN_"),
+        (EntropyMeasure, common_pb2.EntropyMeasure, "ENTROPY_MEASURE_"),
+        (WindowScope, common_pb2.WindowScope, "WINDOW_SCOPE_"),
+        (Divergence, common_pb2.Divergence, "DIVERGENCE_"),
+        (Outcome, verify_pb2.DecisionOutcome, "DECISION_OUTCOME_"),
+        (FinishReason, generation_pb2.FinishReason, "FINISH_REASON_"),
+        (RecoveryKind, generation_pb2.RecoveryKind, "RECOVERY_KIND_"),
+        (BreakerState, admin_pb2.BreakerState, "BREAKER_STATE_"),
+        (DrafterState, admin_pb2.DrafterState, "DRAFTER_STATE_"),
+    ],
+)
+def test_numbers_agree(ours, theirs, prefix):
+    assert {prefix + e.name: int(e) for e in ours} | {prefix + "UNSPECIFIED": 0} == dict(
+        theirs.items()
+    )
+
+
+BY_CONTEXT = {"ids", "messages", "num_draft_tokens_per_round", "prediction_token_ids"}
+
+
+def lists_in(descriptor):
+    for field in descriptor.fields:
+        if field.is_repeated:
+            yield field.name
+        if field.message_type is not None and not field.message_type.GetOptions().map_entry:
+            yield from lists_in(field.message_type)
+
+
+def test_every_list_of_a_request_has_a_limit():
+    requests = generation_pb2.GenerateRequest, generation_pb2.ScoreRequest
+    found = {name for request in requests for name in lists_in(request.DESCRIPTOR)}
+    assert found == LENGTHS.keys() | BY_CONTEXT

@@ -1,13 +1,11 @@
-"""Figures and tables that are drawn or copied from something else equal it."""
+"""Tables that are copied from other documents equal them."""
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
 
-from docs.figures import DATA, IMAGES, figures
 from tests.docs.blocks import ROOT
 
 GROUPS = {
@@ -18,12 +16,6 @@ GROUPS = {
     "random tokens": "random tokens",
 }
 """Rows of the README's table, and the groups of docs/performance.md."""
-
-
-def test_figures_are_drawn_from_their_data() -> None:
-    """Otherwise run `python -m docs.figures --draw`."""
-    for name, svg in figures(json.loads(DATA.read_text())).items():
-        assert (IMAGES / name).read_text() == svg
 
 
 def rows(document: str, part: str = "") -> list[list[str]]:

@@ -1,4 +1,4 @@
-"""Drafters without a server, compared with transformers and with a fresh start."""
+"""Drafters' tokens and distributions, compared with transformers and with a fresh start."""
 
 from __future__ import annotations
 
@@ -7,20 +7,23 @@ from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from draft_service.drafters.base import Drafter, check_move
+from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
+from flyspec.engine.distributions import decode, encode
 from flyspec.engine.loading import LoadedModel
+from flyspec.engine.logits import History, process_logits
 from flyspec.engine.model import Draw
-from flyspec.errors import InvalidArgumentError, PrefixMismatchError
+from flyspec.engine.sampling import DRAFT_STREAM, choose_processed, sample_among
 from flyspec.values.rounds import DistributionSpec, DraftOpen
-from flyspec.values.tokens import Drafted, Origin, SamplingParams
+from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
 from tests.draft_service.draft_harness import (
     CONTEXT_LENGTH,
     EOS,
@@ -30,6 +33,7 @@ from tests.draft_service.draft_harness import (
     SPECS,
     VOCAB_SIZE,
     CountingRunner,
+    StartService,
     drive,
     drive_all,
     lookup_drafter,
@@ -50,7 +54,7 @@ def test_model_equals_generate(
     loaded: LoadedModel, runner: CountingRunner, prompt: list[int]
 ) -> None:
     drafter = ModelDrafter(runner, [EOS])
-    for length in range(1, 24, 3):
+    for length in (1, 2, 9, 23):
         session = drafter.open(DraftOpen(prompt[:length], GREEDY, 0))
         tokens, origins = drive(runner, session, 24)
         assert tokens == generate(loaded, prompt[:length], 24)
@@ -98,7 +102,7 @@ def test_multi_level_equals_model(
     runner: CountingRunner, prompt: list[int], sampling: SamplingParams
 ) -> None:
     model, levels = ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])
-    for max_tokens in (1, 2, 15, 40):
+    for max_tokens in (1, 15, 40):
         session = model.open(DraftOpen(prompt, sampling, 3))
         expected, _ = drive(runner, session, max_tokens)
         session.close()
@@ -157,38 +161,11 @@ def test_context_limit_gives_fewer_tokens(kind: Any, runner: CountingRunner) -> 
         session.close()
 
 
-@pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
-def test_abandoned_proposal_leaves_a_usable_session(kind: Any, runner: CountingRunner) -> None:
-    prompt = [5, 6, 7, 8, 9, 5, 6]
-    session = kind(runner, []).open(DraftOpen(prompt, GREEDY, 0))
-    work = session.propose(10)
-    draw = next(work)
-    assert isinstance(draw, Draw)
-    # Lookup guesses wrongly here: the cache holds the guess, the sequence the model's token.
-    assert (draw.step.num_logits > 1) == (kind is MultiLevelDrafter)
-    (drawn,) = runner.draw([draw._replace(max_tokens=1)])
-    assert len(work.send(drawn).token_ids) == 1
-    work.close()
-    assert len(session.token_ids) == len(prompt) + 1
-    session.move(len(prompt) + 1, [9])
-    fresh = kind(runner, []).open(DraftOpen(list(session.token_ids), GREEDY, 0))
-    assert drive(runner, session, 8) == drive(runner, fresh, 8)
-
-
 def test_prompt_lookup_drafts_up_to_its_limit() -> None:
     session = lookup_drafter(max_length=9).open(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0))
     (drafted,) = session.propose(8)
     assert drafted == Drafted([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4)
     assert list(session.propose(8)) == []
-
-
-def test_check_move() -> None:
-    check_move(5, 5, 0)
-    check_move(5, 0, 1)
-    with pytest.raises(PrefixMismatchError, match="holds 5"):
-        check_move(5, 6, 3)
-    with pytest.raises(InvalidArgumentError, match="at least one token"):
-        check_move(5, 0, 0)
 
 
 class Rounds(RuleBasedStateMachine):
@@ -277,3 +254,94 @@ def test_any_rounds_equal_recomputing(kind: str, loaded: LoadedModel) -> None:
         settings=settings(max_examples=examples(15), stateful_step_count=12),
     )
     assert runner.cache.num_free == 2
+
+
+def logits_behind(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        logits: torch.Tensor = loaded.model(torch.tensor([tokens])).logits[0, -1:]
+    return logits
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("sampling", [*SAMPLINGS, *PENALTIES])
+@pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
+def test_each_token_was_drawn_from_the_distribution_sent_with_it(
+    kind: Any,
+    loaded: LoadedModel,
+    runner: CountingRunner,
+    prompt: list[int],
+    sampling: SamplingParams,
+    spec: DistributionSpec,
+) -> None:
+    """From the sequence alone, one forward per token: the distribution, and the draw from it."""
+    session = kind(runner, [EOS]).open(DraftOpen(prompt, sampling, 21, "", 3, spec))
+    tokens, _, distributions = drive_all(runner, session, 12)
+    assert tokens
+    assert len(distributions) == len(tokens)
+    sequence = list(prompt)
+    for token, sent in zip(tokens, distributions, strict=True):
+        history, at = History(sequence, 3, [EOS]), len(sequence)
+        processed = process_logits(logits_behind(loaded, sequence), sampling, history)
+        if not spec.draw_from_it:
+            assert token == choose_processed(processed, sampling, [at], 21).item()
+            assert closely(sent, encode(processed, spec)[0])
+        elif sampling.greedy:
+            assert sent == TokenDistribution()
+            assert token == processed.argmax().item()
+        else:
+            q = decode([sent], [token], VOCAB_SIZE, renormalise=True)
+            drawn = sample_among(q.log_probs, q.token_ids, [at], 21, DRAFT_STREAM)
+            assert drawn.item() == token
+            (expected,) = encode(processed, spec)
+            assert closely(sent, expected) or not (sent.token_ids and expected.token_ids)
+        sequence.append(token)
+
+
+def closely(one: TokenDistribution, other: TokenDistribution) -> bool:
+    """Equal up to a unit in the last place: forwards of other shapes differ."""
+    values, others = (np.frombuffer(q.log_probs, "<f2").astype(np.float32) for q in (one, other))
+    return one.token_ids == other.token_ids and np.allclose(values, others, rtol=2e-3, atol=1e-6)
+
+
+def test_drafts_drawn_from_what_is_sent_have_noise_of_their_own(
+    runner: CountingRunner, prompt: list[int]
+) -> None:
+    def proposal(spec: DistributionSpec | None) -> list[int]:
+        open_ = DraftOpen(prompt, SamplingParams(1.0), 4, distribution=spec)
+        session = ModelDrafter(runner, []).open(open_)
+        tokens, _ = drive(runner, session, 12)
+        session.close()
+        return tokens
+
+    without = proposal(None)
+    assert proposal(DistributionSpec(5)) == without
+    assert proposal(DistributionSpec(0, draw_from_it=True)) != without
+
+
+def test_prompt_lookup_sends_point_masses() -> None:
+    open_ = DraftOpen([1, 2, 3, 1, 2], GREEDY, 0, distribution=DistributionSpec(4, True))
+    (drafted,) = lookup_drafter().open(open_).propose(3)
+    assert list(drafted.distributions) == [TokenDistribution()] * 3
+
+
+async def test_chunks_of_distributions_are_bounded(
+    service_with: StartService, prompt: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """600 bytes each: three fit into 2,000; one larger than the bound goes alone."""
+    async with service_with(chunk_tokens=64) as service:
+        whole = None
+        for bound, most in [(1 << 20, 64), (2000, 3), (500, 1)]:
+            monkeypatch.setattr("draft_service.proposal.MAX_CHUNK_BYTES", bound)
+            client = await service.client().open(prompt, distribution=DistributionSpec())
+            chunks = await client.advance(len(prompt), max_tokens=20)
+            client.call.cancel()
+            assert max(len(chunk.token_ids) for chunk in chunks) == min(most, 20)
+            assert [chunk.last for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+            position, flat = len(prompt), []
+            for chunk in chunks:
+                assert chunk.start_position == position
+                assert len(chunk.distributions) == len(chunk.token_ids) == len(chunk.origins)
+                position += len(chunk.token_ids)
+                flat += zip(chunk.token_ids, chunk.origins, chunk.distributions, strict=True)
+            assert whole in (None, flat)
+            whole = flat

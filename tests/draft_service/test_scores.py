@@ -75,9 +75,16 @@ def kinds(runner: Any) -> dict[str, Drafter]:
     }
 
 
-@pytest.mark.parametrize("kind", ["model", "multi_level", "prompt_lookup"])
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, *PENALTIES])
-@pytest.mark.parametrize("spec", [None, SPECS[0]])
+@pytest.mark.parametrize(
+    ("kind", "sampling", "spec"),
+    [
+        ("model", GREEDY, None),
+        ("model", PENALTIES[1], SPECS[0]),
+        ("multi_level", SAMPLINGS[2], SPECS[0]),
+        ("multi_level", PENALTIES[0], None),
+        ("prompt_lookup", GREEDY, None),
+    ],
+)
 def test_a_score_says_what_would_have_been_proposed_there(
     runner: CountingRunner,
     prompt: list[int],
@@ -91,7 +98,7 @@ def test_a_score_says_what_would_have_been_proposed_there(
         return drafter.open(DraftOpen(list(tokens), sampling, 3, "", len(prompt), spec))
 
     session, tokens = opened(prompt), list(prompt)
-    for count, most in ((5, 0), (1, 4), (12, 3), (9, 0), (3, 8)):
+    for count, most in ((5, 0), (1, 4), (9, 3), (3, 8)):
         appended: list[int] = []
         while len(appended) < count:  # some of its own, some of another's
             fresh = opened([*tokens, *appended])
@@ -171,8 +178,7 @@ def test_lookup_follows_as_it_would_have_proposed(
 # --- confidences ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
-@pytest.mark.parametrize("temperature", [0.0, 1.0, 0.7])
+@pytest.mark.parametrize(("kind", "temperature"), [(ModelDrafter, 0.0), (MultiLevelDrafter, 0.7)])
 def test_confidences_are_those_of_the_model_in_its_likeliest_tokens(
     kind: Any,
     loaded: LoadedModel,
@@ -250,7 +256,7 @@ def falls_below(confidences: Sequence[float], least: float) -> int:
     chunk_tokens=st.sampled_from([1, 2, 3, 16]),
     kind=st.sampled_from(["model", "multi_level"]),
 )
-@settings(max_examples=examples(50))
+@settings(max_examples=examples(25))
 async def test_a_proposal_ends_behind_the_token_with_which_it_gets_too_unlikely(
     tokens: list[int], least: float, most: int, chunk_tokens: int, kind: str
 ) -> None:

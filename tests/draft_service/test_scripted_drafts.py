@@ -14,10 +14,7 @@ from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.engine import Engine
 from draft_service.sessions import ClientSession, Sessions
 from flyspec.config import DraftSettings
-from flyspec.engine.cache_table import CacheTable
 from flyspec.engine.model import Rows, Step
-from flyspec.engine.pages import PageTable
-from flyspec.engine.slots import SlotTable
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin
 from tests.draft_service.draft_harness import GREEDY, tokens_of
@@ -78,35 +75,6 @@ async def test_guesses_are_checked_in_one_step() -> None:
     assert chunk.token_ids == [11, 12, 13, 14, 15]
     assert chunk.origins == [Origin.EXACT_LOOKUP] * 4 + [Origin.EXACT_MODEL]
     assert len(model.calls) < 5
-
-
-async def proposed(cache: CacheTable) -> list[list[int]]:
-    """What four sessions at once propose, between whose proposals others run."""
-    model = ScriptedModel(num_slots=4, context_length=60, cache=cache)
-
-    async def one(sessions: Sessions, number: int) -> list[int]:
-        tokens = [*range(20 + 3 * number), 3, 4, number]
-        found: list[int] = []
-        drafter = ("model", "multi_level")[number % 2]
-        with sessions.open(DraftOpen(tokens, GREEDY, 0, drafter)) as session:
-            length = len(tokens)
-            for appended in range(4):
-                drafts = tokens_of(await proposal(session, length, [appended], 6))
-                length += 1 + len(drafts) // 2
-                found += drafts
-        return found
-
-    async with sessions_over(model, 4) as sessions:
-        found = await asyncio.gather(*(one(sessions, number) for number in range(4)))
-    assert cache.num_free == 4
-    return found
-
-
-async def test_proposals_do_not_depend_on_the_memory_there_is() -> None:
-    scarce = PageTable(4, 60, 15, 4)
-    assert await proposed(scarce) == await proposed(SlotTable(4, 60))
-    assert scarce.preemptions > 0
-    assert scarce.num_free_blocks == 15
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 16])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -20,9 +19,8 @@ from flyspec.config import DraftSettings
 from flyspec.engine.bundle import tokenizer_bundle
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2
-from flyspec.values.admin import DraftServiceInfo, TokenizerBundle, TokenizerFacts
-from flyspec.values.rounds import DistributionSpec
-from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
+from flyspec.values.tokens import Origin, SamplingParams
 from flyspec.word_problems import problems
 from tests.draft_service.draft_harness import Client, Service, start_service, tokens_of
 from tests.draft_service.tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
@@ -59,18 +57,6 @@ async def service() -> AsyncIterator[Service]:
 
 
 OPENED: list[Client] = []
-
-
-def test_what_is_sent_is_what_arrives() -> None:
-    long = replace(BUNDLE, tokenizer_json=BUNDLE.tokenizer_json * 30)
-    first, *rest = upload_of(long)
-    facts = TokenizerFacts(
-        BUNDLE.fingerprint, BUNDLE.eos_token_ids, BUNDLE.control_token_ids, TARGET_VOCAB_SIZE
-    )
-    assert wire.unwrap(first) == facts
-    assert len(rest) > 1
-    pieces = [wire.unwrap(message) for message in rest]
-    assert b"".join(p for p in pieces if isinstance(p, bytes)) == long.tokenizer_json
 
 
 @pytest.fixture(autouse=True)
@@ -150,23 +136,6 @@ async def test_proposals_are_text_in_the_targets_ids(service: Service) -> None:
     assert 0 < chunks[-1].timings.model_ns < chunks[-1].timings.service_ns
 
 
-@pytest.mark.parametrize("drafter", ["model", "multi_level"])
-async def test_rounds_equal_fresh_sessions(service: Service, drafter: str) -> None:
-    """Whatever was kept, a proposal equals that of a session opened with the whole sequence."""
-    client = await open_(service, drafter=drafter)
-    tokens, sentence = list(PROMPT), TARGET.encode(" 12 Äpfel 😀 are left.", False)
-    held = len(tokens)
-    moves = [(0, []), (4, sentence[:7]), (0, sentence[7:9]), (15, sentence[9:]), (-20, [END, USER])]
-    for accepted, append in moves:
-        keep = min(len(tokens), held + accepted)
-        ids = await proposed(client, keep, append)
-        tokens = tokens[:keep] + list(append)
-        held = len(tokens)
-        fresh = await open_(service, tokens, drafter)
-        assert ids == await proposed(fresh, held)
-        tokens += ids
-
-
 async def test_multi_level_proposes_what_the_model_proposes(service: Service) -> None:
     context = [*PROMPT, *TARGET.encode("Tom has 12 apples. Ann has 12 apples. Tom has 12", False)]
     chunks = {}
@@ -185,27 +154,6 @@ async def test_sampling_reaches_no_further_than_it_can(service: Service) -> None
         logit_bias=((END, 100.0), (4095, -3.0)),
     )  # fmt: skip
     assert await proposed(await open_(service, sampling=sampling), len(PROMPT)) == plain
-
-
-async def test_distributions_are_point_masses(service: Service) -> None:
-    client = await open_(service, distribution=DistributionSpec(8, draw_from_it=True))
-    chunks = await client.advance(len(PROMPT), [], 15)
-    distributions = [q for c in chunks for q in c.distributions]
-    assert distributions == [TokenDistribution()] * len(tokens_of(chunks))
-
-
-async def test_sessions_at_once_are_those_alone(service: Service) -> None:
-    prompts = [
-        TARGET.encode(chat_prompt(p.question), add_special_tokens=False) for p in problems(3, 6)
-    ]
-
-    async def one(prompt: list[int]) -> list[int]:
-        client = await open_(service, prompt)
-        ids: list[int] = await proposed(client, len(prompt))
-        return ids
-
-    together = await asyncio.gather(*(one(p) for p in prompts))
-    assert together == [await one(p) for p in prompts]
 
 
 async def test_a_target_with_a_longer_context_than_the_drafts() -> None:

@@ -31,4 +31,4 @@ def test_exact_equals_generate_and_plain_decoding(flags):
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 wrong, 0 differ first at a tie" in done.stdout
+    assert ": 0 wrong" in done.stdout

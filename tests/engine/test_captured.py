@@ -28,10 +28,8 @@ from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 from tests.engine.random_models import (
     VOCABULARY,
-    float64_throughout,
     loaded_model,
     make_model,
-    reference_logits,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread", "uncompiled")
@@ -73,35 +71,6 @@ def text(rng: random.Random, length: int) -> list[int]:
     return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
-@pytest.mark.parametrize("capture", [None, eagerly], ids=["exact", "fixed"])
-@pytest.mark.parametrize("attention", ["auto", "sdpa", "flex"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_steps_equal_each_sequence_alone(kind: str, attention: Any, capture: Any) -> None:
-    """Prompts of several lengths, rounds of several K, rollbacks, and slots out of order."""
-    runner = runner_of(kind, Paging(SIZE, attention=attention))
-    if capture is not None:
-        runner.accelerate(capture, compiled=False)
-    rng = random.Random(kind)
-    held = [text(rng, length) for length in (5, 90, 17, 130, 33)]
-    slots = [runner.cache.acquire(ids).slot for ids in held]
-    with float64_throughout():
-        runner.forward([Step(slot, 0, ids, 0) for slot, ids in zip(slots, held, strict=True)])
-        for turn in range(4):
-            steps = []
-            order = rng.sample(range(len(slots)), rng.choice([1, 3, 5]))
-            for index in order:
-                kept = rng.randint(1, len(held[index]))
-                new = text(rng, rng.choice([1, 1, 5, 17, 30 if turn < 3 else 9]))
-                if turn == 3 and index == order[0]:
-                    new = text(rng, 159 - kept)
-                held[index] = [*held[index][:kept], *new]
-                steps.append(Step(slots[index], kept, new, rng.randint(0, len(new))))
-            for step, index, (logits, _) in zip(steps, order, runner.forward(steps), strict=True):
-                expected = reference_logits(models(kind)[1], held[index])
-                expected = expected[len(expected) - step.num_logits :]
-                torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
 def test_draws_equal_those_of_single_steps(attention: Any) -> None:
     """Batches of mixed parameters, drawn by programs, against one forward and read per token."""
@@ -110,7 +79,7 @@ def test_draws_equal_those_of_single_steps(attention: Any) -> None:
     paged.accelerate(eagerly, compiled=False)
     assert isinstance(paged._steps, CapturedSteps)
     rng = random.Random(attention)
-    for _ in range(8):
+    for _ in range(4):
         draws = []
         for runner in (plain, paged):
             runner.cache._free.sort()
@@ -168,61 +137,35 @@ class NoHost(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class Watched:
-    """Runs programs under `NoHost`, and records what storage they read and write."""
+@pytest.mark.parametrize(("kind", "attention"), [("mistral", "flex"), ("gemma2", "sdpa")])
+def test_a_program_reads_nothing(kind: str, attention: Any) -> None:
+    programs: set[Program] = set()
 
-    def __init__(self) -> None:
-        self.programs: dict[Program, set[int]] = {}
-
-    def __call__(self, run: Any) -> Replay:
-        program = run.__self__
-
-        def watched() -> None:
+    def watched(run: Any) -> Replay:
+        def refusing() -> None:
             with NoHost():
                 run()
-            storages = {program.inputs._sent.data_ptr(), program.machine.latest.data_ptr()}
-            if program.machine._logits is not None:
-                storages.add(program.machine._logits.data_ptr())
-            assert self.programs.setdefault(program, storages) >= storages
+            programs.add(run.__self__)
 
-        return watched
+        return refusing
 
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("attention", ["sdpa", "flex"])
-def test_a_program_reads_nothing_and_keeps_its_storage(kind: str, attention: Any) -> None:
-    watched = Watched()
     runner = runner_of(kind, Paging(SIZE, attention=attention))
     runner.accelerate(watched, compiled=False)
-    watched.programs.clear()
+    programs.clear()
     rng = random.Random(3)
     slots = [runner.cache.acquire(text(rng, 14)).slot for _ in range(3)]
-    for sampling in SAMPLINGS:
-        for _ in range(2):
-            steps = [Step(slot, 0, text(rng, 14)) for slot in slots]
-            draws = [Draw(step, sampling, max_tokens=8, min_confidence=1e-9) for step in steps]
-            runner.draw(draws)
-            runner.forward(steps)
-    kinds = {type(program).__name__ for program in watched.programs}
-    assert kinds == {"FirstStep", "SingleSteps"}
+    for sampling in SAMPLINGS * 2:
+        steps = [Step(slot, 0, text(rng, 14)) for slot in slots]
+        runner.draw([Draw(step, sampling, max_tokens=8, min_confidence=1e-9) for step in steps])
+        runner.forward(steps)
+    assert {type(program).__name__ for program in programs} == {"FirstStep", "SingleSteps"}
     # A forward, and for each way of drawing the first step and 4 + 2 + 1 more.
-    assert len(watched.programs) == 1 + 3 * 4
-
-
-def test_the_guard_notices_reads() -> None:
-    for read in (
-        lambda t: t.item(),
-        lambda t: bool(t > 0),
-        lambda t: t.view(1)[t.view(1) > 0],
-        lambda t: t.nonzero(),
-    ):
-        with pytest.raises(AssertionError), NoHost():
-            read(torch.ones(()))
+    assert len(programs) == 1 + 3 * 4
 
 
 def sizes_to_try() -> Iterator[list[int]]:
     rng = random.Random(5)
-    for _ in range(300):
+    for _ in range(100):
         yield [rng.choice([1, 1, 2, 5, 16, 33, 70, 200]) for _ in range(rng.randint(1, 40))]
 
 

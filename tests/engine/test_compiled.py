@@ -1,4 +1,4 @@
-"""What is compiled on a GPU, compiled for a CPU: decoder layers, and attention over blocks.
+"""Code that is compiled on a GPU, compiled for a CPU: decoder layers, attention over blocks.
 
 And nothing where there is no compiler.
 """

@@ -137,31 +137,6 @@ def test_what_is_drawn_from_is_what_is_read(
         assert (dense(read) - wanted).abs().sum(-1).max() < 0.02
 
 
-DRAWS, VOCABULARY = 50_000, 8
-
-
-def p_value(tokens: Tensor, wanted: Tensor) -> float:
-    counts = torch.bincount(tokens, minlength=VOCABULARY).double()[wanted > 0]
-    wanted = wanted[wanted > 0] * DRAWS
-    statistic = ((counts - wanted) ** 2 / wanted).sum()
-    freedom = torch.tensor((len(wanted) - 1) / 2, dtype=torch.float64)
-    return torch.special.gammaincc(freedom, statistic / 2).item()
-
-
-@pytest.mark.parametrize("top_k", [0, 5])
-def test_draws_follow_what_the_receiver_reads(top_k: int) -> None:
-    logits = rows_of(6, 1, VOCABULARY) / 3
-    spec = DistributionSpec(top_k, draw_from_it=True)
-    rounded = round_off(logits.expand(DRAWS, -1), spec)
-    tokens = rounded.draw(range(DRAWS), 3)
-    read = decode(rounded.encode(1), tokens[:1].tolist(), VOCABULARY, renormalise=True)
-    wanted = dense(read, VOCABULARY)[0]
-    assert p_value(tokens, wanted) > 0.001
-    # A drafter that draws from something else is found out.
-    cooler = round_off(logits.expand(DRAWS, -1) / 0.9, spec).draw(range(DRAWS), 3)
-    assert p_value(cooler, wanted) < 0.001
-
-
 def test_empty_distributions_are_point_masses() -> None:
     for renormalise in (False, True):
         read = decode([TokenDistribution()] * 3, [4, 9, 0], V, renormalise=renormalise)
@@ -241,15 +216,6 @@ def test_every_pattern_of_bits_is_judged_by_its_number(bits: list[int]) -> None:
     else:
         with pytest.raises(InvalidArgumentError, match=r"NaN|above 0"):
             check_received([TokenDistribution(log_probs)], V)
-
-
-def test_what_is_sent_is_taken() -> None:
-    for spec in (DistributionSpec(0), DistributionSpec(5), DistributionSpec(0, True)):
-        for seed in range(20):
-            check_received(encode(rows_of(seed, 4), spec), V)
-    check_received(
-        [TokenDistribution(), TokenDistribution(halves(0.0, -0.0, -math.inf), (1, 2, 3))], V
-    )
 
 
 def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""How FlashInfer is called: against its documented interface, computed step by step.
+"""Calls of FlashInfer, against its documented interface, computed step by step.
 
 The library itself needs a GPU. `Wrapper` does what its documentation says of the wrapper that we
 use, with the same argument names, and refuses what its code refuses.
@@ -139,7 +139,7 @@ def test_ragged_steps_equal_each_sequence_alone(kind: str, fixed: bool) -> None:
     held: list[list[int]] = [[] for _ in range(5)]
     slots = [runner.cache.acquire().slot for _ in range(5)]
     with float64_throughout():
-        for _ in range(8):
+        for _ in range(4):
             steps = []
             order = rng.sample(range(5), rng.choice([1, 3, 5]))
             for index in order:

@@ -1,4 +1,4 @@
-"""From raw logits to processed ones, against transformers and the formulas in plain Python."""
+"""Raw logits become processed ones: against transformers, the formulas, and row by row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,15 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.generation import logits_process as hf
 
-from flyspec.engine.logits import History, process_logits, token_logprobs
-from flyspec.engine.sampling import choose
+from flyspec.engine.batched_logits import RowSampling, draw_rows, truncates, warp_rows
+from flyspec.engine.logits import (
+    History,
+    logprob_table,
+    logprobs_in,
+    process_logits,
+    token_logprobs,
+)
+from flyspec.engine.sampling import NOT_FINITE, SECOND_STREAM, choose_processed, row_keys
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.tokens import SamplingParams
 from tests.examples import examples
@@ -123,38 +130,6 @@ def test_rows_agree_with_transformers_and_openai(
         assert torch.equal(row == -torch.inf, expected == -torch.inf)
 
 
-@given(SAMPLING, st.integers(0, 10**6), TOKENS.filter(len), TOKENS, st.data())
-@settings(max_examples=examples(100))
-def test_a_round_of_rows_equals_single_steps(
-    sampling: SamplingParams, seed: int, before: list[int], drafts: list[int], data: Any
-) -> None:
-    prompt = data.draw(st.integers(0, len(before)))
-    logits = rows_of(seed, len(drafts) + 1)
-    got = process_logits(logits, sampling, History(before, prompt, EOS), drafts)
-    chosen = choose(
-        logits, sampling, len(before), seed,
-        history=History(before, prompt, EOS), draft_token_ids=drafts,
-    ).tolist()  # fmt: skip
-    for i in range(len(drafts) + 1):
-        sequence = before + drafts[:i]
-        history = History(sequence, prompt, EOS)
-        assert torch.equal(process_logits(logits[i : i + 1], sampling, history)[0], got[i])
-        alone = choose(logits[i : i + 1], sampling, len(sequence), seed, history=history)
-        assert alone.tolist() == [chosen[i]]
-
-
-def test_the_formula_of_openai_by_hand() -> None:
-    # mu - count * frequency - (count > 0) * presence; the prompt's 5 does not count.
-    history = History([5, 6, 6, 8], prompt_length=1)
-    sampling = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
-    got = process_logits(torch.zeros(3, V), sampling, history, [6, 9])
-    expected = torch.zeros(3, V)
-    expected[:, 6] = torch.tensor([-1.0, -1.25, -1.25])
-    expected[:, 8] = -0.75
-    expected[:, 9] = torch.tensor([0.0, 0.0, -0.75])
-    assert torch.equal(got, expected)
-
-
 def test_min_tokens_holds_the_end_back_by_position() -> None:
     # Two tokens of output stand; rows predict output tokens 3, 4, 5, 6.
     history = History([5, 6, 8], prompt_length=1, eos_token_ids={3, 7, 1_000_000})
@@ -200,19 +175,6 @@ def test_what_is_missing_is_an_error() -> None:
         process_logits(logits, SamplingParams(logit_bias=((2, 1.0), (V, 1.0))))
 
 
-GENERATE: list[tuple[SamplingParams, dict[str, Any]]] = [
-    (SamplingParams(), {}),
-    (SamplingParams(repetition_penalty=1.3), {"repetition_penalty": 1.3}),
-    (SamplingParams(repetition_penalty=0.6), {"repetition_penalty": 0.6}),
-    (SamplingParams(min_tokens=12), {"min_new_tokens": 12}),
-    (SamplingParams(logit_bias=((4, 6.0), (9, -4.0))), {"sequence_bias": {(4,): 6.0, (9,): -4.0}}),
-    (
-        SamplingParams(repetition_penalty=1.8, min_tokens=20, logit_bias=((3, 9.0),)),
-        {"repetition_penalty": 1.8, "min_new_tokens": 20, "sequence_bias": {(3,): 9.0}},
-    ),
-]
-
-
 @pytest.fixture(scope="module")
 def model() -> Any:
     torch.manual_seed(7)
@@ -223,24 +185,6 @@ def model() -> Any:
         bos_token_id=None,
     )  # fmt: skip
     return LlamaForCausalLM(config).double().eval()
-
-
-@pytest.mark.parametrize(("sampling", "arguments"), GENERATE)
-def test_greedy_steps_equal_generate(
-    model: Any, sampling: SamplingParams, arguments: dict[str, Any]
-) -> None:
-    prompt = [11, 12, 13, 11, 12]
-    output = model.generate(
-        torch.tensor([prompt]), max_new_tokens=40, do_sample=False, pad_token_id=EOS[0], **arguments
-    )
-    expected = output[0, len(prompt) :].tolist()
-    tokens = list(prompt)
-    with torch.inference_mode():
-        while len(tokens) < len(prompt) + 40 and tokens[-1] not in EOS:
-            logits = model(torch.tensor([tokens])).logits[0, -1:]
-            history = History(tokens, len(prompt), EOS)
-            tokens += choose(logits, sampling, len(tokens), 0, history=history).tolist()
-    assert tokens[len(prompt) :] == expected
 
 
 def test_generate_has_the_same_order(model: Any) -> None:
@@ -288,6 +232,77 @@ def test_logprobs_restated(
         assert got.top_logprobs == pytest.approx([row[i] - total for i in best], abs=1e-5)
 
 
-def test_logprobs_of_half_precision_are_those_of_float32() -> None:
-    logits = rows_of(5, 6, torch.bfloat16)
-    assert token_logprobs(logits, range(6), 4) == token_logprobs(logits.float(), range(6), 4)
+CPU = torch.device("cpu")
+SAMPLINGS = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.0, 0.3, 0.7, 1.0, 1.9]),
+    top_p=st.sampled_from([1.0, 1.0, 0.999, 0.9, 0.5, 1e-6]),
+    top_k=st.sampled_from([0, 0, 1, 2, 5, 11, 12, 99]),
+    min_p=st.sampled_from([0.0, 0.0, 1e-6, 0.05, 0.7, 1.0]),
+)
+LOGIT = st.sampled_from([-math.inf, -90.0, -2.5, 0.0, 0.0, 0.1, 1.5, 3.0, 3.0, 8.0])
+ROW = st.lists(LOGIT, min_size=12, max_size=12).filter(lambda row: max(row) > -math.inf)
+DTYPES = st.sampled_from([torch.float64, torch.float32, torch.bfloat16])
+
+
+@given(st.lists(st.tuples(ROW, SAMPLINGS), min_size=1, max_size=9), DTYPES)
+@settings(max_examples=examples(150))
+def test_rows_are_warped_as_transformers_warps_each(rows, dtype) -> None:
+    """Ties at every edge are decided alike."""
+    logits = torch.tensor([row for row, _ in rows], dtype=dtype)
+    before = logits.clone()
+    samplings = [sampling for _, sampling in rows]
+    got = warp_rows(logits, RowSampling.of(samplings, CPU), any(map(truncates, samplings)))
+    assert torch.equal(logits, before)
+    for i, sampling in enumerate(samplings):
+        expected = process_logits(logits[i : i + 1], sampling)[0]
+        assert torch.equal(got[i], expected.to(got.dtype)), sampling
+
+
+@given(
+    st.integers(0, 2**32),
+    st.lists(
+        st.tuples(SAMPLINGS, st.integers(0, 2**64 - 1), st.integers(0, 10**6)),
+        min_size=1, max_size=9,
+    ),
+    st.sampled_from([None, torch.nan, torch.inf]),
+)  # fmt: skip
+@settings(max_examples=examples(80))
+def test_rows_are_drawn_as_each_is_alone(number, rows, bad) -> None:
+    logits = torch.randn(len(rows), 40, generator=torch.Generator().manual_seed(number)) * 2
+    if bad is not None:
+        logits[number % len(rows), number % 40] = bad
+    samplings, seeds, positions = zip(*rows, strict=True)
+    parameters = RowSampling.of(samplings, CPU)
+    processed = warp_rows(logits, parameters, any(map(truncates, samplings)))
+    keys = torch.tensor(row_keys(seeds, positions, SECOND_STREAM))
+    got = draw_rows(processed, keys, parameters.greedy).tolist()
+    for i, (sampling, seed, position) in enumerate(rows):
+        row = process_logits(logits[i : i + 1], sampling)
+        assert got[i] == int(choose_processed(row, sampling, [position], seed, SECOND_STREAM))
+    assert (NOT_FINITE in got) == (bad is not None)
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=6),
+    st.integers(0, 2**40),
+    st.integers(0, 4),
+)
+@settings(max_examples=examples(50))
+def test_joined_rows_have_each_sessions_keys(seeds, position, stream) -> None:
+    positions = [position + i for i in range(len(seeds))]
+    alone = [row_keys(seed, [at], stream)[0] for seed, at in zip(seeds, positions, strict=True)]
+    assert row_keys(seeds, positions, stream) == alone
+
+
+@given(st.lists(ROW, min_size=1, max_size=5), st.integers(0, 14), DTYPES, st.data())
+@settings(max_examples=examples(50))
+def test_tables_of_logprobs_tell_the_same(values, top, dtype, data) -> None:
+    logits = torch.tensor(values, dtype=dtype)
+    tokens = [[data.draw(st.integers(0, 11)) for _ in range(3)] for _ in values]
+    table = logprob_table(logits, torch.tensor(tokens), top).tolist()
+    for which in range(3):
+        alone = token_logprobs(logits, [row[which] for row in tokens], top)
+        assert [logprobs_in(row, which, 3, top) for row in table] == alone
+    fewer = token_logprobs(logits, [row[0] for row in tokens], top // 2)
+    assert [logprobs_in(row, 0, 3, top // 2) for row in table] == fewer

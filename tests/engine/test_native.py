@@ -50,12 +50,11 @@ def test_it_is_nearer_to_float32_than_the_module_in_bfloat16(shape: str, name: s
     assert float((rows.logits - exact).abs().max()) < 0.1 * float(exact.abs().max())
 
 
-@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("shape", ["llama", "qwen3", "mistral"])
-def test_a_row_has_the_same_bits_in_any_company(shape: str, name: str, threads: int) -> None:
+def test_a_row_has_the_same_bits_in_any_company(shape: str, name: str) -> None:
     module, ids = small_model(shape), tokens(LENGTH)
-    model = native_model(module, name, threads=threads)
+    model = native_model(module, name, threads=2)
     alone = one_by_one(native_model(module, name), 0, ids)
     for cuts in ((0, LENGTH), (0, 1, 3, 8, 37, LENGTH), (0, 33, 50, LENGTH)):
         for first, last in pairwise(cuts):
@@ -67,7 +66,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape: str, name: str, threads: 
             step = Step(3, first, ids[first:last], last - first)
             _, rows, _ = model.forward([before, step, after])
             assert torch.equal(rows.logits, alone[first:last])
-    for count in range(1, 34):
+    for count in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33):
         (rows,) = model.forward([Step(3, 30, ids[30 : 30 + count], count)])
         assert torch.equal(rows.logits, alone[30 : 30 + count])
 
@@ -92,7 +91,7 @@ def test_work_shared_by_threads_gives_the_same_bits(
             assert torch.equal(rows.logits, expected.logits[first:last])
 
 
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("name", [*dict.fromkeys([*SETS[:1], *SETS[-1:]])])
 def test_long_contexts(name: str) -> None:
     module = small_model("llama", max_position_embeddings=4200)
     ids = tokens(4130)
@@ -192,14 +191,12 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 @pytest.mark.parametrize("name", SETS)
-def test_samples_of_many_steps_are_those_of_the_same_steps(
-    name: str, sampling: SamplingParams
-) -> None:
+def test_samples_of_many_steps_are_those_of_the_same_steps(name: str) -> None:
     model = native_model(small_model("llama"), name)
-    for seed in (0, 1, (1 << 64) - 1):
-        check_draws(model, draws(sampling=sampling, seed=seed))
+    for sampling in SAMPLINGS:
+        for seed in (1, (1 << 64) - 1):
+            check_draws(model, draws(sampling=sampling, seed=seed))
     check_draws(model, draws(sampling=sampling, min_confidence=0.01))
     check_draws(model, draws(sampling=sampling, distribution=DistributionSpec(top_k=5)))
     check_draws(model, draws(sampling=sampling, distribution=DistributionSpec(top_k=5, raw=True)))

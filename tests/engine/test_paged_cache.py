@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize
 
 from flyspec.config import VerifySettings
-from flyspec.engine.cache_table import Claim
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.kv_memory import KVLayer
-from flyspec.engine.model import Draw, Step
+from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.errors import ResourceExhaustedError
-from flyspec.values.tokens import SamplingParams
 from tests.engine.random_models import loaded_model, make_model
 from tests.engine.test_captured import text
 from tests.engine.test_slot_cache import KINDS, MAX_LENGTH, Session, Slots, drive, models
@@ -73,9 +71,9 @@ class Blocks(Slots):
         self.held[session.slot] = []
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gemma2", "gemma3_text"])
 def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
-    drive(kind, examples(12), 25, Blocks)
+    drive(kind, examples(15), 25, Blocks)
 
 
 @pytest.mark.full
@@ -102,30 +100,6 @@ def test_a_batch_invariant_model_has_the_same_bits_in_blocks() -> None:
         assert all(map(torch.equal, alone, together))
         found.append(torch.cat(alone))
     assert torch.equal(*found)
-
-
-def test_many_short_sessions_take_a_tenth_of_the_memory_of_slots() -> None:
-    """32 sessions of 200 tokens of a model of 4,096, all at once, in the memory of three slots."""
-    model = make_model("llama", max_position_embeddings=4096)
-    slots = ModelRunner(loaded_model(model, 4096), 32)
-    paged = ModelRunner(loaded_model(model, 4096), 32, paging=Paging(32, 32 * 7))
-    rng = random.Random(0)
-    prompts = [text(rng, 100) for _ in range(32)]
-    sampling = SamplingParams()
-    drawn = []
-    for runner in (slots, paged):
-        draws = []
-        for prompt in prompts:
-            slot = runner.cache.acquire(prompt).slot
-            draws.append(Draw(Step(slot, 0, prompt), sampling, max_tokens=100))
-        claims = [Claim(draw.step.slot, 0, 199) for draw in draws]
-        assert all(runner.cache.make_room(claims))
-        drawn.append([drafted.token_ids for drafted in runner.draw(draws)])
-    assert drawn[0] == drawn[1]
-    assert {len(ids) for ids in drawn[0]} == {100}
-    layers = [runner.cache.kv_layers[0] for runner in (slots, paged)]
-    sizes = [layer.keys.untyped_storage().nbytes() for layer in layers]
-    assert sizes[1] < sizes[0] / 10
 
 
 @torch.inference_mode()

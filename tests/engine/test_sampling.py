@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,52 +19,18 @@ from flyspec.engine.sampling import (
     checked,
     choose,
     gumbel_noise,
-    row_keys,
     sample,
     sample_among,
     uniform,
 )
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
-
-
-def mix(z: int) -> int:
-    z ^= z >> 30
-    z = z * 0xBF58476D1CE4E5B9 % 2**64
-    z ^= z >> 27
-    z = z * 0x94D049BB133111EB % 2**64
-    return z ^ (z >> 31)
-
-
-def number(seed: int, position: int, stream: int, token: int) -> float:
-    """The number in (0, 1) behind a token's noise, in plain integers."""
-    g = 0x9E3779B97F4A7C15
-    h = mix((seed + g) % 2**64)
-    h = mix(((h ^ position) + g) % 2**64)
-    key = mix(((h ^ stream) + g) % 2**64)
-    return ((mix((key + (token + 1) * g) % 2**64) >> 12) + 0.5) / 2**52
-
-
-def gumbel(seed: int, position: int, stream: int, vocab: int) -> np.ndarray:
-    noise = [-math.log(-math.log(number(seed, position, stream, i))) for i in range(vocab)]
-    return np.array(noise, dtype=np.float32)
-
+from tests.rules.rule_definitions import gumbel, uniforms
 
 # (seed, position, stream): the bits of the float32 noise of tokens 0 to 5.
 GOLDEN: dict[tuple[int, int, int], list[int]] = {
     (0, 0, 0): [-1086922087, -1081310675, 1063949328, 1065244117, -1101931841, 1066446590],
     (0, 0, 1): [1072285796, -1090221438, 1047746270, 1086431517, 1050095175, -1105397899],
-    (0, 1, 0): [1070496720, -1096652872, 1072514650, -1090179613, 1066220689, -1115401174],
-    (1, 0, 0): [1074163011, 1036304023, 1071517849, 1058596503, 1060264430, 1074800221],
-    (42, 4095, 0): [1057607848, 1054196633, -1096599799, -1097380973, -1111024985, 1042012610],
-    (9223372036854775819, 123456, 1): [
-        1028632516,
-        -1080841386,
-        -1084721328,
-        1076569863,
-        -1091285158,
-        1054897340,
-    ],
     (18446744073709551615, 4294967297, 0): [
         1053172181,
         1048567585,
@@ -90,7 +55,8 @@ def test_noise_never_changes(key: tuple[int, int, int], expected: list[int]) -> 
 def test_noise_agrees_with_the_restatement() -> None:
     for seed, position, stream in [(0, 0, 0), (7, 12_345, 1), (2**64 - 1, 2**31, 5)]:
         got = gumbel_noise(1000, [position], seed, stream)[0]
-        torch.testing.assert_close(got, torch.from_numpy(gumbel(seed, position, stream, 1000)))
+        expected = torch.from_numpy(gumbel(seed, position, stream, 1000))
+        torch.testing.assert_close(got, expected)
 
 
 def test_streams_have_numbers_of_their_own() -> None:
@@ -102,7 +68,7 @@ def test_uniform_numbers_never_change_and_are_uniform() -> None:
     positions = [0, 9, 2**31, 2**33]
     got = uniform(positions, 2**64 - 3, streams.ACCEPT_STREAM)
     assert got.dtype == torch.float64
-    assert got.tolist() == [number(2**64 - 3, p, 3, 0) for p in positions]
+    assert got.tolist() == [float(uniforms(2**64 - 3, p, 3, 1)[0]) for p in positions]
     many = uniform(range(50_000), 5, streams.ACCEPT_STREAM)
     assert 0 < many.min() < many.max() < 1
     counts = torch.histc(many, 20, 0, 1)
@@ -126,23 +92,6 @@ def test_sampling_among_listed_tokens_is_sampling_with_the_rest_excluded(n: int)
     for values, tokens in [(log_probs, ids), (padded, padded_ids), (whole, None)]:
         drawn = sample_among(values, tokens, positions, 4, streams.DRAFT_STREAM)
         assert drawn.tolist() == expected
-
-
-def test_keys_differ_by_seed_position_and_stream() -> None:
-    keys = {
-        key
-        for seed in (0, 1, 2**63, 2**64 - 1)
-        for stream in range(3)
-        for key in row_keys(seed, range(1000), stream)
-    }
-    assert len(keys) == 4 * 3 * 1000
-
-
-def test_noise_is_finite_and_gumbel() -> None:
-    noise = gumbel_noise(4096, range(64), 11).double()
-    assert torch.isfinite(noise).all()
-    assert abs(noise.mean().item() - 0.5772) < 0.01
-    assert abs(noise.var().item() - math.pi**2 / 6) < 0.02
 
 
 SETTINGS = [
@@ -209,57 +158,11 @@ def over_positions(rows: Tensor, stream: int = 0) -> Tensor:
     return choose(rows, SamplingParams(1.0), 0, seed=17, stream=stream)
 
 
-def over_seeds(rows: Tensor) -> Tensor:
-    keys = [choose(rows[:1], SamplingParams(1.0), 9, seed=seed) for seed in range(len(rows))]
-    return torch.cat(keys)
-
-
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 def test_samples_follow_the_distribution(scale: float) -> None:
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2)) * scale
     assert p_value(over_positions, logits) > 0.001
     assert p_value(lambda rows: over_positions(rows, stream=1), logits) > 0.001
-
-
-def test_samples_follow_the_distribution_over_seeds() -> None:
-    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(4))
-    assert p_value(over_seeds, logits) > 0.001
-
-
-def test_truncated_samples_follow_the_distribution() -> None:
-    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(8))
-    sampling = SamplingParams(0.8, top_k=6, min_p=0.02)
-    tokens = choose(logits.expand(DRAWS, -1), sampling, 0, seed=23)
-    wanted = torch.softmax(process_logits(logits[None], sampling)[0].double(), -1) * DRAWS
-    counts = torch.bincount(tokens, minlength=VOCABULARY)
-    assert counts[wanted == 0].sum() == 0
-    assert chi_squared(counts[wanted > 0].double(), wanted[wanted > 0]) > 0.001
-
-
-def test_a_wrong_sampler_fails_the_same_test() -> None:
-    def cooler(rows: Tensor) -> Tensor:
-        return over_positions(rows / 0.95)
-
-    def uniform_noise(rows: Tensor) -> Tensor:
-        noise = gumbel_noise(VOCABULARY, range(len(rows)), 17)
-        return (rows + torch.exp(-torch.exp(-noise))).argmax(-1)
-
-    def call_order(rows: Tensor) -> Tensor:
-        """Noise of one position over and over: every draw is the same."""
-        return choose(rows[:1], SamplingParams(1.0), 3, seed=1).expand(len(rows))
-
-    logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2))
-    assert p_value(cooler, logits) < 0.001
-    assert p_value(call_order, logits) < 0.001
-    assert p_value(uniform_noise, logits) < 0.001
-
-
-def test_streams_are_independent() -> None:
-    rows = torch.zeros(DRAWS, VOCABULARY)
-    both = over_positions(rows) * VOCABULARY + over_positions(rows, stream=1)
-    counts = torch.bincount(both, minlength=VOCABULARY**2).double()
-    wanted = torch.full((VOCABULARY**2,), DRAWS / VOCABULARY**2)
-    assert chi_squared(counts, wanted) > 0.001
 
 
 @pytest.mark.parametrize("distance", [0.1, 0.5, 1.5])

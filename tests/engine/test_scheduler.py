@@ -1,4 +1,4 @@
-"""What runs in a step: nothing is lost, nothing waits forever, and limits hold."""
+"""The work that runs in a step: nothing is lost, nothing waits forever, and limits hold."""
 
 from __future__ import annotations
 

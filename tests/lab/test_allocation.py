@@ -7,10 +7,11 @@ import pytest
 
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
-from flyspec_lab.allocation import AllocationLead, allocation_leads
+from flyspec_lab import tables
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms, rival_arm
 from flyspec_lab.bench.conditions import parse_conditions
+from flyspec_lab.curves import AllocationLead, allocation_leads
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
@@ -108,6 +109,9 @@ def test_slower_than_the_large_model_there_is_no_line():
     found = allocation_leads(answered(SCORES, times))
     assert lead_of(found, "plain").at is None
     assert {lead.condition for lead in found} == {"fuzzy"}
+    table = tables.allocation_table(found)
+    assert table.rows == [["fuzzy", "-", "-", "-", "-"]]
+    assert table.columns[1::2] == ["plain to draft alone", "exact to draft alone"]
 
 
 def test_without_a_rival_there_is_no_line():

@@ -90,17 +90,15 @@ def test_a_report_tells_what_a_rule_won_and_lost() -> None:
     assert fly.mean_accepted_tokens == 5.0
     assert fly.mean_accepted_tokens_interval is not None
     assert fly.mean_accepted_tokens_interval.value == 5.0
-    assert fly.mean_acceptance_length == pytest.approx(1 + 16 / 3)
     assert (fly.loose_tokens, fly.loose_share) == (1, 0.05)
     assert fly.mean_loose_gap_nats == pytest.approx(0.2)
     assert fly.loose_cost_nats == pytest.approx(0.2)  # all of it, as everywhere
     assert fly.costs.loose == fly.costs.text == (0.2, 0.2, 0.2, 0.2)
     assert plain.costs == compare.Costs(None, None)
     assert fly.mean_rejected_gap_nats == pytest.approx(4.3)
-    assert (fly.rejected_tokens, fly.rollbacks, fly.loops, fly.same_as_plain) == (3, 1, 1, 1)
+    assert (fly.rollbacks, fly.loops, fly.same_as_plain) == (1, 1, 1)
     assert fly.loop_rate_upper == upper_bound(1, 2)
     assert fly.distribution_bytes_per_round == 1000.0
-    assert fly.round_bytes_per_round == 1000.0
     assert fly.cut_off == 1
     assert (plain.speed, fly.speed) == (10.0, 20.0)
     assert fly.speed_ratio is not None
@@ -219,3 +217,15 @@ def test_loops_are_counted_where_the_guard_is_off_as_well() -> None:
     loops = [{"loop_token_index": 48}, {}, {"loop_guard_token_index": 48}]
     (plain,) = reports("plain", 3, plain=loops)
     assert plain.loops == 2
+
+
+def test_gaps_are_counted_in_bins_that_include_where_they_begin() -> None:
+    rows = [
+        {"loose_gaps_nats": [0.0, 0.04, 0.05], "rejected_gaps_nats": [11.9, 12.0, 400.0]},
+        {"loose_gaps_nats": [-1e-7], "rejected_gaps_nats": None},  # of an older version
+    ]
+    counts = compare.GapCounts.of(rows)
+    assert (counts.loose[:3], sum(counts.loose)) == ((3, 1, 0), 4)
+    assert (counts.rejected[-2:], sum(counts.rejected)) == ((1, 2), 3)
+    assert len(counts.loose) == len(counts.rejected) == len(compare.GAP_EDGES_NATS)
+    assert sum(compare.GapCounts.of([]).loose) == 0

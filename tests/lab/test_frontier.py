@@ -8,8 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from flyspec_lab.frontier import (
-    Curve,
+from flyspec_lab.curves import (
     _difference,
     at_equal_speed,
     equal_speed_threshold,
@@ -31,9 +30,9 @@ def test_the_front_is_what_nothing_beats() -> None:
         assert front == sorted(unbeaten)
 
 
-def curve(rounds: Array, right: Array) -> Curve:
+def curve(rounds: Array, right: Array) -> Array:
     """A text has 100 tokens."""
-    return Curve(np.full_like(rounds, 100.0), rounds, right)
+    return np.concatenate([np.full_like(rounds, 100.0), rounds, right], axis=1)
 
 
 def test_a_point_is_compared_where_the_curve_is_as_fast() -> None:
@@ -47,7 +46,7 @@ def test_a_point_is_compared_where_the_curve_is_as_fast() -> None:
     found = at_equal_speed(PairedBootstrap(n), point, there)
     assert found is not None
     assert found.speed == 8.0
-    right = float(point.quality.mean())
+    right = float(point[:, 2].mean())
     assert found.difference == pytest.approx(right - (1.0 - 0.5 * (8 - 5) / (10 - 5)))
     assert found.low < found.difference < found.high
 
@@ -106,18 +105,19 @@ def test_a_threshold_is_where_the_rule_is_as_fast() -> None:
     plain = (rng.random(n) < 0.95).astype(float)
 
     def expected(drawn: Array) -> tuple[float, float, float, float]:
-        speed = float(base.gained[drawn].sum() / base.spent[drawn].sum())
+        speed = float(base[drawn, 0].sum() / base[drawn, 1].sum())
+        tokens, spent, quality = np.split(rule[drawn], 3, axis=1)
         points = [
             (
-                float(rule.gained[drawn, i].sum() / rule.spent[drawn, i].sum()),
+                float(tokens[:, i].sum() / spent[:, i].sum()),
                 thresholds[i],
-                float(rule.quality[drawn, i].mean()),
+                float(quality[:, i].mean()),
             )
             for i in range(4)
         ]
-        threshold, quality = on_line(speed, points)
-        own = float(base.quality[drawn].mean())
-        return speed, threshold, quality / float(plain[drawn].mean()), quality - own
+        threshold, kept = on_line(speed, points)
+        own = float(base[drawn, 2].mean())
+        return speed, threshold, kept / float(plain[drawn].mean()), kept - own
 
     found = equal_speed_threshold(PairedBootstrap(n), base, rule, thresholds, plain)
     assert found is not None

@@ -11,11 +11,10 @@ import pytest
 
 from flyspec.rules import Divergence
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec_lab.allocation import AllocationLead
 from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import make_arms, rival_arm
+from flyspec_lab.curves import AllocationLead, AtEqualSpeed
 from flyspec_lab.evaluation import compared
-from flyspec_lab.frontier import AtEqualSpeed
 from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, wanted_samples
@@ -34,7 +33,7 @@ from flyspec_lab.studies.fuzzy import (
 from flyspec_lab.studies.study import Found, report_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
-from flyspec_lab.tuning.divergences import DraftedDivergences
+from flyspec_lab.tuning.replay import DraftedDivergences
 from tests.lab.test_allocation import DRAFT
 from tests.lab.test_compare import TARGET, rows_of
 

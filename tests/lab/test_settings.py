@@ -9,8 +9,7 @@ import pytest
 
 from flyspec.errors import ConfigError
 from flyspec.version import __version__
-from flyspec_lab.run_directory import open_run
-from flyspec_lab.settings import RunSettings, code_version, digest
+from flyspec_lab.run_directory import RunSettings, code_version, digest, open_run
 
 SETTINGS = RunSettings(
     "1.0",
@@ -82,8 +81,8 @@ def test_other_directories_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_without_a_directory_nothing_is_left() -> None:
-    with open_run(None, SETTINGS) as run:
-        directory = run.samples.directory
+    with open_run(None, SETTINGS) as samples:
+        directory = samples.directory
         assert directory.is_dir()
     assert not directory.exists()
 

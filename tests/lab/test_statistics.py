@@ -16,7 +16,6 @@ from flyspec_lab.statistics import (
     difference_interval,
     exact_interval,
     mcnemar_p,
-    paired_sample_size,
     ratio,
     upper_bound,
 )
@@ -50,24 +49,6 @@ def test_the_exact_bound_holds_as_often_as_it_says() -> None:
         counts = np.arange(of + 1)
         holds = np.array([upper_bound(int(c), of) >= share for c in counts])
         assert stats.binom.pmf(counts, of, share)[holds].sum() >= 0.95
-
-
-@pytest.mark.parametrize("discordance", [0.02, 0.05])
-def test_the_sample_size_has_the_power_that_it_promises(discordance: float) -> None:
-    rng = np.random.default_rng(1)
-    n, runs = paired_sample_size(discordance, 0.01), 2000
-    more, less = (discordance + 0.01) / 2, (discordance - 0.01) / 2
-    tables = rng.multinomial(n, [more, less, 1 - more - less], size=runs)
-    shown = [mcnemar_p(int(a), int(b)) < 0.05 for a, b, _ in tables]
-    # The exact test is a little more careful than the formula's normal approximation.
-    assert np.mean(shown) == pytest.approx(0.8, abs=0.04)
-
-
-def test_the_sample_size_is_that_of_the_published_formula() -> None:
-    # z = 1.959964 and 0.841621: ((1.959964 sqrt(.04) + 0.841621 sqrt(.04 - .0001)) / .01)^2
-    assert paired_sample_size(0.04, 0.01) == 3138
-    assert paired_sample_size(0.0, 0.01) == paired_sample_size(0.01, 0.01)
-    assert paired_sample_size(0.04, 0.02) < paired_sample_size(0.04, 0.01)
 
 
 def answers(
@@ -160,7 +141,6 @@ def test_flips_are_counted_both_ways() -> None:
     assert flips.harmful_rate == 0.5
     assert flips.harmful_rate_upper == upper_bound(2, 4)
     assert flips.mcnemar_p == mcnemar_p(1, 2)
-    assert flips.problems_for_a_point == paired_sample_size(0.6)
     nothing = Flips.of(np.array([False]), np.array([False]))
     assert (nothing.harmful_rate, nothing.harmful_rate_upper) == (None, 1.0)
 

@@ -1,137 +1,94 @@
-"""Fuzzing finds a mistake of each kind; its scripts come from seeds that set every field."""
+"""Fuzzing finds a mistake of each kind; its scripts set every field of every request."""
 
 from __future__ import annotations
 
 import signal
 from contextlib import asynccontextmanager
-from functools import partial
 from random import Random
 
 import pytest
 
 from flyspec.cli.service import Child
-from flyspec_lab.report import PageResults
-from loadtest.fuzz import report, run, servers
-from loadtest.fuzz.calls import Do, Script, shrunk
-from loadtest.fuzz.mutate import mistake, parts
-from loadtest.fuzz.seeds import Facts
-from loadtest.fuzz.servers import Server
-from loadtest.fuzz.source import SERVICES, ScriptSource
+from loadtest.fuzz import run
+from loadtest.fuzz.calls import ScriptSource
+from loadtest.fuzz.messages import Mutator, is_map, mistake, paths
+from loadtest.fuzz.run import FuzzRun
+from loadtest.fuzz.sessions import FILES, Facts
 
-FACTS = Facts(
-    400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1", heads=("head",)
-)
+FACTS = Facts(400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1")
 FAST = {
     "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0,
-    "SHRINK_S": 3.0,
+    "SLOW_S": 0.05,
 }  # fmt: skip
 
 
 @asynccontextmanager
-async def planted(name, on_log):
-    """The draft service with a mistake, in a process of its own."""
+async def planted(name):
+    """A run against the draft service with a mistake, in a process of its own."""
+    log = []
     flags = ["--port", "0", "--log-level", "warning", "--idle-timeout-s", "1.5"]
     child = await Child.start(
-        "draft", "tests.loadtest.planted", flags, 1, on_log, {"PLANTED": name}
+        "draft", "tests.loadtest.planted", flags, 1, log.append, {"PLANTED": name}
     )
     await child.ready()
     try:
-        address = f"127.0.0.1:{child.facts['port']}"
-        async with Server("draft", {"draft": address}, {"draft": child}) as server:
-            yield server
+        addresses = {"draft": f"127.0.0.1:{child.facts['port']}"}
+        async with FuzzRun("draft", addresses, {"draft": child}, log=log) as fuzz:
+            yield fuzz
     finally:
         child.send(signal.SIGKILL)
         await child.ended()
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "steps"),
+    ("name", "text"),
     [
-        ("internal", "status INTERNAL: internal error in DraftService.Draft", 1),
-        ("no_message", "status INVALID_ARGUMENT without a message", 1),
-        ("accepted", "status OK", 2),
-        ("hangs", "a call that kills it", None),
-        ("dies", "a call that kills it", None),
-        ("traceback", "the log says", None),
-        ("tokens", "the canary: got", None),
-        ("sessions", "sessions left", None),
-        ("memory", None, None),
+        ("internal", "status INTERNAL: internal error in DraftService.Draft"),
+        ("no_message", "status INVALID_ARGUMENT without a message"),
+        ("accepted", "status OK"),
+        ("hangs", "the server hangs"),
+        ("dies", "the draft service ended with code 3"),
+        ("traceback", "the log says"),
+        ("tokens", "the canary: got"),
+        ("sessions", "sessions left"),
+        ("memory", None),
     ],
 )
-async def test_a_mistake_of_each_kind_is_found(name, text, steps, monkeypatch, tmp_path, capsys):
+async def test_a_mistake_of_each_kind_is_found(name, text, monkeypatch):
     for constant, value in FAST.items():
         monkeypatch.setattr(run, constant, value)
-    if steps:  # a busy machine shortens slowly
-        monkeypatch.setattr(run, "SHRINK_S", 30.0)
     # The log tells of an internal error, too, and of those whose status was lost.
-    monkeypatch.setattr(report, "MAX_FINDINGS", 10 if name == "internal" else 1)
-    monkeypatch.setattr(servers, "LONG", servers.LONG[:5])
-    result = await run.fuzz(partial(planted, name), 6000 if name == "accepted" else 2000, 0, print)
-    files = PageResults(html=tmp_path / "fuzz.html", output=tmp_path / "fuzz.json")
-    assert files.finish(report.fuzz_report([result], {"seed": 0})) == 1
-    assert "FAILED" in capsys.readouterr().out
-    checks = "\n".join(check["said"] for check in result.checks())
+    monkeypatch.setattr(run, "MAX_FINDINGS", 10 if name == "internal" else 1)
+    async with planted(name) as fuzz:
+        await fuzz.run(6000 if name == "accepted" else 2000)
+    broken = [check for check in fuzz.checks() if not check.passed]
     if text is None:
-        assert [c["name"] for c in result.checks() if not c["passed"]] == ["draft, memory of draft"]
-        return
-    found = [f for f in result.findings.values() if f.text.startswith(text)]
-    assert found, checks
-    if steps:
-        script = found[0].script
-        assert len(script.steps) == steps, checks
-        advance = script.method.request.FromString(script.steps[-1]).advance
-        assert advance.max_tokens > 64 or advance.min_confidence != advance.min_confidence
-        assert len(advance.ListFields()) <= 2
+        assert [check.name for check in broken] == ["draft, memory of draft"]
+    else:
+        assert [found for found, _ in fuzz.findings.values() if found.startswith(text)], broken
 
 
-async def test_a_call_whose_end_waits_behind_answers_is_shortened():
-    """What follows the mistake meets the end of the call, however long it waits for it."""
-    method = next(m for m in ScriptSource("draft", FACTS).sessions if m.path.endswith("/Draft"))
-    requests = [
-        {"open": {"token_ids": [5, 6, 7, 8]}},
-        {"advance": {"round_id": 1, "keep_length": 4, "max_tokens": 4}},
-        {"advance": {"round_id": 2, "keep_length": 4, "max_tokens": 65}},
-        {"advance": {"round_id": 3, "keep_length": 4, "max_tokens": 4}},
-    ]
-    *steps, last = [method.request(**request).SerializeToString() for request in requests]
-    script = Script(method, "", (*steps, Do.PAUSE, last))
-    async with planted("no_message", print) as server:
-        shows = partial(run.FuzzRun(server, 0, [])._shows, "INVALID_ARGUMENT")
-        smallest = await shrunk(script, shows, 30.0)
-    assert smallest.steps == (method.request(advance={"max_tokens": 65}).SerializeToString(),)
+def holds(message, path):
+    """Whether the field at a path is set."""
+    for field in path:
+        value = getattr(message, field.name)
+        if not (len(value) if field.is_repeated else field in [f for f, _ in message.ListFields()]):
+            return False
+        message = value[-1] if field.is_repeated and not is_map(field) else value
+    return True
 
 
-def fields_of(kind, seen):
-    if kind.full_name not in seen and not kind.GetOptions().map_entry:
-        seen.add(kind.full_name)
-        for field in kind.fields:
-            yield field.full_name
-            yield from fields_of(field.message_type, seen) if field.message_type else ()
-
-
-def fields_set(message):
-    for field, _ in message.ListFields():
-        yield field.full_name
-        for part in parts(message, field):
-            yield from fields_set(part)
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_every_field_of_every_request_is_set_in_a_seed(name):
-    """A field without a valid value would only ever be changed to a bad one."""
-    source = ScriptSource(name, FACTS)
+@pytest.mark.parametrize("name", FILES)
+def test_every_field_is_set_and_a_seed_makes_the_same_scripts_again(name):
+    source, again, rng = ScriptSource(name, FACTS), ScriptSource(name, FACTS), Random(0)
     messages = [m for sessions in source.sessions.values() for session in sessions for m in session]
     assert not [m for m in messages if mistake(m)]
-    there, seen = {f for m in messages for f in fields_set(m)}, set()
-    all_ = {f for method in source.sessions for f in fields_of(method.request.DESCRIPTOR, seen)}
-    # Where they name the model, they are the server's own.
-    facts = "weights_fingerprint", "numerics", "judge_fingerprint"
-    own = {f"flyspec.v1.VerifyOpen.{fact}" for fact in facts}
-    assert all_ - there - own == set()
-
-
-@pytest.mark.parametrize("name", SERVICES)
-def test_a_seed_makes_the_same_scripts_again(name):
-    first, second = ScriptSource(name, FACTS), ScriptSource(name, FACTS)
-    for index in range(200):
-        assert first.script(Random(index)) == second.script(Random(index))
+    for index in range(50):
+        assert source.script(Random(index)) == again.script(Random(index))
+    mutator = Mutator((400, 256, 64), ("exact", "model"))
+    for method in source.sessions:
+        for path in paths(method.request.DESCRIPTOR):
+            changed = [method.request() for _ in range(12)]
+            for message in changed:
+                mutator.change(message, path, rng)
+            assert any(holds(message, path) for message in changed), path[-1].full_name

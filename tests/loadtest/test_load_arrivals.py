@@ -16,7 +16,7 @@ from flyspec.client import Chat
 from flyspec.errors import ConfigError
 from loadtest.control import Control
 from loadtest.prompts import FRESH, VARIED, Source, prompt_mix
-from loadtest.scenarios.base import vary_length
+from loadtest.scenarios.overload import vary_length
 from loadtest.work import Closed, LoadPhase, Open, Text, Variant
 from tests.loadtest.load_data import PLAIN, VARIANT
 

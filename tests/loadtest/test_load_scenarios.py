@@ -61,10 +61,11 @@ async def test_ramp_on_a_stack_of_its_own(run_load, protocol):
     assert set(ended.document["memory"]) == {"verify", "draft", "orchestrator"}
 
 
-async def test_soak(run_load):
+async def test_soak(run_load, protocol):
     flags = "--seconds 2 --rate 6 --cancelled 0.3 --max-latency-growth 99 --max-memory-growth 9"
-    ended = await run_load("soak", f"{flags} {SHORT} --temperature 0.7")
+    ended = await run_load("soak", f"{flags} {SHORT} --temperature 0.7", protocol=protocol)
     assert passed(ended)
+    assert ended.check("left open")["said"] == "nothing more than before"
     soak = ended.phase("soak")
     assert soak["complete"] > 0
     assert soak["sent"] == soak["complete"] + soak["cancelled"] + soak["refused"]
@@ -82,10 +83,12 @@ async def test_soak_with_varied_requests_and_a_killed_drafter(run_load):
     assert {e["text"] for e in ended.document["events"]} == {"draft is killed", "draft is back"}
 
 
-async def test_overload(run_load):
+async def test_overload(run_load, protocol):
     """Nothing about speed, which depends on what else the machine does."""
     flags = "--seconds 10 --max-tokens 16 --max-p99-ratio 99 --max-refusal 1e5 --max-recovery 99"
-    ended = await run_load("overload", f"{flags} --max-memory-growth 9 --problems 40")
+    ended = await run_load(
+        "overload", f"{flags} --max-memory-growth 9 --problems 40", protocol=protocol
+    )
     broken = {c["name"] for c in ended.document["checks"] if not c["passed"]}
     assert ended.document["errors"] == {}
     assert broken <= {"generator", "normal latency"}
@@ -98,46 +101,14 @@ async def test_overload(run_load):
 
 
 @pytest.mark.full
-async def test_sharing(run_load):
-    flags = "--seconds 8 --draft-model= --max-sessions 2 --max-ttft-ratio 99 --max-overtaken 99"
-    ended = await run_load(
-        "sharing", f"{flags} --factor 4 --max-tokens 16 --problems 40", module="loadtest.bundled"
-    )
-    assert passed(ended)
-    assert ended.phase("several")["complete"] > 0
-    assert ended.document["found"]["overtaken_s"] >= 0
-
-
-@pytest.mark.full
 async def test_recovery(run_load):
     flags = "--seconds 12 --users 3 --max-tokens 120 --draft-timeout 20 --problems 40"
     ended = await run_load("recovery", flags, module="loadtest.bundled")
     assert passed(ended)
     cases = ended.document["found"]["cases"]
-    assert len(cases) == 6
+    assert len(cases) == 4
     assert any("target reopened" in case["recoveries"] for case in cases)
     assert ended.check("texts")["said"].startswith("0 of ")
-
-
-async def test_burst(run_load, protocol):
-    # Three requests a second fit into six slots; seventy-five do not. Some come well after them.
-    flags = "--seconds 10 --rate 3 --factor 25 --ignore-eos --max-tokens 160 --problems 40 --seed 2"
-    ended = await run_load("burst", flags, protocol=protocol)
-    assert passed(ended)
-    burst = ended.phase("burst")
-    assert burst["sent"] > burst["complete"] > 0
-    assert burst["refused"] > 0
-    assert burst["refusals_without_retry"] == 0
-    assert ended.check("after")["passed"]
-
-
-async def test_cancel_storm(run_load, protocol):
-    flags = "--seconds 2 --users 2 --cancel-after 0.1 --max-tokens 200 --problems 40"
-    ended = await run_load("cancel-storm", flags, protocol=protocol)
-    assert passed(ended)
-    storm = ended.phase("storm")
-    assert storm["cancelled"] > storm["complete"]
-    assert ended.check("left open")["said"] == "nothing more than before"
 
 
 async def test_drafter_swap(run_load, load_stack, protocol):
@@ -160,7 +131,6 @@ async def test_drafter_swap(run_load, load_stack, protocol):
     (turn,) = ended.document["found"]["turns"]
     assert (turn["drafter"], turn["left"]) == ("lookup", 0)
     assert ended.check("texts")["said"].startswith("0 of ")
-    assert [d["drafter"] for d in ended.document["found"]["drafters"]]
     assert {e["text"] for e in ended.document["events"]} >= {"lookup is a canary",
                                                              "lookup is active"}  # fmt: skip
 
@@ -247,7 +217,7 @@ def given(*flags):
         ("ramp --plot a.txt", r"must end in \.svg"),
         ("ramp --html none/a.html", "no such directory: none"),
         ("soak --min-goodput 0.9", "needs --goodput"),
-        ("burst --ssl-certfile a.pem", "ssl-ca-certs"),
+        ("overload --ssl-certfile a.pem", "ssl-ca-certs"),
         ("ramp --protocol http --address h:x", "--address h:x: not HOST:PORT"),
         ("ramp --protocol http --address https://h:1", "give --ssl-ca-certs, for https"),
         ("ramp --protocol http --address http://h:1/v1", "not HOST:PORT"),

@@ -261,6 +261,8 @@ async def scripted(targets=1, pause_s=0.0, next_token=script, heads=None, **chan
     )
     inside.fleet = fleet = Fleet(settings, inside)
     await fleet.connect()
+    for drafter in inside.drafters.values():
+        drafter.opened = 0  # but by its trial
     inside.admission = Admission.of(settings, lambda: fleet.max_sessions)
     rules = load_rules("", settings.rule, settings.num_speculative_tokens)
     inside.observer = RequestObserver(Telemetry("orchestrator"))

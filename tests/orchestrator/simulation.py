@@ -20,9 +20,9 @@ from flyspec.values.rounds import (
     VerifyTimings,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.generation.experience import Experience
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, Pace
+from orchestrator.pace.policy import Experience
 
 MS = 1_000_000
 EXACT, REJECTED = Decision(Outcome.EXACT), Decision(Outcome.REJECTED, 1, None, 1.0)
@@ -44,6 +44,7 @@ class Costs:
     read_ns: int = 20_000
     prompt_ns: int = 40 * MS
     burst: int = 2
+    relative_size: float = 0.3
 
     def target_ns(self, num_rows: int) -> int:
         return self.step_ns + (num_rows - 1) * self.row_ns
@@ -81,16 +82,12 @@ class Asked(NamedTuple):
 
 @dataclass
 class Simulation:
-    """A text of which the drafter knows token i if `agrees(i)`; its `confidence` says so or not.
-
-    The target is `sure` of its own tokens with this probability; 0: it does not say.
-    """
+    """A text of which the drafter knows token i if `agrees(i)`; its `confidence` says so or not."""
 
     costs: Costs
     agreement: Callable[[int], float]
     seed: int = 0
     confident: bool = False
-    sure: float = 0.0
     now_ns: int = 0
     position: int = 0
     follows_ns: list[int] = field(default_factory=list)
@@ -101,6 +98,7 @@ class Simulation:
         self._rng = random.Random(self.seed)
         self._known: list[bool] = []
         self._read = self._followed = 0
+        self._has_read = False
         self._overtaken: DraftChunk | None = None
         self._follower: Asked | None = None
 
@@ -118,6 +116,8 @@ class Simulation:
         """Add that many tokens."""
         began, start, drafted = self.now_ns, self.position, 0
         if not start:
+            if k := pace.follows(0):
+                self._follower = self._ask(k, scores=False)
             self.now_ns += self.costs.prompt_ns
             self._plain(pace, 1, self.costs.prompt_ns)
         while self.position - start < num_tokens:
@@ -168,7 +168,6 @@ class Simulation:
         verdict = Verdict(
             self.position - 1, 1, start_length=self.position - count, plain_token_ids=before,
             timings=VerifyTimings(forward_ns=count * self.costs.target_ns(1)),
-            plain_confidence=self.sure,
         )  # fmt: skip
         pace.checked(CheckedRound(DraftChunk(), verdict, count, round_ns))
         follower = self._follower
@@ -194,9 +193,11 @@ class Simulation:
 
     def _ask(self, k: int, scores: bool) -> Asked:
         costs, unread = self.costs, self.position - self._read
-        model_ns = unread * costs.read_ns + k * costs.draft_ns + costs.prompt_ns * (not self._read)
+        reading_ns = 0 if self._has_read else costs.prompt_ns * costs.relative_size
+        model_ns = int(unread * costs.read_ns + k * costs.draft_ns + reading_ns)
         scored = unread if scores else 0
         self._read = self._followed = self.position
+        self._has_read = True
         ready = self.now_ns + costs.hop_ns + model_ns
         return Asked(k, self.position, self.now_ns, ready, scored, model_ns)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -20,22 +23,7 @@ from flyspec.values.rounds import (
     VerifyTimings,
 )
 from flyspec.values.tokens import Origin
-from orchestrator.generation.acceptance import Acceptance, SharedAcceptance
-from orchestrator.generation.adaptive import (
-    FOLLOWING_SHARE,
-    AdaptivePace,
-)
-from orchestrator.generation.beginning import SAMPLE_TOKENS
-from orchestrator.generation.experience import (
-    KNOWN,
-    PLAIN_EVERY,
-    START_ALLOWANCE_NS,
-    TRIAL_ROUNDS,
-    AtOnce,
-    DrafterExperience,
-    Experience,
-)
-from orchestrator.generation.following import FOLLOWING_DRAFTS, Overtaken
+from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import (
     CheckedRound,
     FirstToken,
@@ -43,7 +31,10 @@ from orchestrator.generation.pace import (
     NextRound,
     RepeatedPace,
 )
-from orchestrator.generation.queries import FIRST_REST, FOLLOWING_COST_NS, SELDOM
+from orchestrator.pace.acceptance import Acceptance, SharedAcceptance
+from orchestrator.pace.costs import Costs as MeasuredCosts
+from orchestrator.pace.costs import TimeLine
+from orchestrator.pace.policy import MAX_LOSS, MAX_TEXT_LOSS, AdaptivePace, Experience, TextPlan
 from tests.examples import examples
 from tests.orchestrator.simulation import MS, Costs, Simulation
 from verify_service.rules.window import Window, WindowWalk
@@ -59,15 +50,22 @@ def plain(count: int) -> CheckedRound:
 def drafted(k: int, accepted: int, round_ns: int = 10 * MS, **proposal) -> CheckedRound:
     decisions = [EXACT] * accepted + [REJECTED] * (accepted < k)
     decisions += [Decision(Outcome.NOT_REACHED)] * (k - len(decisions))
-    chunk = DraftChunk(token_ids=[1] * k, origins=[Origin.EXACT_MODEL] * k, drafter="d", **proposal)
+    origins = [Origin.EXACT_MODEL] * k
+    chunk = DraftChunk(token_ids=[1] * k, origins=origins, drafter="model", **proposal)
     return CheckedRound(chunk, Verdict(accepted, 1, tuple(decisions)), accepted + 1, round_ns)
 
 
-def after_trial(experience: Experience) -> Experience:
-    """Return the experience of an orchestrator for which drafter "d" was too slow at first."""
-    for _ in range(TRIAL_ROUNDS):
-        experience.with_drafter("d", "exact").tried(-math.inf, MS)
-    return experience
+def pace_of(
+    experience: Experience,
+    rule: str = "exact",
+    most: int = MOST,
+    tokens: int = 1000,
+    size: float = 0.3,
+    seed: int = 0,
+    room: Room = Room(),  # noqa: B008 - a tuple
+) -> AdaptivePace:
+    first = FirstToken(size, 100)
+    return AdaptivePace(experience, TextPlan("model", rule, most, tokens, first, room, seed))
 
 
 # --- an earlier run -------------------------------------------------------------------------
@@ -80,7 +78,7 @@ def after_trial(experience: Experience) -> Experience:
 def test_what_was_recorded_is_repeated(ks, data):
     """Whatever the verdicts accept, and however many plain tokens each has."""
     rest = FixedPace(5, at_once=True)
-    pace, left = RepeatedPace(ks, rest, "d"), list(ks)
+    pace, left = RepeatedPace(ks, rest, "model"), list(ks)
     while left:
         turn = pace.turn()
         assert turn == pace.turn()
@@ -100,7 +98,7 @@ def test_what_was_recorded_is_repeated(ks, data):
 
 
 def test_rounds_with_other_drafts_than_recorded_are_counted():
-    pace = RepeatedPace([3, 3, 0, 3, 3], FixedPace(5), "d")
+    pace = RepeatedPace([3, 3, 0, 3, 3], FixedPace(5), "model")
     pace.checked(drafted(3, 1))
     pace.checked(drafted(2, 2))
     assert pace.num_unrepeated == 1
@@ -139,74 +137,35 @@ def test_a_quick_drafter_drafts_from_the_first_token_on(relative_size, prompt_le
 
 
 def test_behind_an_earlier_run_k_adapts():
-    rest = AdaptivePace(Experience([MeasuredStep(1, 10 * MS)]), "d", "exact", MOST)
-    pace = RepeatedPace([2, 0], rest, "d")
+    rest = pace_of(Experience([MeasuredStep(1, 10 * MS)]))
+    pace = RepeatedPace([2, 0], rest, "model")
     pace.checked(drafted(2, 2))
     pace.nothing_drafted()
     pace.checked(plain(1))
     assert pace.turn() == rest.turn()
     assert rest.turn().num_drafts == 0
-    assert pace.follows(100) == rest.follows(100) > 0
 
 
-# --- what is learnt -------------------------------------------------------------------------
+# --- acceptance -----------------------------------------------------------------------------
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(1, MOST), st.integers(0, MOST)).map(lambda t: (t[0], min(t))),
-        max_size=60,
-    ),
-    st.floats(0, 1),
-)
-def test_survivals_are_chances_that_never_rise(rounds, prior):
-    others = SharedAcceptance(prior, MOST)
-    acceptance = Acceptance(others, MOST)
-    for k, accepted in rounds:
-        acceptance.checked(k, accepted)
-        acceptance.followed([True] * accepted + [False])
-        others.checked(k, accepted)
-        assert 0 <= acceptance.mean <= 1
-        survivals = acceptance.survivals(MOST)
-        assert len(survivals) == MOST
-        assert all(0 <= b <= a <= 1 for a, b in zip([1.0, *survivals], survivals, strict=False))
-
-
-def test_survivals_come_to_what_is_accepted():
-    """Here 3 of 4 are accepted at the first position, and half of those at the second."""
-    acceptance = Acceptance(SharedAcceptance(0.6, 4), 4)
-    for accepted in [0, 1, 1, 2, 3, 0, 2, 1] * 100:
-        acceptance.checked(3, accepted)
-    first, second, third, _ = acceptance.survivals(4)
-    assert first == pytest.approx(6 / 8, abs=0.1)
-    assert second == pytest.approx(3 / 8, abs=0.1)
-    assert third == pytest.approx(1 / 8, abs=0.1)
-
-
-def test_a_drafter_that_is_too_sure_of_itself_is_believed_less():
-    for rate, sure in ((0.5, 0.9), (0.9, 0.5)):
-        drafter = DrafterExperience()
-        for number in range(600):
-            accepted = int((number + 1) * rate * 4) - int(number * rate * 4)
-            verdict = drafted(4, min(4, accepted)).verdict
-            drafter.checked(DraftChunk(token_ids=[1] * 4, confidences=[sure] * 4), verdict, MS)
-        expected = sum(drafter.survivals([sure] * 4))
-        assert expected == pytest.approx(rate * 4, rel=0.15)
-
-
-def test_generations_share_what_they_learn():
-    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
-    assert experience.plain_ns == 10 * MS
-    assert experience.verify_ns(8) == pytest.approx(18 * MS)
-    for _ in range(800):
-        experience.decoded(2, 40 * MS)
-    assert experience.plain_ns == pytest.approx(20 * MS)
-    alone = experience.verify_ns(4)
-    with experience.shared(), experience.shared(), experience.shared():
-        assert experience.running == 3
-        # Each of its rows holds up two others.
-        assert experience.verify_ns(4) - experience.verify_ns(0) == pytest.approx(3 * 4 * MS)
-    assert (experience.running, experience.verify_ns(4)) == (0, alone)
+@given(st.integers(0, 8), st.integers(0, 16), st.integers(1, 40), st.floats(0, 1), st.floats(0, 1))
+def test_the_expected_number_of_accepted_drafts_is_that_of_the_rule(
+    reach, length, most, equal, loosened
+):
+    """Here drafts are followed one by one, for each K."""
+    room = Room(reach, max(reach, length) if reach and length else 0)
+    shared = SharedAcceptance(True, most)
+    shared.matches.observe(1000 * equal, 1.0, 1000)
+    shared._loosened.held = shared._loosened.seen * loosened
+    acceptance = Acceptance(shared)
+    chances = acceptance.equal(most)
+    for k, number in enumerate(acceptance.accepted(most, room), 1):
+        chance, expected = 1.0, 0.0
+        for index in range(k):
+            chance *= chances[index] + (1 - chances[index]) * loosened * room.at(index, k)
+            expected += chance
+        assert number == pytest.approx(expected)
 
 
 @given(st.integers(0, 8), st.integers(0, 15), st.integers(1, 32), st.data())
@@ -217,136 +176,103 @@ def test_room_is_where_the_targets_window_closes(reach, length, k, data):
         assert Room(reach, length).at(index, k) == walk.allows(index)
 
 
-def test_what_a_window_had_no_room_for_says_nothing_of_longer_rounds():
-    """Every other draft matches, and the others may stand where 6 places follow."""
-    ks = {}
-    for room in (Room(6), Room()):
-        experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(33, 14 * MS)])
-        pace = AdaptivePace(experience, "d", "fly", 32, room=room)
-        pace.checked(plain(1)._replace(round_ns=10 * MS))
-        loose = Decision(Outcome.LOOSE, 2, gap_nats=0.1)
-        for _ in range(200):
-            k = pace.turn().num_drafts or 8
-            accepted = max(0, k - 6)
-            outcomes = ([EXACT, loose] * k)[:accepted] + [REJECTED] * (accepted < k)
-            outcomes += [Decision(Outcome.NOT_REACHED)] * (k - len(outcomes))
-            chunk = DraftChunk(token_ids=[1] * k, origins=[Origin.EXACT_MODEL] * k, drafter="d")
-            verdict = Verdict(accepted, 1, tuple(outcomes))
-            pace.checked(CheckedRound(chunk, verdict, accepted + 1, 14 * MS))
-        ks[room] = pace.turn().num_drafts
-    assert ks[Room(6)] > 24 > ks[Room()]
+def test_shares_come_to_what_is_accepted():
+    """Here 3 of 4 are accepted at the first position, and half of those at the second."""
+    shared = SharedAcceptance(False, 4)
+    text = Acceptance(shared)
+    for accepted in [0, 1, 1, 2, 3, 0, 2, 1] * 100:
+        text.saw(shared.checked(drafted(3, accepted).verdict.decisions, (), Room()))
+    expected = text.accepted(3, Room())
+    numbers = [6 / 8, 6 / 8 + 3 / 8, 6 / 8 + 3 / 8 + 1 / 8]
+    assert expected == pytest.approx(numbers, abs=0.2)
 
 
-@pytest.mark.parametrize("step_ns", [MS // 2, 10 * MS, 100 * MS])
-def test_a_new_drafter_is_tried_until_it_is_known_or_has_lost_too_much(step_ns):
-    """In that time rounds draft, whether or not they save time, unless all are refused."""
-    steps = [MeasuredStep(1, step_ns), MeasuredStep(32, 2 * step_ns)]
-    tried = {}
-    for accepted, num_steps in ((15, 8), (15, 30), (0, 2)):
-        experience = Experience(steps)
-        drafter = experience.with_drafter("d", "exact")
-        pace = AdaptivePace(experience, "d", "exact", MOST)
-        pace.checked(plain(1)._replace(round_ns=step_ns))
-        trial = after = 0
-        while pace.turn().num_drafts and trial + after < 20:
-            timings = DraftTimings(0, step_ns // 2, step_ns // 2)
-            trial, after = trial + drafter.is_on_trial, after + (not drafter.is_on_trial)
-            pace.checked(drafted(15, accepted, num_steps * step_ns, timings=timings))
-        assert (after == 20 - trial) if num_steps == 8 else (after < 8)
-        assert drafter.allowance_ns >= START_ALLOWANCE_NS - 8 * 8 * step_ns, "trials cost nothing"
-        tried[accepted, num_steps] = trial
-        if not accepted:
-            again = AdaptivePace(experience, "d", "exact", MOST)
-            assert (again.turn(), again.follows(0)) == (NextRound(0), 0)
-    assert tried[15, 8] == math.ceil(KNOWN / 15), "until it is known"
-    assert tried[15, 30] <= TRIAL_ROUNDS, "until it has lost too much"
-    assert tried[0, 2] < 12
+def test_a_drafter_that_is_too_sure_of_itself_is_believed_less():
+    for rate, sure in ((0.5, 0.9), (0.9, 0.5)):
+        shared = SharedAcceptance(False, MOST)
+        for number in range(600):
+            accepted = int((number + 1) * rate) - int(number * rate)
+            shared.checked(drafted(1, accepted).verdict.decisions, [sure], Room())
+        assert shared.chance(sure) == pytest.approx(rate, abs=0.05)
 
 
-def test_one_interrupted_round_does_not_end_drafting():
-    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(32, 20 * MS)])
-    ended = []
-    for interrupted in (1, 6):
-        pace = AdaptivePace(experience, "d", "exact", MOST)
-        pace.checked(plain(1)._replace(round_ns=10 * MS))
-        for _ in range(6):
-            pace.checked(drafted(15, 15, 30 * MS, timings=DraftTimings(0, MS, MS)))
-        assert pace.turn().num_drafts
-        for _ in range(interrupted):
-            pace.checked(drafted(15, 7, 900 * MS, timings=DraftTimings(0, MS, MS)))
-        ended.append(not pace.turn().num_drafts)
-    assert ended == [False, True]
+def test_a_lossy_rule_is_learnt_where_its_window_has_room():
+    room, loose = Room(2, 0), Decision(Outcome.LOOSE, 1, None, 1.0)
+    shared = SharedAcceptance(True, MOST)
+    begun = shared.loosened()
+    for _ in range(100):
+        shared.checked([EXACT, REJECTED], (), room)
+    assert shared.loosened() == begun
+    for _ in range(100):
+        shared.checked([loose, EXACT, EXACT], (), room)
+    assert shared.loosened() > 0.9
 
 
-def test_much_shorter_rounds_are_tried_before_drafting_ends():
-    """What rounds of 15 drafts take says little of rounds of 4."""
-    for row_ns, accepted in ((2 * MS, 4), (2 * MS, 0)):
-        steps = [MeasuredStep(1, 10 * MS), MeasuredStep(32, 10 * MS + 31 * row_ns)]
-        pace = AdaptivePace(after_trial(Experience(steps)), "d", "exact", MOST)
-        pace.checked(plain(1)._replace(round_ns=10 * MS))
-        pace._enter(15, 1.1 / (10 * MS))
-        for _ in range(3):
-            pace.checked(drafted(15, accepted, 100 * MS))
-        assert bool(pace.turn().num_drafts) == bool(accepted)
-        assert pace.turn().num_drafts < 9
+def test_a_text_is_taken_for_like_others_as_far_as_those_are_alike():
+    weights = []
+    for rates in ([0.8] * 40, [0.5, 0.98] * 20):
+        shared, noise = SharedAcceptance(False, MOST), random.Random(1)
+        for rate in rates:
+            text = Acceptance(shared)
+            for _ in range(10):
+                accepted = sum(1 for _ in itertools.takewhile(
+                    lambda _: noise.random() < rate, range(4)))  # noqa: B023  # fmt: skip
+                text.saw(shared.checked(drafted(4, accepted).verdict.decisions, (), Room()))
+            shared.ended(text)
+        weights.append(shared.text_weight)
+    assert weights[0] > 2 * weights[1]
 
 
-def test_a_long_prompt_is_only_read_where_that_is_likely_to_pay_off():
-    """The longer a text is already, the more of it is likely to follow."""
-    experience = Experience([MeasuredStep(1, MS // 2), MeasuredStep(32, MS)])
-    drafter = experience.with_drafter("d", "exact")
-    first = AdaptivePace(experience, "d", "exact", MOST)
-    for _ in range(8):
-        first.checked(drafted(15, 15, 4 * MS, timings=DraftTimings(0, MS, MS)))
-    assert drafter.is_known
-    burst = Verdict(0, 1, plain_token_ids=(2,) * 39, plain_confidence=0.9)
-    for prompt_length in (1, 1000):
-        drafter.at_once._left_out = 1
-        pace = AdaptivePace(experience, "d", "exact", MOST, FirstToken(1.0, prompt_length))
-        pace.checked(plain(1))
-        asked = []
-        while len(asked) < 50 and not any(asked):
-            pace.checked(CheckedRound(DraftChunk(), burst, 40, 20 * MS))
-            asked.append(pace.follows(40) > 0)
-        assert any(asked)
-        assert (len(asked) > 4) == (prompt_length == 1000)
+# --- times ----------------------------------------------------------------------------------
 
 
-def test_an_interrupted_step_says_little_of_others():
+def test_a_line_is_learnt_from_noisy_times_and_cut_off_ones():
+    noise, line = random.Random(3), TimeLine(0.0, 1.0, 5 * MS)
+    for number in range(200):
+        count = noise.randint(1, 15)
+        time = 20 * MS + count * 3 * MS + noise.gauss(0, MS)
+        line.observe(count, time + 1000 * MS * (number % 40 == 39))
+    assert line(0) == pytest.approx(20 * MS, rel=0.2)
+    assert line(10) == pytest.approx(50 * MS, rel=0.1)
+    assert line(10, 1.0) > line(10) > line(10, -1.0)
+    assert line(10, 1.0) - line(10) < 2 * MS
+
+
+def test_drafts_are_charged_for_what_they_delay_others():
+    costs = MeasuredCosts([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
+    assert costs.plain_ns() == 10 * MS
+
+    def delay() -> float:
+        return costs.round_ns("model", 0.0, 4) - costs.round_ns("model", 0.0, 0)
+
+    alone = delay()
+    with costs.shared(), costs.shared(), costs.shared():
+        assert costs.running == 3
+        # Each of its rows holds up two others.
+        assert delay() == pytest.approx(3 * alone)
+    assert (costs.running, alone) == (0, pytest.approx(4 * MS))
+
+
+def test_plain_decoding_is_timed_only_while_nobody_drafts():
     experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
-    experience.decoded(1, 300 * MS)
-    experience.stepped(1, 300 * MS)
-    assert experience.plain_ns < 11 * MS
-    assert experience.verify_ns(0) < 14 * MS
-    experience.stepped(9, 400 * MS)
-    assert experience.verify_ns(8) < 3 * 18 * MS
+    costs = experience.costs
+    drafts, decodes = pace_of(experience), pace_of(experience, most=0)
+    for pace in (drafts, decodes):
+        pace.checked(plain(1))
+    before = costs.plain_ns()
+    drafts.checked(drafted(4, 4))
+    decodes.checked(plain(1)._replace(round_ns=90 * MS))
+    assert costs.plain_ns() == before
+    drafts.close()
+    for _ in range(50):
+        decodes.checked(plain(1)._replace(round_ns=20 * MS))
+    assert costs.plain_ns() == pytest.approx(20 * MS, rel=0.1)
 
 
-def test_a_round_that_asks_a_head_for_the_drafts_of_the_next_one_is_not_held_against_it():
-    for asked_head in (True, False):
-        experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(32, 20 * MS)])
-        pace = AdaptivePace(after_trial(experience), "d", "exact", MOST)
-        for _ in range(4):
-            pace.checked(plain(1)._replace(round_ns=10 * MS))
-        assert pace.follows(64) > 0
-        proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[True] * 8)
-        pace.followed(Overtaken(proposal, 8, 0, 10 * MS))
-        assert pace.turn().num_drafts
-        assert pace.lets_go_on
-        pace.checked(plain(1)._replace(round_ns=400 * MS, asked_head=asked_head))
-        assert bool(pace.turn().num_drafts) == asked_head
-
-
-def test_heads_go_on_by_themselves_only_where_a_generation_is_alone():
-    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(32, 20 * MS)])
-    pace = AdaptivePace(experience, "d", "exact", MOST)
-    assert not pace.lets_go_on, "it decodes plainly"
-    pace.checked(plain(1)._replace(round_ns=10 * MS))
-    pace.checked(drafted(8, 8, 20 * MS))
-    with experience.shared():
-        assert pace.lets_go_on
-        with experience.shared():
-            assert not pace.lets_go_on
+def test_a_target_without_measured_steps_is_timed():
+    costs = MeasuredCosts()
+    costs.decoded(4, 40 * MS)
+    assert costs.plain_ns() == pytest.approx(10 * MS)
 
 
 # --- simulated texts ------------------------------------------------------------------------
@@ -356,8 +282,31 @@ def steady(agreement: float):
     return lambda position: agreement
 
 
-def pace_of(simulation: Simulation, most: int = MOST) -> AdaptivePace:
-    return AdaptivePace(simulation.experience(), "model", "exact", most)
+def texts_of(costs, agreements, count, tokens=300, confident=False, rule="exact"):
+    """Return texts' simulations, run one after the other by one orchestrator.
+
+    `costs` are those of all texts, or of each.
+    """
+    experience, texts = None, []
+    for number in range(count):
+        now = costs if isinstance(costs, Costs) else costs[number]
+        agreement = steady(agreements[number % len(agreements)])
+        simulation = Simulation(now, agreement, number, confident)
+        experience = experience or simulation.experience()
+        with experience.costs.shared():
+            pace = pace_of(experience, rule, tokens=tokens, size=0.1, seed=number)
+            simulation.run(pace, tokens)
+            pace.close()
+        texts.append(simulation)
+    return texts
+
+
+def drafted_share(text: Simulation) -> float:
+    return text.spent[0].drafted / text.position
+
+
+def token_ns(text: Simulation) -> float:
+    return (text.now_ns - text.costs.prompt_ns) / (text.position - 1)
 
 
 PAYS = [
@@ -366,6 +315,7 @@ PAYS = [
     (Costs(draft_ns=3 * MS), 0.9),
     (Costs(hop_ns=3 * MS), 0.85),
     (Costs(step_ns=2 * MS, row_ns=20_000, draft_ns=200_000, hop_ns=300_000), 0.8),
+    (Costs(step_ns=176 * MS, row_ns=8 * MS, draft_ns=26 * MS, hop_ns=10 * MS), 0.8),
 ]
 
 
@@ -374,16 +324,10 @@ PAYS = [
 def test_it_drafts_where_that_pays(costs, agreement, confident):
     best_ns = costs.best_ns(agreement, MOST)
     assert best_ns < 0.9 * costs.step_ns
-    took = 0
-    for seed in range(5):
-        simulation = Simulation(costs, steady(agreement), seed, confident)
-        pace = pace_of(simulation)
-        simulation.run(pace, 100)
-        spent = simulation.run(pace, 900)
-        assert spent.drafted > 0.6 * spent.tokens
-        took += spent.time_ns / spent.tokens
-        assert pace.saved_ns > 0
-    assert took / 5 < 1.15 * best_ns
+    texts = texts_of(costs, [agreement], 12, confident=confident)[2:]
+    took = sum(map(token_ns, texts)) / len(texts)
+    assert took < best_ns + 0.15 * (costs.step_ns - best_ns)
+    assert min(map(drafted_share, texts)) > 0.6
 
 
 PAYS_NOT = [
@@ -399,269 +343,157 @@ PAYS_NOT = [
 @pytest.mark.parametrize("confident", [False, True])
 @pytest.mark.parametrize(("costs", "agreement"), PAYS_NOT)
 def test_where_drafts_do_not_pay_it_is_as_fast_as_plain_decoding(costs, agreement, confident):
-    """An orchestrator's first text pays for its measurements."""
     assert costs.best_ns(agreement, MOST) > 0.98 * costs.step_ns
-    took = [0.0, 0.0, 0.0]
-    for seed in range(5):
-        experience = Simulation(costs, steady(agreement)).experience()
-        for number in range(3):
-            simulation = Simulation(costs, steady(agreement), 3 * seed + number, confident)
-            spent = simulation.run(AdaptivePace(experience, "model", "exact", MOST), 1000)
-            allowed = START_ALLOWANCE_NS + FOLLOWING_SHARE * simulation.plain_ns
-            assert sum(simulation.follows_ns[1:-1]) <= allowed  # the last one may be more
-            took[number] += (simulation.now_ns - costs.prompt_ns) / spent.tokens / costs.step_ns / 5
-    assert took[0] < 1.09
-    assert max(took[1:]) < 1.03
+    texts = texts_of(costs, [agreement], 12, confident=confident)
+    took = [token_ns(text) / costs.step_ns for text in texts]
+    assert took[0] < 1 + 2 * MAX_TEXT_LOSS  # its times are not known
+    assert max(took[1:]) < 1 + MAX_TEXT_LOSS + 0.01  # a round may take longer than expected
+    assert sum(took) / len(took) < 1 + MAX_LOSS + MAX_TEXT_LOSS / len(took) + 0.005
 
 
-def test_a_drafter_that_is_sure_of_itself_is_believed_at_once():
-    """By its confidence, before there is any evidence; if that proves wrong, not for long."""
-    drafted = []
-    quick = Costs(step_ns=MS // 2, row_ns=5_000, draft_ns=50_000, hop_ns=50_000, prompt_ns=0)
-    for agreement in (1.0, 0.0):
-        simulation = Simulation(quick, steady(1.0), confident=True)
-        pace = pace_of(simulation)
-        simulation.agreement = steady(agreement)
-        sure = [0.99] * 15
-        assert pace.follows(FIRST_REST) == 15
-        proposal = DraftChunk(token_ids=[7] * 15, confidences=sure, drafter="model")
-        pace.followed(Overtaken(proposal, 1, 1, MS))
-        assert pace.turn().num_drafts == 15
-        drafted.append(simulation.run(pace, 100).drafted)
-    assert drafted[0] > 90
-    assert drafted[1] < 20
+def test_each_text_is_drafted_as_it_deserves():
+    texts = texts_of(Costs(), [0.95, 0.05], 40)[10:]
+    shares = [*map(drafted_share, texts)]
+    assert sum(shares[::2]) / 15 > 0.8
+    assert sum(shares[1::2]) / 15 < 0.2
 
 
 def test_it_follows_a_text_that_changes():
     costs, half = Costs(), 500
-    shares, took = [[], []], 0
+    shares = [[], []]
     for seed in range(5):
         simulation = Simulation(costs, lambda i: 0.92 if i // half % 2 == 0 else 0.03, seed)
-        pace = pace_of(simulation)
+        pace = pace_of(simulation.experience(), tokens=6 * half, size=0.1, seed=seed)
         for number in range(6):
             spent = simulation.run(pace, half - (simulation.position - number * half))
             shares[number % 2].append(spent.drafted / spent.tokens)
-            took += spent.time_ns
-    assert min(shares[0]) > 0.5
-    assert max(shares[1]) < 0.3
-    # Each half at its best, but for what it takes to find out.
-    best = 15 * half * (costs.best_ns(0.92, MOST) + costs.step_ns)
-    assert took < 1.15 * best
-
-
-@pytest.mark.parametrize("agreement", [0.9, 0.3])
-def test_where_drafts_pay_the_next_text_is_drafted_from_its_second_token(agreement):
-    costs = Costs()
-    first = Simulation(costs, steady(agreement))
-    experience = first.experience()
-    pace = AdaptivePace(experience, "model", "exact", MOST)
-    assert pace.turn() == NextRound(0, max_plain_tokens=1), "the drafter is on trial"
-    assert pace.follows(0) == FOLLOWING_DRAFTS
-    first.run(pace, 300)
-    pace = AdaptivePace(experience, "model", "exact", MOST)
-    if agreement < 0.5:
-        assert (pace.turn(), pace.follows(0)) == (NextRound(0), 0)
-        return
-    assert pace.turn() == NextRound(0, max_plain_tokens=1)
-    k = pace.follows(0)
-    assert k > 0
-    pace.checked(plain(1))
-    assert pace.turn().num_drafts == k
-    # A quick drafter drafts with the prompt, whose time counts for nothing.
-    pace = AdaptivePace(experience, "model", "exact", MOST, FirstToken(0.001, 100))
-    assert (pace.turn().num_drafts, pace.follows(0)) == (k, 0)
-    plain_ns, verify_ns = experience.plain_ns, experience.verify_ns(k)
-    pace.checked(drafted(k, k, round_ns=1000 * costs.step_ns))
-    assert (pace.turn().num_drafts > 0, pace.saved_ns > 0) == (True, True)
-    assert (experience.plain_ns, experience.verify_ns(k)) == (plain_ns, verify_ns)
-    second = Simulation(costs, steady(agreement), seed=1)
-    spent = second.run(AdaptivePace(experience, "model", "exact", MOST), 60)
-    assert spent.drafted >= 59
-    # A text that is not like them takes little longer than without.
-    other = Simulation(costs, steady(0.05), seed=2)
-    spent = other.run(AdaptivePace(experience, "model", "exact", MOST), 200)
-    assert spent.drafted < 30
-    assert other.now_ns - costs.prompt_ns < 1.25 * spent.tokens * costs.step_ns
-
-
-def test_the_first_proposal_is_short_and_a_text_that_samples_plain_decoding_undisturbed():
-    costs = Costs()
-    first = Simulation(costs, steady(0.99))
-    experience = first.experience()
-    first.run(AdaptivePace(experience, "model", "exact", MOST), 300)
-    for number in range(1, 2 * PLAIN_EVERY + 1):
-        pace = AdaptivePace(experience, "model", "exact", MOST)
-        if number % PLAIN_EVERY:
-            assert pace.follows(0) == FOLLOWING_DRAFTS < pace._first_k
-            continue
-        timed = math.ceil(pace._text.lasting(SAMPLE_TOKENS))
-        assert (pace.turn(), pace.follows(0)) == (NextRound(0, max_plain_tokens=1 + timed), 0)
-        pace.checked(plain(1))
-        for _ in range(timed):
-            assert (pace.turn().num_drafts, pace.follows(timed)) == (0, 0)
-            pace.checked(plain(1)._replace(round_ns=costs.step_ns))
-        assert pace.turn().num_drafts > 0
-
-
-def test_texts_are_drafted_from_their_start_as_long_as_that_saves_time():
-    """Occasionally one is not, to keep the measurement of plain decoding current."""
-    at_once = AtOnce()
-    chosen = []
-    for _ in range(2 * PLAIN_EVERY):
-        chosen.append(at_once.next())
-        if chosen[-1]:
-            at_once.saved(MS)
-    assert chosen == 2 * [*[True] * (PLAIN_EVERY - 1), False]
-    left_out = []
-    for _ in range(8):
-        at_once.saved(-100 * MS)
-        left_out.append(0)
-        while not at_once.next():
-            left_out[-1] += 1
-    assert left_out == [2, 4, 8, 16, 32, 64, 64, 64]
-    at_once.saved(MS)
-    at_once.saved(-2 * MS)
-    assert [at_once.next() for _ in range(3)] == [False, False, True]
-
-
-@pytest.mark.parametrize(("step_ns", "rest"), [(MS // 4, FIRST_REST), (4 * MS, 4), (40 * MS, 1)])
-def test_the_slower_the_target_the_sooner_the_drafter_is_asked(step_ns, rest):
-    pace = AdaptivePace(Experience([MeasuredStep(1, step_ns)]), "d", "exact", MOST)
-    pace.checked(plain(1))
-    assert pace.follows(rest - 1) == 0
-    assert pace.follows(rest) > 0
-
-
-def test_texts_are_told_apart_by_how_sure_the_target_is_of_them():
-    """The drafter is queried early in kinds of text where drafts pay off, and rarely in others."""
-    costs = Costs(step_ns=MS // 2, row_ns=10_000, draft_ns=25_000, hop_ns=MS // 2, prompt_ns=0)
-    experience = Simulation(costs, steady(0.0)).experience()
-    shares, asked = [], []
-    for number in range(80):
-        good = Simulation(costs, steady(0.98), number, sure=0.95)
-        spent = good.run(AdaptivePace(experience, "model", "exact", MOST), 128)
-        shares.append(spent.drafted / spent.tokens)
-        poor = Simulation(costs, steady(0.3), number, sure=0.6)
-        poor.run(AdaptivePace(experience, "model", "exact", MOST), 128)
-        asked.append(len(poor.follows_ns))
-    assert sum(shares[40:]) / 40 > 0.85
-    assert sum(asked[40:]) <= 40 * 128 / SELDOM + 1
-
-
-def test_a_question_costs_what_it_delays_plain_decoding():
-    """As where drafter and target share processors, and the drafter has a long prompt to read."""
-    experience = Experience([MeasuredStep(1, MS), MeasuredStep(32, 2 * MS)])
-    drafter = experience.with_drafter("d", "exact")
-    pace = AdaptivePace(after_trial(experience), "d", "exact", MOST, FirstToken(1.0, 1000))
-    pace.checked(plain(1))
-    pace.checked(plain(40)._replace(round_ns=40 * MS))
-    assert pace.follows(40) > 0
-    before = drafter.allowance_ns
-    pace.checked(plain(10)._replace(round_ns=60 * MS))
-    proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[False] * 40)
-    pace.followed(Overtaken(proposal, 0, 8, 60 * MS))
-    assert before - drafter.allowance_ns == pytest.approx(50 * MS, rel=0.05)
-    assert drafter.allowance_ns < 0
-    assert pace.follows(1000) == 0
-
-
-def test_noise_of_a_slow_target_is_no_delay_by_a_question():
-    experience = Experience([MeasuredStep(1, 100 * MS), MeasuredStep(32, 110 * MS)])
-    drafter = experience.with_drafter("d", "exact")
-    pace = AdaptivePace(experience, "d", "exact", MOST)
-    for _ in range(4):
-        pace.checked(plain(1)._replace(round_ns=100 * MS))
-    assert pace.follows(4) > 0
-    before = drafter.allowance_ns
-    pace.checked(plain(1)._replace(round_ns=104 * MS))
-    earned = FOLLOWING_SHARE * 104 * MS
-    proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[False] * 4)
-    pace.followed(Overtaken(proposal, 0, 1, 104 * MS))
-    assert drafter.allowance_ns == before + earned - FOLLOWING_COST_NS
-
-
-def test_one_bad_round_of_a_slow_target_does_not_outweigh_what_drafts_have_just_saved():
-    experience = Experience([MeasuredStep(1, 100 * MS), MeasuredStep(32, 150 * MS)])
-    pace = AdaptivePace(experience, "d", "exact", MOST)
-    drafter = experience.with_drafter("d", "exact")
-    pace.checked(plain(1)._replace(round_ns=100 * MS))
-    for _ in range(3):
-        pace.checked(drafted(15, 15, 120 * MS))
-    pace.checked(drafted(15, 0, 200 * MS))
-    assert drafter.allowance_ns > 0
-    for _ in range(12):
-        pace.checked(drafted(15, 0, 200 * MS))
-    assert drafter.allowance_ns < 0
-    assert not pace.turn().num_drafts
-    assert not pace.follows(1), "what they saved is spent"
-
-
-def test_ending_plain_decoding_for_a_proposal_that_is_empty_is_no_time_of_a_token():
-    experience = Experience([MeasuredStep(1, 100 * MS), MeasuredStep(32, 110 * MS)])
-    pace = AdaptivePace(experience, "d", "exact", MOST)
-    for _ in range(4):
-        pace.checked(plain(1)._replace(round_ns=100 * MS))
-    assert pace.follows(4) > 0
-    proposal = DraftChunk(token_ids=[1] * 8, drafter="d", agreements=[True] * 8)
-    pace.followed(Overtaken(proposal, 1, 1, 10 * MS))
-    assert pace.turn().num_drafts
-    pace.nothing_drafted()
-    pace.checked(plain(1)._replace(round_ns=195 * MS))
-    assert experience.plain_ns == 100 * MS
-    pace.checked(plain(1)._replace(round_ns=102 * MS))
-    assert 100 * MS < experience.plain_ns < 101 * MS
-
-
-def test_a_lossy_drafter_goes_on_where_it_is_unsure_as_far_as_that_is_let_stand():
-    """It stops where drafts of such confidence were mostly rejected."""
-    stops = []
-    for loosened in (True, False):
-        simulation = Simulation(Costs(), steady(0.9))
-        experience = simulation.experience()
-        loosening = experience.with_drafter("model", "fly").loosening
-        for _ in range(300):
-            loosening.observe(loosened)
-        pace = AdaptivePace(experience, "model", "fly", MOST)
-        simulation.run(pace, 100)
-        stops.append(pace.turn().min_confidence)
-    assert stops[0] == 0.0
-    assert stops[1] > 0.0
+    assert sum(shares[0]) / 15 > 0.5
+    assert sum(shares[1]) / 15 < 0.2
 
 
 def test_a_drafter_that_becomes_slow_is_given_up():
-    simulation = Simulation(Costs(), steady(0.9))
-    pace = pace_of(simulation)
-    assert simulation.run(pace, 300).drafted > 200
-    simulation.costs = slow = Costs(hop_ns=300 * MS)
-    spent = simulation.run(pace, 600)
-    assert spent.drafted < 60
-    assert spent.time_ns < 1.5 * spent.tokens * slow.step_ns
-    spent = simulation.run(pace, 1000)
-    assert spent.time_ns < 1.1 * spent.tokens * slow.step_ns
-    simulation.costs = Costs()
-    simulation.run(pace, 1500)
-    assert simulation.run(pace, 500).drafted > 300
+    texts = texts_of([Costs()] * 3 + [Costs(draft_ns=40 * MS)] * 5, [0.9], 8)
+    assert min(map(drafted_share, texts[:3])) > 0.6
+    assert max(map(drafted_share, texts[4:])) < 0.2
 
 
-def test_one_long_reading_of_a_prompt_does_not_spoil_the_drafter_for_good():
-    """The drafter takes long for its first proposal, since it reads the prompt."""
-    costs = Costs(prompt_ns=2_000 * MS)
-    simulation = Simulation(costs, steady(0.9))
-    experience = simulation.experience()
-    simulation.run(AdaptivePace(experience, "model", "exact", MOST), 2000)
-    again = Simulation(Costs(), steady(0.9), seed=1)
-    spent = again.run(AdaptivePace(experience, "model", "exact", MOST), 600)
-    assert spent.drafted > 400
+BUSY = [
+    Costs(draft_ns=40 * MS),
+    Costs(hop_ns=10_000 * MS),  # does not answer while the text lasts
+    Costs(step_ns=30 * MS, row_ns=300_000, draft_ns=10 * MS, hop_ns=10 * MS),
+]
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("busy", BUSY)
+def test_it_drafts_again_once_the_machine_is_no_longer_busy(busy, before):
+    texts = texts_of([Costs()] * before + [busy] * 5 + [Costs()] * 8, [0.9], before + 13)
+    assert min(map(drafted_share, texts[before + 8 :])) > 0.6
+
+
+def test_drafts_that_come_too_late_but_would_pay_are_waited_for():
+    slow = Costs(draft_ns=3 * MS)
+    texts = texts_of([Costs(draft_ns=100_000)] * 3 + [slow] * 6, [0.98], 9)[4:]
+    took = sum(map(token_ns, texts)) / len(texts)
+    assert took < 1.15 * slow.best_ns(0.98, MOST) < 0.5 * slow.step_ns
+    assert min(map(drafted_share, texts)) > 0.9
+
+
+class Crowd:
+    """Generations in step that take 5 ms for a plain token, all of them longer the more draft.
+
+    If all draft, they take `slower` times as long for rounds of four drafts, and emit `gain` times
+    as many tokens as steps.
+    """
+
+    def __init__(self, running: int, slower: float, gain: float) -> None:
+        self.experience = Experience([MeasuredStep(1, 5 * MS), MeasuredStep(64, 5 * MS)])
+        self.running, self.slower, self.gain = running, slower, gain
+        self._noise = random.Random(7)
+
+    def run(self, num_steps: int, length: int = 100) -> float:
+        """Return tokens per step's time of plain decoding."""
+        spent_ns = tokens = texts = 0
+        with ExitStack() as stack:
+            for _ in range(self.running):
+                stack.enter_context(self.experience.costs.shared())
+            paces, lengths = [], []
+            for number in range(self.running):
+                paces.append(pace_of(self.experience, most=4, tokens=length, seed=number))
+                lengths.append(length * number // self.running)
+            for _ in range(num_steps):
+                turns = [pace.turn() for pace in paces]
+                drafting = sum(turn.num_drafts > 0 for turn in turns)
+                slower = 1 + (self.slower - 1) * drafting / self.running
+                round_ns = int(5 * MS * slower * self._noise.uniform(0.9, 1.1))
+                spent_ns += round_ns
+                for index, (pace, turn) in enumerate(zip(paces, turns, strict=True)):
+                    emitted = 1
+                    if turn.num_drafts:
+                        k = turn.num_drafts
+                        accepted = min(k, int(self.gain - 1 + self._noise.random()))
+                        emitted += accepted
+                        pace.checked(drafted(k, accepted, round_ns)._replace(
+                            num_emitted=emitted))  # fmt: skip
+                    else:
+                        pace.checked(plain(1)._replace(round_ns=round_ns))
+                        if pace.follows(1):
+                            proposal = DraftChunk(token_ids=[1] * 4, drafter="model")
+                            pace.followed(Overtaken(proposal, 1, 1, round_ns))
+                    tokens, lengths[index] = tokens + emitted, lengths[index] + emitted
+                    if lengths[index] >= length:
+                        pace.close()
+                        texts += 1
+                        paces[index] = pace_of(
+                            self.experience, most=4, tokens=length, seed=100 + texts
+                        )
+                        lengths[index] = 0
+            for pace in paces:
+                pace.close()
+        return tokens / self.running * 5 * MS / spent_ns
+
+
+RUNNING_AND_STEPS = [(2, 1000), (7, 300), (32, 300)]
+
+
+@pytest.mark.parametrize(("running", "steps"), RUNNING_AND_STEPS)
+def test_where_drafting_slows_everybody_down_nobody_drafts(running, steps):
+    """Though each of them would gain by it."""
+    crowd = Crowd(running, slower=3.0, gain=2.0)
+    crowd.run(steps)
+    assert crowd.run(steps) > 0.96
+
+
+@pytest.mark.parametrize(("running", "steps"), RUNNING_AND_STEPS)
+def test_where_everybody_gets_faster_all_draft(running, steps):
+    crowd = Crowd(running, slower=1.2, gain=2.4)
+    crowd.run(steps)
+    assert crowd.run(steps) > 1.7
+
+
+# --- heads, windows, predictions ------------------------------------------------------------
 
 
 def test_a_window_that_failed_without_a_draft_checked_is_no_plain_decoding():
     simulation = Simulation(Costs(prompt_ns=0), steady(0.9))
     experience = simulation.experience()
-    pace = AdaptivePace(experience, "model", "margin", MOST)
-    assert simulation.run(pace, 300).drafted > 200
-    plain_ns = experience.plain_ns
+    pace = pace_of(experience, "margin")
+    simulation.run(pace, 300)
+    plain_ns = experience.costs.plain_ns()
     pace.checked(CheckedRound(DraftChunk(), Verdict(4, 1, start_length=8), -4, 12 * MS))
-    assert experience.plain_ns == plain_ns
+    assert experience.costs.plain_ns() == plain_ns
+
+
+def test_heads_go_on_by_themselves_only_where_a_generation_is_alone():
+    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 11 * MS)])
+    pace = pace_of(experience, size=0.0)
+    while not pace.turn().num_drafts:
+        pace.checked(plain(1)._replace(round_ns=10 * MS))
+        if k := pace.follows(1):
+            pace.followed(Overtaken(DraftChunk(token_ids=[1] * k, drafter="model"), 1, 1, MS))
+    assert pace.lets_go_on
+    with experience.costs.shared(), experience.costs.shared():
+        assert not pace.lets_go_on
 
 
 # --- odd values -----------------------------------------------------------------------------
@@ -704,8 +536,8 @@ def happenings(draw, k):
 def test_odd_values_are_survived(data, most, costs, running):
     steps = [MeasuredStep(2**i, ns) for i, ns in enumerate(sorted(costs))]
     experience = Experience(steps)
-    experience.running = running
-    pace = AdaptivePace(experience, "d", "margin", most)
+    experience.costs.running = running
+    pace = pace_of(experience, "margin", most, room=Room(6, 15))
     for _ in range(data.draw(st.integers(1, 12))):
         turn = pace.turn()
         assert 0 <= turn.num_drafts <= most
@@ -726,7 +558,7 @@ def test_odd_values_are_survived(data, most, costs, running):
                     st.tuples(NS, NS)))  # fmt: skip
                 agreements = data.draw(st.lists(st.booleans(), max_size=8))
                 proposal = DraftChunk(
-                    token_ids=[1] * count, timings=timings, agreements=agreements, drafter="d"
+                    token_ids=[1] * count, timings=timings, agreements=agreements, drafter="model"
                 )
                 matched = data.draw(st.integers(0, count))
                 pace.followed(Overtaken(proposal, matched, count, data.draw(NS)))
@@ -735,19 +567,3 @@ def test_odd_values_are_survived(data, most, costs, running):
             assert not pace.turn().num_drafts
         assert isinstance(pace.saved_ns, int)
         assert math.isfinite(pace.saved_ns)
-
-
-def test_plain_text_counts_as_rounds_that_end_where_a_draft_would_have_been_refused():
-    followed, checked = SharedAcceptance(0.5, 4), SharedAcceptance(0.5, 4)
-    followed.followed([True, True, False, *[True] * 4, True, False, True])
-    for drafts, accepted in [(4, 2), (4, 4), (4, 1), (1, 1)]:
-        checked.checked(drafts, accepted)
-    assert [followed.at(i) for i in range(4)] == [checked.at(i) for i in range(4)]
-    assert followed.mean == checked.mean
-
-
-def test_of_the_tokens_that_differ_as_many_count_as_accepted_as_lately():
-    drafter = DrafterExperience(lossy=True)  # half of them, before any is known
-    accepted = drafter.would_accept([True, False, True, False, False, False])
-    assert accepted == [True, True, True, False, True, False]
-    assert DrafterExperience().would_accept([True, False, False]) == [True, False, False]

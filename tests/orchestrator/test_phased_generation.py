@@ -203,7 +203,7 @@ async def test_keywords_take_names_and_single_texts(near_stack):
         ),
         (
             {"phases": [Phase(until=["a"] * 17), Phase()]},
-            r"phases\[0\].until: at most 16 strings allowed, got 17",
+            r"phases\[0\].until: at most 16 allowed, got 17",
         ),
         (
             {"phases": [Phase(until_token_ids=[10**6]), Phase()]},

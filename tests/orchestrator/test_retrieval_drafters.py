@@ -15,6 +15,7 @@ from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
 from orchestrator.fleet.drafter import RegisteredDrafter
+from orchestrator.fleet.fleet import Fleet
 from tests.orchestrator.scripted import (
     MODEL,
     Drafter,
@@ -60,7 +61,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
         top = [token for row in rows for token in (script(row), script(row) + 1)]
         return replace(verdict, top_token_ids=tuple(top) if round_.num_top_tokens else ())
 
+    connect = Fleet.connect
+
+    async def connecting(self: Fleet) -> None:
+        await connect(self)
+        for heard_in_trials in ("scopes", "sequences", "top"):
+            heard[heard_in_trials].clear()
+
     heard["offered"] = offered
+    monkeypatch.setattr(Fleet, "connect", connecting)
     monkeypatch.setattr(Drafter, "describe", describe)
     monkeypatch.setattr(Drafter, "open", open_)
     monkeypatch.setattr(DrafterSession, "propose", proposing)

@@ -174,7 +174,7 @@ class Judgement:
         return j + reach <= self.length and all(self.matches(i) for i in after)
 
     def lets(self, j: int) -> bool:
-        """Whether the mismatch at j passes everything but a window across rounds."""
+        """True if the mismatch at j passes everything but a window across rounds."""
         case, token, y = self.case, self.x[j - 1], self.y[j - 1]
         gap = self.result.gaps[j] = float(case.rows[j - 1].max() - case.rows[j - 1][token])
         accept = case.rule not in ("exact", "rejection") and not self.exactly(j)
@@ -195,7 +195,7 @@ class Judgement:
         return self.criterion(j)
 
     def ends(self) -> bool:
-        """Whether accepting all drafts ends the sequence."""
+        """True if accepting all drafts ends the sequence."""
         last = self.length > 0 and self.x[-1] in self.case.eos
         return last or self.y[self.length] in self.case.eos or self.length == 0
 
@@ -302,7 +302,7 @@ class Judgement:
         return self.stop(self.length, self.y[self.length])
 
     def may_loosen(self, j: int) -> bool:
-        """Whether guards and budgets leave a draft that p / q rejects to the loosened ratio."""
+        """True if guards and budgets leave a draft that p / q rejects to the loosened ratio."""
         case, token, y = self.case, self.x[j - 1], self.y[j - 1]
         if case.rule == "rejection" or self.tokens_left <= 0 or self.cost_left <= 0:
             return False

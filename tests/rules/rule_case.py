@@ -163,5 +163,5 @@ def own_tokens(case: Case, stream: int, count: int | None = None) -> list[int]:
 
 
 def sampling(case: Case) -> bool:
-    """Whether drafts are drawn from their distributions and accepted by p / q."""
+    """True if drafts are drawn from their distributions and accepted by p / q."""
     return case.temperature > 0 and case.rule in ("rejection", "ensemble", "cactus")

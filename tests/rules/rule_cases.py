@@ -110,7 +110,7 @@ def set_logits(case: Case, values: np.ndarray, dtype: torch.dtype) -> None:
 
 
 def any_close(case: Case) -> bool:
-    """Whether two tokens compete for a sample so closely that rounding decides."""
+    """True if two tokens compete for a sample so closely that rounding decides."""
     streams = (0, 1) if case.rule == "fly-reference" else (0,)
     for stream in streams:
         for j in range(1, len(case.rows) + 1):

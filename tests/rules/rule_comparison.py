@@ -56,12 +56,12 @@ def compare(what: str, got: float | None, expected: float | None, tolerance: flo
 
 @cache
 def first_cases(rule: str, count: int, scope: str | None) -> list[tuple[Case, Expected]]:
-    """Kept for the mutants; the long forms generate theirs."""
+    """Kept for the tests that judge them in other ways; the long forms generate theirs."""
     return list(cases(rule, count, scope))
 
 
 def run(rule: str, count: int, scope: str | None = None) -> tuple[Counter[str], list[str]]:
-    """How often each boundary occurred, and all differences."""
+    """Count the boundaries that cases touch; return the counts and all differences."""
     tags: Counter[str] = Counter()
     found = []
     drawn = first_cases(rule, count, scope) if count < 5000 else cases(rule, count, scope)

@@ -1,44 +1,24 @@
-"""`judge` compared with the rules' restatement on random cases, and mutants that must be caught."""
+"""`judge` and rounds judged together, compared with the restatement on random cases."""
 
 from __future__ import annotations
 
-import importlib
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import itertools
+import random
 from typing import Any
 
 import pytest
 import torch
 
-from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.distributions import Distributions
-from flyspec.values.rounds import Decision, Outcome, Verdict
+from flyspec.engine.model import History
+from flyspec.errors import InvalidArgumentError
+from flyspec.values.rounds import Verdict
+from flyspec.values.tokens import SamplingParams
 from tests.rules.rule_case import Case, Expected
 from tests.rules.rule_cases import arguments
 from tests.rules.rule_comparison import differences, first_cases, run
-from verify_service.rules import decide_all, hear, judge, speculative_sampling
-from verify_service.rules.criteria import Criterion, divergence
-from verify_service.rules.criteria.cactus import Cactus
-from verify_service.rules.criteria.divergence import (
-    DivergenceBelow,
-    DivergenceIfUnsure,
-    ReversedDivergence,
-)
-from verify_service.rules.criteria.ensemble import EnsembleChoice, EnsembleRatio
-from verify_service.rules.criteria.entropy import Entropy
-from verify_service.rules.criteria.importance import Importance
-from verify_service.rules.criteria.margin import Margin
-from verify_service.rules.criteria.mars import Mars
-from verify_service.rules.criteria.random_control import Random
-from verify_service.rules.criteria.relaxed import Relaxed
-from verify_service.rules.criteria.typical import Typical
-from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.inquiry import Round
-from verify_service.rules.observe import Observed
-from verify_service.rules.referee import Referee
-from verify_service.rules.speculative_sampling import SamplingReferee
-from verify_service.rules.window import RoundEnd, Window, WindowWalk
+from verify_service.rules import decide_all, hear, hearings, judge, readings
+from verify_service.rules.inquiry import Hearing
 
 SCOPES: dict[str, list[str | None]] = {
     "exact": [None],
@@ -105,321 +85,12 @@ def test_judge_agrees_with_the_restatement_on_20000_cases(rule: str, scope: str 
     check(rule, scope, 20_000, at_least=80)
 
 
-def shifted(window: int, reach: int) -> Callable[[WindowWalk, Window, int], bool]:
-    def closes(self: WindowWalk, wanted: Window, index: int) -> bool:
-        matches = self._matches
-        if index + 1 + max(0, wanted.reach + reach) > len(matches):
-            return False
-        return all(matches[index + 1 : index + 1 + max(0, wanted.following + window)])
-
-    return closes
-
-
-def numbers_below(self: Criterion, *numbers: float) -> bool:
-    return numbers[0] < self.threshold
-
-
-def numbers_up_to(self: Criterion, *numbers: float) -> bool:
-    return numbers[0] <= self.threshold
-
-
-def size_shifted(by: int) -> Callable[..., None]:
-    original = WindowWalk.__init__
-
-    def init(self: WindowWalk, windows: Sequence[Window], *rest: Any) -> None:
-        shifted = [replace(w, following=max(0, w.following + by)) for w in windows]
-        original(self, shifted, *rest)
-
-    return init
-
-
-def never_fails(self: WindowWalk, index: int) -> bool:
-    return True
-
-
-def counts_the_bonus(self: WindowWalk, end: RoundEnd) -> Any:
-    if self._open is not None and not end.rejected:
-        self.passed(len(end.decisions), Decision(Outcome.EXACT))
-    return VERDICT(self, end)
-
-
-def ignores_the_end(self: WindowWalk, end: RoundEnd) -> Any:
-    return VERDICT(self, RoundEnd(end.decisions, end.next_token_id, end.rejected))
-
-
-def keeps_all(self: WindowWalk, index: int, decision: Any) -> None:
-    if decision.outcome is Outcome.LOOSE:
-        PASSED(self, index, decision)  # matches do not count
-
-
-def forgets_the_rest(logits: Any, draft: Distributions, top_k: int) -> Any:
-    log_p, log_q = COMPARABLE(logits, draft, top_k)
-    listed = draft.token_ids is not None or 0 < top_k < logits.shape[-1]
-    return (log_p[:, :-1], log_q[:, :-1]) if listed else (log_p, log_q)
-
-
-JUDGE = importlib.import_module("verify_service.rules.judge")
-VERDICT, PASSED = WindowWalk.verdict, WindowWalk.passed
-COMPARABLE = divergence.comparable
-Mutant = tuple[Any, str, Any]
-
-GUARDS: dict[str, Mutant] = {
-    "no guard": (Guard, "allows", lambda self, draft, target: True),
-    "guards the draft only": (Guard, "allows", lambda self, draft, _: not self._guards(draft)),
-    "guards the target only": (Guard, "allows", lambda self, _, own: not self._guards(own)),
-    "ignores the rule's own guards": (
-        Guard,
-        "_guards",
-        lambda self, token: token in self.control_token_ids or token in self.eos_token_ids,
-    ),
-    "impossible tokens stand": (Observed, "possible", lambda self, index: True),
-    "no cost bound": (Purse, "affords", lambda self, cost: True),
-    "never pays": (Purse, "pay", lambda self, cost: None),
-    "no exact prefix": (JUDGE, "Referee", lambda *args: Referee(*args[:-1], 0)),
-}
-WITHIN_MUTANTS: dict[str, Mutant] = {
-    "W + 1": (WindowWalk, "_closes", shifted(1, 1)),
-    "W - 1": (WindowWalk, "_closes", shifted(-1, -1)),
-    "one match fewer": (WindowWalk, "_closes", shifted(-1, 0)),
-    "one match more": (WindowWalk, "_closes", shifted(1, 0)),
-    "window past the round": (WindowWalk, "_closes", shifted(0, -1)),
-    "window short of the round": (WindowWalk, "_closes", shifted(0, 1)),
-}
-ACROSS_MUTANTS: dict[str, Mutant] = {
-    "W + 1": (WindowWalk, "__init__", size_shifted(1)),
-    "W - 1": (WindowWalk, "__init__", size_shifted(-1)),
-    "a second mismatch does not fail it": (WindowWalk, "allows", never_fails),
-    "the bonus counts": (WindowWalk, "verdict", counts_the_bonus),
-    "open past the end": (WindowWalk, "verdict", ignores_the_end),
-    "matches do not count": (WindowWalk, "passed", keeps_all),
-}
-REJECTION_MUTANTS: dict[str, Mutant] = {
-    "accepts all": (speculative_sampling, "stands", lambda ratio, u: True),
-    "turned round": (speculative_sampling, "stands", lambda ratio, u: u > ratio),
-    "residual from p": (
-        speculative_sampling,
-        "residual_log_weights",
-        lambda p, draft: p.log(),
-    ),
-    "one stream for two": (speculative_sampling, "RESIDUAL_STREAM", 3),
-    "no exact prefix": (JUDGE, "SamplingReferee", lambda *args: SamplingReferee(*args[:-1], 0)),
-    "the draft's stream": (speculative_sampling, "ACCEPT_STREAM", 2),
-    "p alone": (
-        speculative_sampling,
-        "acceptance_ratio",
-        lambda at: at.processed.double().softmax(dim=-1).gather(1, at.token_ids[:, None])[:, 0],
-    ),
-}
-
-
-LOOSENED_MUTANTS: dict[str, Mutant] = {
-    **{name: REJECTION_MUTANTS[name] for name in ("accepts all", "turned round", "p alone")},
-    "no guard": (Guard, "allows", lambda self, draft, target: True),
-    "guards the draft only": (Guard, "allows", lambda self, draft, _: not self._guards(draft)),
-    "no cost bound": (Purse, "affords", lambda self, cost: not self.spent),
-    "never pays": (Purse, "pay", lambda self, cost: None),
-    "never loosely": (Purse, "affords", lambda self, cost: False),
-}
-ENSEMBLE: dict[str, Mutant] = {
-    "the other weight": (
-        EnsembleRatio,
-        "ratio",
-        lambda self, at, exact: self.weight + (1 - self.weight) * exact,
-    ),
-    "certain drafts, too": (
-        EnsembleRatio,
-        "ratio",
-        lambda self, at, exact: 1 - self.weight + self.weight * exact,
-    ),
-    "greedy: certain drafts, too": (EnsembleChoice, "accepts", lambda self, behind, _: behind <= 0),
-    "greedy: any draft": (EnsembleChoice, "accepts", lambda self, *_: True),
-    "greedy: none": (EnsembleChoice, "accepts", lambda self, *_: False),
-}
-CACTUS: dict[str, Mutant] = {
-    "half the budget": (
-        Cactus,
-        "_raised",
-        lambda self, p: (p + (self.delta * p * (1 - p)).sqrt()).clamp(max=1.0),
-    ),
-    "beyond 1": (Cactus, "_raised", lambda self, p: p + (2 * self.delta * p * (1 - p)).sqrt()),
-    "the residual of p": (Cactus, "target", lambda self, at, p: p),
-}
-
-
-def gate(owner: type[Criterion], other: Any) -> dict[str, Mutant]:
-    return {
-        "the other side of equality": (owner, "accepts", other),
-        "turned round": (owner, "accepts", lambda self, *n: not ACCEPTS[owner](self, *n)),
-        "no gate": (owner, "accepts", lambda self, *numbers: True),
-    }
-
-
-ACCEPTS = {
-    owner: owner.accepts
-    for owner in (
-        Entropy,
-        Margin,
-        DivergenceBelow,
-        DivergenceIfUnsure,
-        ReversedDivergence,
-        Typical,
-        Relaxed,
-        Mars,
-        Random,
-        Importance,
-    )
-}
-FUZZY = {
-    **gate(DivergenceBelow, numbers_up_to),
-    "no bucket for the rest": (divergence, "comparable", forgets_the_rest),
-    "JS without its half": (
-        divergence,
-        "FORMULAS",
-        {**divergence.FORMULAS, 1: lambda p, q: 2 * divergence.jensen_shannon(p, q)},
-    ),
-    "KL(q || p)": (divergence, "FORMULAS", {**divergence.FORMULAS, 2: divergence.reversed_kl}),
-}
-TYPICAL = gate(Typical, lambda self, p, h: p >= min(self.epsilon, self.delta * 2.718281828**-h))
-GATES: dict[str, dict[str, Mutant]] = {
-    "fly": gate(Entropy, lambda self, *numbers: numbers[0] > self.threshold),
-    "fly-paper": gate(Entropy, lambda self, *numbers: numbers[0] > self.threshold),
-    "fly-reference": gate(Entropy, lambda self, *numbers: numbers[0] > self.threshold),
-    "margin": gate(Margin, numbers_up_to),
-    "fuzzy": FUZZY,
-    "fuzzy-reference": {
-        **gate(ReversedDivergence, numbers_below),
-        "true forms": (divergence, "REVERSED_FORMULAS", divergence.FORMULAS),
-        "takes every match": (ReversedDivergence, "judges_matches", False),
-    },
-    "kl": {
-        **gate(
-            DivergenceIfUnsure,
-            lambda self, d, top: top <= self.confidence and d <= self.threshold,
-        ),
-        "whatever the confidence": (
-            DivergenceIfUnsure,
-            "accepts",
-            lambda self, d, top: d < self.threshold,
-        ),
-        "where it is sure": (
-            DivergenceIfUnsure,
-            "accepts",
-            lambda self, d, top: top > self.confidence and d < self.threshold,
-        ),
-    },
-    "relaxed": {
-        "turned round": (
-            Relaxed,
-            "accepts",
-            lambda self, *n: not ACCEPTS[Relaxed](self, *n),
-        ),
-        "no gate": (Relaxed, "accepts", lambda self, *numbers: True),
-        "any rank": (
-            Relaxed,
-            "accepts",
-            lambda self, x, top, _: x >= top - self.delta or x >= self.ratio * top,
-        ),
-        "k + 1": (
-            Relaxed,
-            "accepts",
-            lambda self, x, top, rank: ACCEPTS[Relaxed](self, x, top, rank - 1),
-        ),
-        "both bounds": (
-            Relaxed,
-            "accepts",
-            lambda self, x, top, rank: (
-                rank < self.top_k and x >= top - self.delta and x >= self.ratio * top
-            ),
-        ),
-        "of log-probabilities": (
-            Relaxed,
-            "accepts",
-            lambda self, x, top, rank: (
-                rank < self.top_k
-                and (math.log(x) >= math.log(top) - self.delta or x >= self.ratio * top)
-            ),
-        ),
-    },
-    "mars": {
-        **gate(Mars, lambda self, ratio, larger: larger <= 1 and ratio >= self.ratio),
-        "any rank": (Mars, "accepts", lambda self, ratio, _: ratio > self.ratio),
-        "the third, too": (
-            Mars,
-            "accepts",
-            lambda self, ratio, larger: larger <= 2 and ratio > self.ratio,
-        ),
-    },
-    "typical": {
-        **TYPICAL,
-        "ε alone": (Typical, "accepts", lambda self, p, h: p > self.epsilon),
-        "the larger bound": (
-            Typical,
-            "accepts",
-            lambda self, p, h: p > max(self.epsilon, self.delta * 2.718281828**-h),
-        ),
-    },
-    "random": gate(Random, lambda self, u: u <= self.probability),
-    "autojudge": {
-        **gate(Importance, numbers_below),
-        "the row before the draft": (
-            JUDGE,
-            "Round",
-            lambda *given: Round(*given[:-1], None if given[-1] is None else given[-1].roll(1, 0)),
-        ),
-        "not standardised": (
-            AutoJudge,
-            "importance",
-            lambda self, rows: (rows.double() @ self.weight + self.bias).sigmoid(),
-        ),
-        "no bias": (
-            AutoJudge,
-            "importance",
-            lambda self, rows: ((rows.double() - self.mean) / self.scale @ self.weight).sigmoid(),
-        ),
-    },
-}
-
-
-def mutants(rule: str, scope: str | None) -> dict[str, Mutant]:
-    if rule == "rejection":
-        return REJECTION_MUTANTS
-    if rule in LOOSENED:
-        return {**LOOSENED_MUTANTS, **(ENSEMBLE if rule == "ensemble" else CACTUS)}
-    windows = ACROSS_MUTANTS if scope == "across" else WITHIN_MUTANTS
-    if rule == "fuzzy-reference":
-        windows = {}
-    return {**GUARDS, **GATES[rule], **windows}
-
-
-@pytest.mark.parametrize(("rule", "scope"), [r for r in RULES if r[0] != "exact"])
-def test_mutants_are_caught(rule: str, scope: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = [(case, expected, arguments(case)) for case, expected in first_cases(rule, SHORT, scope)]
-    # Without a mismatch, or a number or a window, nothing can differ.
-    pool = [c for c in pool if c[1].gaps or c[1].measures or c[0].open]
-    survivors = []
-    for name, (owner, attribute, mutant) in mutants(rule, scope).items():
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, attribute, mutant)
-            if not any(differences(c, e, judge(**a)) for c, e, a in pool):
-                survivors.append(name)
-    assert not survivors
-
-
 def off_the_last_bit(rule: str) -> list[tuple[Case, Expected]]:
     """Without cases whose threshold equals a sum: other shapes and devices add in other orders."""
     exact = rule in ("margin", "random")
     return [
         c for s in SCOPES[rule] for c in first_cases(rule, SHORT, s) if exact or not c[0].equal_at
     ]
-
-
-@pytest.mark.parametrize("rule", SCOPES)
-def test_reading_all_rows_at_once_changes_nothing(rule: str) -> None:
-    """The GPU's code path, on a CPU."""
-    for case, expected in off_the_last_bit(rule):
-        (found,) = decide_all([hear(**arguments(case))], at_once=True)
-        assert isinstance(found, Verdict), found
-        assert not differences(case, expected, found)
 
 
 @pytest.mark.gpu
@@ -438,3 +109,75 @@ def test_cuda_judges_as_the_cpu(rule: str) -> None:
             "autojudge": case.judge and case.judge.on("cuda"),
         }
         assert not differences(case, expected, judge(**(arguments(case) | changed)))
+
+
+EACH = 60
+"""Cases of each rule."""
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of values that each read returned."""
+    counts: list[int] = []
+    original = readings.read
+
+    def read(tables: list[torch.Tensor]) -> list[float]:
+        numbers = original(tables)
+        counts.append(len(numbers))
+        return numbers
+
+    monkeypatch.setattr(readings, "read", read)
+    return counts
+
+
+@pytest.mark.parametrize("most", [1, 2000, 1 << 24], ids=["one each", "several", "all"])
+def test_mixed_rounds_are_judged_as_the_restatement_says(
+    most: int, reads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hearings, "MOST_LOGITS", most)
+    cases = list(itertools.chain(*(first_cases(rule, EACH, scope) for rule, scope in RULES)))
+    cases = [each for each in cases if not each[0].equal_at]  # the sum's last bit decides those
+    random.Random(1).shuffle(cases)
+    found = decide_all([hear(**arguments(case)) for case, _ in cases], at_once=True)
+    assert len(reads) == 1
+    for (case, expected), verdict in zip(cases, found, strict=True):
+        assert isinstance(verdict, Verdict), verdict
+        assert not differences(case, expected, verdict), case.rule
+
+
+def with_logits(rows: torch.Tensor, **changes: object) -> Hearing:
+    return hear("exact", [1] * (len(rows) - 1), rows, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_round_that_cannot_be_judged_fails_alone(at_once: bool) -> None:
+    rows = torch.zeros(12, 8)
+    rows[:, 1] = 1.0
+    rows[4, 2] = torch.nan
+    biased = SamplingParams(logit_bias=((8, 1.0),))
+    history = History([1, 2], 1)
+    cases = [
+        with_logits(rows[0:3]),
+        with_logits(rows[3:6]),  # NaN
+        with_logits(rows[6:9], sampling=biased, history=history),
+        with_logits(rows[6:9], sampling=SamplingParams(presence_penalty=1.0), history=history),
+        with_logits(rows[9:12], sampling=SamplingParams(presence_penalty=1.0)),  # no history
+        with_logits(rows[9:12]),
+    ]
+    found = decide_all(cases, at_once)
+    assert found[0] == judge("exact", [1, 1], rows[0:3])
+    assert isinstance(found[1], FloatingPointError)
+    assert isinstance(found[2], InvalidArgumentError)
+    assert isinstance(found[3], Verdict)
+    assert isinstance(found[4], ValueError)
+    assert found[5] == found[0]
+
+
+def test_nothing_to_judge_is_not_read(reads: list[int]) -> None:
+    assert decide_all([], at_once=True) == []
+    assert reads == []
+
+
+def test_a_cpu_reads_nothing_at_once(reads: list[int]) -> None:
+    assert judge("fly", [0, 1], torch.zeros(3, 8)).num_accepted == 1
+    assert reads == []

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from flyspec import rpc
-from flyspec.config import VerifySettings
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner, Paging
@@ -17,9 +16,8 @@ from flyspec.engine.scheduler import StepBudget
 from flyspec.v1 import verify_pb2_grpc
 from tests.autojudges import random_judge
 from tests.tiny import HIDDEN_SIZE
+from tests.verify_service.sessions import serving
 from verify_service.engine import VerifyEngine
-from verify_service.server import SERVICE_NAME
-from verify_service.service import VerifyServicer
 
 
 @pytest.fixture(scope="session")
@@ -76,17 +74,11 @@ def greedy(loaded):
 @pytest.fixture
 def service(engine, loaded):
     @asynccontextmanager
-    async def start(**options):
-        settings = VerifySettings(model="x", **options)
-        servicer = VerifyServicer(engine, loaded.tokenizer, settings)
-        add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
-        server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME])
-        port = await server.start()
-        channel = rpc.connect(f"127.0.0.1:{port}")
-        try:
+    async def start(**settings):
+        async with (
+            serving(engine, loaded.tokenizer, **settings) as address,
+            rpc.connect(address) as channel,
+        ):
             yield verify_pb2_grpc.VerifyServiceStub(channel)
-        finally:
-            await channel.close()
-            await server.stop(0)
 
     return start

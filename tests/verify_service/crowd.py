@@ -166,7 +166,7 @@ class Record:
 
 
 def _exact(verdict: Verdict):
-    """What must be identical."""
+    """The part that must be identical."""
     return replace(
         verdict,
         timings=None,
@@ -178,7 +178,7 @@ def _exact(verdict: Verdict):
 
 
 def _numbers(verdict: Verdict) -> list[float]:
-    """What forwards of another shape may change in the last digits."""
+    """The numbers whose last digits forwards of another shape may change."""
 
     def of(entry: TokenLogprobs | None) -> list[float]:
         return [] if entry is None else [entry.logprob, *entry.top_logprobs]

@@ -4,21 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextlib import asynccontextmanager
 
 import grpc
 
-from flyspec import wire
+from flyspec import rpc, wire
+from flyspec.config import VerifySettings
+from flyspec.rpc.sizes import MAX_STREAMS
 from flyspec.rules import Rule
+from flyspec.v1 import verify_pb2_grpc
+from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.plain_tokens import one_by_one
 from tests.waiting import until
+from verify_service.engine import VerifyEngine
+from verify_service.server import SERVICE_NAME
+from verify_service.service import VerifyServicer
 
 GREEDY = SamplingParams()
 EXACT = Rule("exact")
 PROMPT = [0, 17, 45, 120, 33, 250, 91, 14]
 SHORT_PROMPT = PROMPT[:4]
 HELD = len(SHORT_PROMPT)
+
+
+def tokenizer_of(*eos):
+    """Return a bundle that says only which tokens end a text."""
+    return TokenizerBundle(b"", "", eos, eos, None, "", "{}")
+
+
+@asynccontextmanager
+async def engine_over(model, tokenizer=None, **options):
+    """A running engine over a scripted model, whose texts end at 31."""
+    engine = VerifyEngine(model, tokenizer or tokenizer_of(31), 64, **options)
+    await asyncio.wrap_future(engine.start())
+    try:
+        yield engine
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+@asynccontextmanager
+async def serving(engine, tokenizer, max_streams=MAX_STREAMS, **settings):
+    """A server of an engine; its address."""
+    servicer = VerifyServicer(engine, tokenizer, VerifySettings(model="x", **settings))
+    add = verify_pb2_grpc.add_VerifyServiceServicer_to_server
+    server = rpc.GrpcServer("127.0.0.1", 0, [(add, servicer)], [SERVICE_NAME], max_streams)
+    try:
+        yield f"127.0.0.1:{await server.start()}"
+    finally:
+        await server.stop(0)
 
 
 def opening(tokens, rule=EXACT, sampling=GREEDY, seed=0):

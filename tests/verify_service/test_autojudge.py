@@ -38,9 +38,10 @@ def rows_of(module, tokens, count):
     return found.logits[0, -count:], found.hidden_states[-1][0, -count:]
 
 
-@pytest.mark.parametrize("engine", CACHES, indirect=True)
 @pytest.mark.parametrize(
-    "sampling", [SamplingParams(), SamplingParams(0.9)], ids=["greedy", "sampled"]
+    ("engine", "sampling"),
+    zip(CACHES, (SamplingParams(0.9), SamplingParams(), SamplingParams(0.9)), strict=True),
+    indirect=["engine"],
 )
 async def test_verdicts_are_those_of_transformers_own_hidden_states(engine, loaded, sampling):
     rng, outcomes = random.Random(5), set()

@@ -1,4 +1,4 @@
-"""How often a step waits for its device: once, whoever is in it and whatever they ask for."""
+"""A step waits for its device once, whoever is in it and whatever they ask for."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def engine(target_dir: Any, loaded: Any) -> Any:
 
 
 def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
-    """What the engine's thread is asked to run together: a round of each session."""
+    """The work that the engine's thread runs together: a round of each session."""
     wants = []
     for number, name in enumerate(names):
         open_ = SESSIONS[name]
@@ -59,7 +59,7 @@ def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "names", [["exact"], ["exact"] * 4, [*SESSIONS], ["margin, with log-probabilities"] * 3]
+    "names", [["exact"] * 4, [*SESSIONS], ["margin, with log-probabilities"] * 3]
 )
 def test_a_step_of_rounds_waits_once(engine: VerifyEngine, names: list[str]) -> None:
     wants = rounds_of(engine, names)

@@ -77,8 +77,11 @@ async def generate(engine, session, prompt, num_tokens, request=HEAD, first=1):
     raise AssertionError
 
 
-@pytest.mark.parametrize("engine", CACHES, indirect=True)
-@pytest.mark.parametrize("guess", ["right", "mostly", "garbage"])
+@pytest.mark.parametrize(
+    ("engine", "guess"),
+    zip(CACHES, ("right", "mostly", "garbage"), strict=True),
+    indirect=["engine"],
+)
 async def test_a_head_gets_the_targets_rows_and_leaves_the_text_alone(
     engine, greedy, rows_of, guess
 ):
@@ -116,7 +119,7 @@ async def test_sampled_text_does_not_depend_on_a_head(engine, sampling):
     )
     plain = [verdict.next_token_id for verdict in verdicts]
     engine.close(session)
-    for k in (1, 3, 8):
+    for k in (1, 8):
         head = with_head(engine, ScriptedHead(garbage, 8))
         session = open_()
         got, _ = await generate(engine, session, PROMPT, 30, HeadRequest("head", k))
@@ -394,7 +397,7 @@ def rows(tokens, layers):
     return [torch.tensor([[token, layer] for token in tokens]) for layer in layers]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ROUNDS)
 def test_heads_follow_any_rollback(plan):
     """Every row that a head reads is of the sequence, and every proposal follows the sequence."""

@@ -8,96 +8,30 @@ from collections.abc import Sequence
 
 import pytest
 
-from flyspec.engine.cache_table import CacheTable
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.loading import load_model
 from flyspec.engine.pages import PageTable
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.scheduler import StepBudget
-from flyspec.engine.slots import SlotTable
 from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
-from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.scripted import ScriptedModel
-from tests.verify_service.sessions import answers
-from tests.waiting import until
-from verify_service.engine import VerifyEngine
+from tests.verify_service.sessions import answers, engine_over, tokenizer_of
 
-TOKENIZER = TokenizerBundle(b"", "", (), (), None, "", "{}")
 SLOTS, LENGTH, SIZE = 6, 80, 4
 WIDTH = LENGTH // SIZE
-
-
-def likely_after(tokens: Sequence[int]) -> int:
-    """A token that depends on the whole sequence."""
-    return sum(i * (token + 1) for i, token in enumerate(tokens, 1)) % 24
-
-
-def mixing(tokens: Sequence[int]) -> Sequence[float]:
-    return [2.0 if token == likely_after(tokens) else 0.0 for token in range(24)]
 
 
 def opening(tokens: Sequence[int], waited_ms: int | None = None) -> VerifyOpen:
     return VerifyOpen(tokens, len(tokens), Rule("exact"), SamplingParams(), 0, waited_ms=waited_ms)
 
 
-async def one(engine: VerifyEngine, seed: int, length: int) -> list[int]:
-    """The text of a session of drafted and plain rounds, between which it is idle."""
-    rng = random.Random(seed)
-    tokens = [*range(8), *(rng.randrange(24) for _ in range(rng.randint(1, 30)))]
-    session = await engine.open_in_turn(opening(tokens, waited_ms=0))
-    try:
-        for number in range(length):
-            drafts = []
-            if rng.random() < 0.7:
-                for _ in range(rng.randint(1, 5)):
-                    likely = likely_after([*tokens, *drafts])
-                    drafts.append(likely if rng.random() < 0.8 else rng.randrange(24))
-            round_ = VerifyRound(number, len(tokens), [], drafts, max_plain_tokens=4)
-            for verdict in await answers(engine, session, round_):
-                kept = verdict.keep_length - len(tokens)
-                tokens += [*drafts[: max(0, kept)], verdict.next_token_id]
-            if len(tokens) > LENGTH - 8:
-                break
-            await asyncio.sleep(0)
-    finally:
-        engine.close(session)
-    return tokens
-
-
-async def texts(cache: CacheTable, count: int) -> list[list[int]]:
-    model = ScriptedModel(mixing, SLOTS, LENGTH, cache)
-    budget = StepBudget(prefill_chunk=16)
-    engine = VerifyEngine(model, TOKENIZER, 64, budget=budget, max_waiting=count)
-    await asyncio.wrap_future(engine.start())
-    try:
-        found = await asyncio.gather(*(one(engine, seed, 12) for seed in range(count)))
-        await until(lambda: cache.num_free == SLOTS)
-        return found
-    finally:
-        await asyncio.to_thread(engine.stop)
-
-
-async def test_texts_do_not_depend_on_the_memory_there_is() -> None:
-    expected = await texts(SlotTable(SLOTS, LENGTH), 12)
-    for tokens in expected:
-        assert tokens[39:] == [likely_after(tokens[:end]) for end in range(39, len(tokens))]
-    plenty, scarce = (PageTable(SLOTS, LENGTH, n, SIZE) for n in (SLOTS * WIDTH, WIDTH + 8))
-    assert await texts(plenty, 12) == expected
-    assert await texts(scarce, 12) == expected
-    assert plenty.preemptions == 0
-    assert scarce.preemptions > 0
-    assert plenty.num_free_blocks == SLOTS * WIDTH
-    assert scarce.num_free_blocks == WIDTH + 8
-
-
 async def test_a_session_waits_until_the_blocks_of_others_are_free() -> None:
     cache = PageTable(SLOTS, LENGTH, WIDTH, SIZE)
-    engine = VerifyEngine(ScriptedModel(mixing, SLOTS, LENGTH, cache), TOKENIZER, 64)
-    await asyncio.wrap_future(engine.start())
-    try:
+    model = ScriptedModel(num_slots=SLOTS, context_length=LENGTH, cache=cache)
+    async with engine_over(model, tokenizer_of()) as engine:
         first = engine.open(opening([1] * 50))
         with pytest.raises(ResourceExhaustedError, match="--kv-cache-memory-bytes"):
             engine.open(opening([2] * 30))
@@ -110,29 +44,19 @@ async def test_a_session_waits_until_the_blocks_of_others_are_free() -> None:
         await answers(engine, second, VerifyRound(1, 30, [], [1]))
         engine.open(opening([3] * 30))
         assert (engine.sessions.active, engine.sessions.waiting) == (2, 0)
-    finally:
-        await asyncio.to_thread(engine.stop)
 
 
-@pytest.mark.parametrize("attention", ["auto", "sdpa"], ids=["by segment", "captured shapes"])
-async def test_a_real_models_texts_do_not_depend_on_it_either(
-    target_dir, loaded, greedy, attention
-) -> None:
-    """Six sessions of 160 tokens in the blocks of one context of 256: exact, with and without K."""
-    paging = Paging(16, 18, attention)
+async def test_texts_do_not_depend_on_the_memory_there_is(target_dir, loaded, greedy) -> None:
+    """Six sessions of up to 140 tokens in the blocks of one context of 256, in fixed shapes."""
+    paging = Paging(16, 18, "sdpa")
     runner = ModelRunner(load_model(target_dir, "cpu", "float64"), 6, paging=paging)
-    if attention != "auto":
-        runner.accelerate(eagerly, compiled=False)
-        runner.cache.forget()
-    engine = VerifyEngine(
-        runner, loaded.tokenizer, 64, budget=StepBudget(prefill_chunk=16), max_waiting=6
-    )
-    await asyncio.wrap_future(engine.start())
+    runner.accelerate(eagerly, compiled=False)
+    runner.cache.forget()
 
     async def text(seed: int) -> tuple[list[int], list[int]]:
         rng = random.Random(seed)
         prompt = [0, *(rng.randrange(3, 400) for _ in range(20 * seed))]
-        expected = greedy(prompt, 40)
+        expected = greedy(prompt, 20)
         tokens = [*prompt]
         session = await engine.open_in_turn(opening(tokens, waited_ms=0))
         for number in range(100):
@@ -148,9 +72,8 @@ async def test_a_real_models_texts_do_not_depend_on_it_either(
         engine.close(session)
         return tokens[len(prompt) :][: len(expected)], expected
 
-    try:
+    options = {"budget": StepBudget(prefill_chunk=16), "max_waiting": 6}
+    async with engine_over(runner, loaded.tokenizer, **options) as engine:
         for got, expected in await asyncio.gather(*(text(seed) for seed in range(1, 7))):
             assert got == expected
         assert runner.cache.preemptions > 0
-    finally:
-        await asyncio.to_thread(engine.stop)

@@ -1,4 +1,4 @@
-"""Plain decoding: several tokens per verdict, until it ends or the next round arrives."""
+"""Rounds and plain decoding over scripted models; bursts end where the next round arrives."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import hashlib
 import math
 import threading
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 
 import pytest
 
 from flyspec import wire
-from flyspec.engine.model import Step
+from flyspec.engine.model import Draw, Step
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
-from flyspec.values.admin import TokenizerBundle
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.plain_tokens import one_by_one
 from tests.scripted import ScriptedModel
+from tests.verify_service.sessions import answers, engine_over, tokenizer_of
 from tests.waiting import until
 from verify_service.engine import VerifyEngine
 
-EOS, VOCAB = 31, 32
-TOKENIZER = TokenizerBundle(b"", "", (EOS,), (EOS,), None, "", "{}")
+EOS = 31
+VOCAB = 32
 PROMPT = [5, 6, 7]
 SAMPLINGS = [
     SamplingParams(),
@@ -57,18 +56,6 @@ class Gated(ScriptedModel):
         if self.gate is not None:
             assert self.gate.acquire(timeout=20)
         return super().forward(steps)
-
-
-@asynccontextmanager
-async def engine_over(model):
-    engine = VerifyEngine(model, TOKENIZER, max_queue=8)
-    engine.start().result()
-    try:
-        yield engine
-    finally:
-        if isinstance(model, Gated) and model.gate is not None:
-            model.gate.release(10_000)
-        await asyncio.to_thread(engine.stop)
 
 
 def opening(sampling=SAMPLINGS[0], tokens=PROMPT, **options):
@@ -246,12 +233,45 @@ async def test_the_time_that_a_round_takes_is_not_the_clients_silence(service, e
 
     monkeypatch.setattr(engine.model, "forward", held_back)
     opening_ = wire.encode(opening(tokens=PROMPT))
-    async with service(idle_timeout_s=1.0) as stub:
+    async with service(idle_timeout_s=0.4) as stub:
         call = stub.Verify()
         await call.write(opening_)
         await call.write(message(1, len(PROMPT), drafts=[8, 9]))
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(0.6)
         gate.set()
         verdict = await read(call)
         await call.write(message(2, verdict.keep_length + 1, drafts=[8, 9]))
         assert (await read(call)).round_id == 2
+
+
+async def test_rounds_and_plain_decoding() -> None:
+    model = ScriptedModel()
+    async with engine_over(model) as engine:
+        open_ = VerifyOpen([5, 6, 7], 3, Rule("exact"), SamplingParams(), 0)
+        session = engine.open(open_)
+        (verdict,) = await answers(engine, session, VerifyRound(1, 3, [], [8, 9, 4, 5]))
+        assert (verdict.keep_length, verdict.next_token_id) == (5, 10)
+        (verdict,) = await answers(engine, session, VerifyRound(2, 6, [], [11, 12]))
+        assert (verdict.keep_length, verdict.next_token_id) == (8, 13)
+        # What the verdict let stand is not run again.
+        assert model.calls[-1] == [Step(0, 5, [10, 11, 12], 3)]
+        plain = await answers(engine, session, VerifyRound(3, 6, [28], [], max_plain_tokens=9))
+        assert [v.next_token_id for v in plain] == [29, 30, EOS]
+        assert [v.last for v in plain] == [False, False, True]
+        engine.close(session)
+    assert model.cache.num_free == model.cache.num_slots
+
+
+async def test_hidden_rows_come_back_as_each_asks_for_them() -> None:
+    engine = VerifyEngine(ScriptedModel(), tokenizer_of(EOS), max_queue=8)
+    wants = [
+        Draw(Step(0, 0, [4, 5], 2, (3, 1))),
+        Draw(Step(1, 0, [6])),
+        Draw(Step(2, 0, [7], 1, (2,))),
+    ]
+    rows = engine.run_batch(wants)
+    assert [[h.tolist() for h in r.hidden] for r in rows] == [
+        [[[4, 3], [5, 3]], [[4, 1], [5, 1]]],
+        [],
+        [[[7, 2]]],
+    ]

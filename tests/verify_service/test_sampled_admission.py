@@ -35,7 +35,7 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import Drafted, SamplingParams
-from orchestrator.generation.experience import DrafterExperience
+from orchestrator.pace.acceptance import Acceptance, SharedAcceptance
 from tests.scripted import ScriptedModel
 from verify_service.adaptive_verification import admit
 from verify_service.engine import VerifyEngine
@@ -72,6 +72,11 @@ def law(rule: str, p: Tensor, q: Tensor) -> Tensor:
         if accepted < 1:
             found += q[x] * (1 - accepted) * left / left.sum()
     return found
+
+
+def chances(confidences: Sequence[float]) -> list[float]:
+    """What a pace that knows nothing yet sends of drafts with these confidences."""
+    return Acceptance(SharedAcceptance(False, K)).chances(confidences, len(confidences))
 
 
 def p_value(counts: Sequence[Tensor], laws: Sequence[Tensor]) -> float:
@@ -116,7 +121,7 @@ def test_a_token_is_not_left_out_for_what_it_is(rule: str, num_drafts: int) -> N
         drawn = [*both][:num_drafts]
         drafts = [each.token_ids[0] for each in drawn]
         confidences = [each.confidences[0] for each in drawn]
-        survivals = DrafterExperience().survivals(confidences)
+        survivals = chances(confidences)
         kept, _ = admit([survivals, []], 2 + num_drafts, costs)
         q = decode(
             [each.distributions[0] for each in drawn[:kept]], drafts[:kept], VOCABULARY,
@@ -209,7 +214,7 @@ class Generating:
             )
             round_ = VerifyRound(
                 self.round_id, length, [], drafted.token_ids,
-                draft_survivals=DrafterExperience().survivals(drafted.confidences),
+                draft_survivals=chances(drafted.confidences),
             )  # fmt: skip
             await self.call.write(wire.encode(round_))
             message = await self.call.read()

@@ -75,21 +75,6 @@ async def test_a_hit_begins_without_being_asked(service, engine, greedy, late):
     assert await drained(engine)
 
 
-async def test_a_chain_of_hits(service, greedy):
-    text = greedy(SHORT_PROMPT, 12)
-    async with service() as stub:
-        call = Call(stub)
-        await call.send(open_message(), VerifyRound(1, HELD, [], text[:2]))
-        for index, round_id in enumerate((2, 3, 4)):
-            end = HELD + 3 * index + 2
-            on = StagedOn(round_id - 1, end, text[3 * index + 2])
-            await call.send(staged(round_id, on, text[3 * index + 3 : 3 * index + 5]))
-            verdict = await call.read(HELD + 3 * index)
-            assert verdict.on == on
-        assert (await call.read(HELD + 9)).next_token_id == text[11]
-        call.close()
-
-
 async def test_rounds_staged_for_rounds_that_wait(service, engine, greedy):
     """All are sent at once; those that follow another verdict than the one reached are dropped."""
     text = greedy(SHORT_PROMPT, 12)
@@ -114,18 +99,6 @@ async def test_rounds_staged_for_rounds_that_wait(service, engine, greedy):
         assert (await call.read(length)).round_id == 9
         call.close()
     assert await drained(engine)
-
-
-async def test_a_miss_leaves_the_session_as_it_is(service, greedy):
-    text = greedy(SHORT_PROMPT, 4)
-    async with service() as stub:
-        call = Call(stub)
-        await call.send(open_message(), VerifyRound(1, HELD, [], [text[0]]))
-        await call.send(staged(2, StagedOn(1, HELD, text[0]), [5]))
-        assert (await call.read(HELD)).next_token_id == text[1]
-        await call.send(VerifyRound(3, HELD + 2, [], [text[2]]))
-        assert (await call.read(HELD + 2)).next_token_id == text[3]
-        call.close()
 
 
 ON = StagedOn(1, HELD + 1, 9)
@@ -185,9 +158,7 @@ def test_window_and_budget_are_the_verdicts():
     assert begun.round_.budget == Budget(1, 1.0)
 
 
-@pytest.mark.parametrize(
-    "rule", [Rule("margin", margin_threshold=3.0), Rule("typical"), Rule("fly")]
-)
+@pytest.mark.parametrize("rule", RULES)
 async def test_verdicts_are_those_of_rounds_that_are_sent(service, rule):
     """Whole texts, each round staged for the verdict that it turns out to follow."""
     text = [3, 8, 100, 21, 5, 90, 17, 4] * 6

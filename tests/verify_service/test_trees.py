@@ -14,8 +14,7 @@ from flyspec.values.rounds import HeadRequest, Outcome, VerifyOpen, VerifyRound,
 from flyspec.values.tokens import SamplingParams
 from tests.scripted import ScriptedModel
 from tests.verify_service.conftest import CACHES
-from tests.verify_service.sessions import EXACT, PROMPT, answers, opening
-from tests.verify_service.test_scripted_rounds import engine_over, verdicts
+from tests.verify_service.sessions import EXACT, PROMPT, answers, engine_over, opening
 from verify_service.trees import judged_path
 
 OUTCOMES = {Outcome.EXACT: "=", Outcome.LOOSE: "~", Outcome.REJECTED: "x", Outcome.NOT_REACHED: "-"}
@@ -55,7 +54,7 @@ async def speculate(engine, open_, num_tokens, tree_of):
 
 @pytest.mark.parametrize("engine", ["slots", "blocks"], indirect=True)
 async def test_trees_leave_exact_texts_alone(engine, greedy):
-    expected, draw = greedy(PROMPT, 50), random.Random(0)
+    expected, draw = greedy(PROMPT, 30), random.Random(0)
 
     def tree_of(tokens):
         return random_tree(expected[len(tokens) - len(PROMPT) :], draw)
@@ -70,14 +69,13 @@ async def test_trees_leave_exact_texts_alone(engine, greedy):
         VerifyRound(1, len(PROMPT) + len(expected) - 1, [], []),
     )
     assert verdict.next_token_id == expected[-1]
-    assert engine.sessions.prefix_cache_hits >= len(PROMPT) + len(expected) - 32
+    assert engine.sessions.prefix_cache_hits >= len(PROMPT) + len(expected) - 24
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
         SamplingParams(temperature=1.0, top_p=0.9),
-        SamplingParams(temperature=0.8, repetition_penalty=1.3, frequency_penalty=0.5),
         SamplingParams(presence_penalty=1.5, min_tokens=20),
     ],
 )
@@ -97,15 +95,15 @@ async def test_sampled_texts_do_not_depend_on_trees(engine, sampling):
 
 
 @pytest.mark.parametrize(
-    "rule",
-    ["exact", "fly", "fly-paper", "fly-reference", "margin", "typical", "autojudge"],
-)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+    ("rule", "temperature"),
+    [("exact", 1.0), ("fly", 0.0), ("fly-paper", 0.0), ("fly-reference", 1.0), ("margin", 0.0),
+     ("typical", 1.0), ("autojudge", 1.0)],
+)  # fmt: skip
 async def test_a_chain_given_as_a_tree_has_the_same_verdict(engine, greedy, rule, temperature):
     sampling, right = SamplingParams(temperature=temperature), greedy(PROMPT, 12)
     open_ = VerifyOpen(PROMPT, len(PROMPT), Rule(rule), sampling, 3, logprobs=2)
     draw = random.Random(2)
-    for _ in range(6):
+    for _ in range(3):
         drafts = [t if draw.random() < 0.8 else draw.randrange(3, 400) for t in right]
         found = []
         for parents in ((), range(len(drafts))):
@@ -135,17 +133,17 @@ async def test_the_path_follows_the_target_and_else_the_first_draft() -> None:
             1, 3, [], [20, 21, 8, 30, 9, 25, 26], draft_parents=[0, 1, 0, 3, 3, 5, 5],
             num_top_tokens=1,
         )  # fmt: skip
-        (verdict,) = await verdicts(engine, session, round_)
+        (verdict,) = await answers(engine, session, round_)
         assert verdict.path == (2, 4, 5)
         assert "".join(OUTCOMES[d.outcome] for d in verdict.decisions) == "==x"
         assert (verdict.keep_length, verdict.next_token_id) == (5, 10)
         assert verdict.top_token_ids == (8, 21, 22, 9, 31, 10, 26, 27)
         assert model.cache.held(session.slot) == [5, 6, 7, 8, 9]
         # The cache's memory holds the path, which the script reads.
-        (verdict,) = await verdicts(engine, session, VerifyRound(2, 6, [], [11, 12]))
+        (verdict,) = await answers(engine, session, VerifyRound(2, 6, [], [11, 12]))
         assert (verdict.keep_length, verdict.next_token_id) == (8, 13)
         assert model.calls[-1][0].start == 5
-        (verdict,) = await verdicts(
+        (verdict,) = await answers(
             engine, session, VerifyRound(3, 9, [], [3, 4], draft_parents=[0, 0])
         )
         assert (verdict.path, verdict.keep_length, verdict.next_token_id) == ((0,), 9, 14)

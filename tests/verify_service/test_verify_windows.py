@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +21,14 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import SamplingParams, TokenDistribution
-from tests.verify_service.sessions import GREEDY, PROMPT, open_message, opening, status_of
-from tests.verify_service.test_engine import answers
+from tests.verify_service.sessions import (
+    GREEDY,
+    PROMPT,
+    answers,
+    open_message,
+    opening,
+    status_of,
+)
 
 ANY = Rule("random", random_acceptance=1.0, fly_window_size=3)
 
@@ -184,7 +189,7 @@ async def test_a_window_without_drafts_fails_once(engine):
 
 
 def close_to(logprobs, row, token, top):
-    """Whether one position's log-probs are those of a row of log_softmax."""
+    """Check that one position's log-probs are those of a row of log_softmax."""
     assert logprobs.logprob == pytest.approx(float(row[token]), abs=1e-4)
     best = torch.topk(row, top)
     assert list(logprobs.top_token_ids) == best.indices.tolist()
@@ -231,41 +236,8 @@ async def test_logprobs_of_every_token_that_stands(engine, log_softmax):
         engine.open(replace(opening(PROMPT), stop_token_ids=[3, 400]))
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
-        SamplingParams(0.8, min_p=0.02, presence_penalty=0.5, min_tokens=20),
-        SamplingParams(1.0, logit_bias=((7, 4.0), (9, -100.0))),
-    ],
-)
-async def test_penalties_do_not_depend_on_drafts(engine, sampling):
-    """Each row of a round counts the drafts before it, as plain decoding counts its tokens."""
-    session = engine.open(opening(PROMPT, sampling=sampling, seed=4))
-    verdicts = await answers(
-        engine, session, VerifyRound(1, len(PROMPT), [], [], max_plain_tokens=40)
-    )
-    plain = [v.next_token_id for v in verdicts]
-    engine.close(session)
-    rng = random.Random(1)
-    session, tokens = engine.open(opening(PROMPT, sampling=sampling, seed=4)), []
-    while len(tokens) < len(plain) - 5:
-        drafts = plain[len(tokens) : len(tokens) + 4]
-        drafts = [t if rng.random() < 0.9 else 5 for t in drafts]
-        start = len(PROMPT) + len(tokens)
-        (verdict,) = await answers(engine, session, VerifyRound(2, start, [], drafts))
-        tokens += [*drafts[: verdict.keep_length - start], verdict.next_token_id]
-    engine.close(session)
-    assert tokens == plain[: len(tokens)]
-
-
 def point_masses(count, round_id, first):
     return wire.encode(DraftDistributions(round_id, first, [TokenDistribution()] * count))
-
-
-def too_large(distribution):
-    """Refused on arrival, before any round."""
-    return wire.encode(DraftDistributions(1, 4, [distribution]))
 
 
 def round_message(drafts, round_id=1, keep=4):
@@ -279,21 +251,7 @@ def round_message(drafts, round_id=1, keep=4):
         ([point_masses(1, 2, 4), round_message([5])], "for round 2"),
         ([point_masses(1, 1, 5), round_message([5])], "from position 5"),
         ([point_masses(65, 1, 4)], "between 1 and 64"),
-        ([too_large(TokenDistribution(b"\x00" * 802))], "802 bytes for 400"),
-        ([too_large(TokenDistribution(b"\x00" * 2, (5,) * 401))], "401 tokens; send at most 400"),
         ([round_message([5])], "distributions"),
-        (
-            [
-                wire.encode(DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 6)])),
-            ],
-            "distributions",
-        ),
-        (
-            [
-                wire.encode(DraftDistributions(1, 4, [TokenDistribution(b"\x00" * 2, (400,))])),
-            ],
-            "distributions",
-        ),
     ],
 )
 async def test_distributions_that_do_not_fit_are_refused(service, engine, messages, text):

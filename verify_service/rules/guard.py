@@ -41,7 +41,7 @@ class Purse:
 
     @property
     def spent(self) -> bool:
-        """Whether either limit is used up, so that the rest is judged exactly."""
+        """True if either limit is used up, so that the rest is judged exactly."""
         if self._within is not None and self._within.spent:
             return True
         return self._tokens <= 0 or self._cost <= 0.0

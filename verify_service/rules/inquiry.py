@@ -61,7 +61,7 @@ class Round(NamedTuple):
 
 
 class Inquiry(NamedTuple):
-    """What has to be known of a round's logits.
+    """Questions about a round's logits.
 
     `streams` are those of the target's own tokens at all K + 1 indices, `measures` are of the K
     drafts. With `top_logprobs`, log-probabilities may be asked for, with so many likely tokens;

@@ -1,4 +1,4 @@
-"""What the target's logits say about a round."""
+"""Observations of a round in the target's logits."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Observed:
         return most - drafted
 
     def possible(self, index: int) -> bool:
-        """Whether the drafted token's processed probability is not 0."""
+        """True if the drafted token's processed probability is not 0."""
         return self._answers.numbers(0, index)[2] != -math.inf
 
 

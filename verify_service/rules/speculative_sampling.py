@@ -38,7 +38,7 @@ from verify_service.rules.window import WindowWalk
 
 @dataclass(frozen=True)
 class Chance(Measure):
-    """Whether a draft is accepted: `acceptance_ratio`, a random number, and the loosened ratio."""
+    """True if a draft is accepted: `acceptance_ratio`, a random number, and the loosened ratio."""
 
     loosening: Loosening | None = None
 

@@ -34,17 +34,17 @@ class Stretch(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether drafts are judged by p / q instead of by a criterion."""
+        """True if drafts are judged by p / q instead of by a criterion."""
         return self.spec is not None and self.spec.draw_from_it
 
     @property
     def num_samples(self) -> int:
-        """How many of the target's samples a draft may match, at temperature > 0."""
+        """Number of the target's samples that a draft may match, at temperature > 0."""
         return 1 if self.samples else self.parts.preset.samples
 
     @property
     def measures(self) -> Sequence[Measure]:
-        """What has to be known of its drafts, besides `THREE_LOGITS`."""
+        """Questions about its drafts, besides `THREE_LOGITS`."""
         if self.samples:
             return Chance(self.parts.loosening), Correction(self.parts.loosening)
         criterion = self.parts.criterion

@@ -30,13 +30,13 @@ class Window:
 
     @property
     def across_rounds(self) -> bool:
-        """Whether the window may outlast its round."""
+        """True if the window may outlast its round."""
         return self.scope is WindowScope.ACROSS_ROUNDS
 
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """Where the walk through a round's drafts ended.
+    """Place where the walk through a round's drafts ended.
 
     `decisions` are those on the drafts reached; `rejected` means that the last one is a rejection.
     `next_token_id` is the target's own token after the accepted ones. `final` means that no window
@@ -74,7 +74,7 @@ class WindowWalk:
 
     @property
     def is_open(self) -> bool:
-        """Whether a window is open; a mismatch in an open one fails it."""
+        """True if a window is open; a mismatch in an open one fails it."""
         return self._open is not None
 
     def allows(self, index: int) -> bool:

@@ -32,7 +32,7 @@ HEAD_SIZES = (64, 128, 256)
 
 
 Kind: TypeAlias = tuple[Attending, int, int]
-"""What a layer asks for, its query heads and their size."""
+"""A layer's parameters: its query heads and their size."""
 
 
 def unavailable(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
@@ -159,7 +159,7 @@ class _FlashInferStep(PagedStep):
 
 
 class PageLists(NamedTuple):
-    """What FlashInfer's `plan` takes, int32: ends of each sequence's queries and of its blocks,
+    """Arguments of FlashInfer's `plan`, int32: ends of each sequence's queries and of its blocks,
     both from 0 on; the blocks; the tokens in the last block of each."""
 
     query_ends: NDArray[np.int32]

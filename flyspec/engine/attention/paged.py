@@ -20,7 +20,7 @@ from flyspec.engine.paged_cache import PagedCache
 
 
 class Places(NamedTuple):
-    """Where the rows of a step are, on the device: int64 each.
+    """Positions of a step's rows, on the device: int64 each.
 
     `rows` [sequences] are the sequences' rows in the mirror of the block table
     (`PagedCache.mirror`; 0: padding), `ends` [sequences] their lengths after the step (0: padding),
@@ -61,7 +61,7 @@ class PagedAttention(AttentionBackend):
 
     name: ClassVar[str]
     ragged: ClassVar[bool] = False
-    """Whether it takes ragged shapes rather than padded ones."""
+    """True if it takes ragged shapes rather than padded ones."""
 
     cache: PagedCache
 

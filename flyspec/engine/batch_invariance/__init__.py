@@ -49,7 +49,7 @@ def remove(model: Any) -> None:
 
 
 def holds(model: Model) -> bool:
-    """Whether a sequence's logits are the same alone, one token per step, and with others."""
+    """True if a sequence's logits are the same alone, one token per step, and with others."""
     cache, info = model.cache, model.info
     length = min(_TRIAL_LENGTH, info.context_length)
     if length < 2 * _ALONE:

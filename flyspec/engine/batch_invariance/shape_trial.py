@@ -100,7 +100,7 @@ class _Trial:
         self._states = [s.transpose(1, 2).contiguous().transpose(1, 2) for s in (keys, values)]
 
     def same_in_a_batch(self, count: int, end: int) -> bool:
-        """Whether a piece of `count` rows has the same bits alone and repeated in one call."""
+        """True if a piece of `count` rows has the same bits alone and repeated in one call."""
         mask = torch.zeros(_BATCH, 1, count * self._group, end, dtype=self._query.dtype)
         mask[..., self._length :] = -torch.inf
         keys, values = (s[:, :, :end].expand(_BATCH, -1, -1, -1) for s in self._states)

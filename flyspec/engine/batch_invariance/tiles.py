@@ -99,7 +99,7 @@ class AlignedActivation:
 
 @lru_cache(maxsize=4096)
 def _aligned(count: int, threads: int) -> bool:
-    """Whether every thread's share of `count` elements consists of whole vectors."""
+    """True if every thread's share of `count` elements consists of whole vectors."""
     shares = {1, threads, *(min(threads, -(-count // (GRAIN * n))) for n in (1, 2))}
     return all(-(-count // share) % VECTOR == 0 for share in shares)
 
@@ -129,7 +129,7 @@ def untile(model: torch.nn.Module) -> None:
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether the model's weights are sharded among ranks."""
+    """True if the model's weights are sharded among ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 

@@ -29,7 +29,7 @@ def eagerly(run: Callable[[], None]) -> Replay:
 
 
 def captures_collectives() -> bool:
-    """Whether the sums of a tensor-parallel group, if there is one, can be part of a graph."""
+    """True if the sums of a tensor-parallel group, if there is one, can be part of a graph."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return True
     return str(distributed.get_backend()) == "nccl"
@@ -80,7 +80,7 @@ class Graphs:
 
     @property
     def fixed(self) -> bool:
-        """Whether fixed shapes, with their padding, are worth it."""
+        """True if fixed shapes, with their padding, are worth it."""
         return self._capture is not None
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""What the host knows of a fixed-shape step, in one vector, so that it takes one transfer."""
+"""The host's inputs of a fixed-shape step, in one vector, so that it takes one transfer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs have in common: a model's forward and the drawing of tokens, without the host.
+"""Common part of programs: a model's forward and the drawing of tokens, without the host.
 
 Everything that differs between two runs of a program is in tensors that stay where they are, and
 nothing is read from the device, so that it can be captured as a graph. There are two: `first_step`
@@ -33,7 +33,7 @@ FLOATS = frozenset(RowSampling._fields) - {"top_k"}
 
 
 class Drawing(Enum):
-    """How a program draws tokens; kinds that do less are faster."""
+    """Kinds of draws of a program; those that do less are faster."""
 
     NONE = "none"
     GREEDY = "greedy"
@@ -50,7 +50,7 @@ class Drawing(Enum):
 
 
 class Machine:
-    """What all programs of a model share.
+    """Common state of all programs of a model.
 
     `latest` [sequences] holds the token drawn last for each sequence of a draw, in order.
     """

@@ -68,7 +68,7 @@ class CapturedSteps:
         return self._machine.attention
 
     def can_draw(self, draw: Draw) -> bool:
-        """Whether nothing that `draw` needs depends on the text, and no distribution is sent."""
+        """True if nothing that `draw` needs depends on the text, and no distribution is sent."""
         sampling, spec = draw.sampling, draw.distribution
         if sampling is None:
             return True

@@ -45,7 +45,7 @@ _LAYER = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 
 
 def is_eagle3(config: Mapping[str, Any]) -> bool:
-    """Whether a head's config.json declares an EAGLE-3 head."""
+    """True if a head's config.json declares an EAGLE-3 head."""
     if "speculators_model_type" in config:
         return bool(config["speculators_model_type"] == "eagle3")
     return any(name in _ARCHITECTURES for name in config.get("architectures") or ())

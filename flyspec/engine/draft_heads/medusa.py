@@ -100,7 +100,7 @@ class MedusaHead:
 
 
 def is_medusa(config: Mapping[str, Any]) -> bool:
-    """Whether a head's config.json declares Medusa heads."""
+    """True if a head's config.json declares Medusa heads."""
     return "medusa_num_heads" in config or config.get("model_type") == "medusa"
 
 

@@ -140,7 +140,7 @@ def _register() -> None:
 
 
 def is_mtp(files: HeadFiles) -> bool:
-    """Whether a directory's configuration, or else its tensors, tell of MTP layers."""
+    """True if a directory's configuration, or else its tensors, tell of MTP layers."""
     config = files.config.get("text_config") or files.config
     return any(config.get(key) for key in _KEYS) or any(n.startswith("mtp.") for n in files.places)
 

@@ -265,7 +265,7 @@ def _at(numbers: array[int] | array[float]) -> int:
 
 
 def _is_plain(step: HeadStep) -> bool:
-    """Whether a step's tokens depend on logits, positions and the seed alone, and what is sent of
+    """True if a step's tokens depend on logits, positions and the seed alone, and what is sent of
     them is a point on each."""
     spec, sampling = step.distribution, step.sampling
     return not adjusts(sampling) and (spec is None or (spec.draw_from_it and sampling.greedy))

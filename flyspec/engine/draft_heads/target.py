@@ -1,4 +1,4 @@
-"""What a head needs of its target: sizes, and the embedding and output layer that it shares."""
+"""A head's view of its target: sizes, and the embedding and output layer that it shares."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class GgufVocabulary:
         self.adds_eos = bool(lib.llama_vocab_get_add_eos(handle))
 
     def ends(self, token_id: int) -> bool:
-        """Whether a token ends a text or a turn (`llama_vocab_is_eog`)."""
+        """True if a token ends a text or a turn (`llama_vocab_is_eog`)."""
         return bool(self._lib.llama_vocab_is_eog(self._handle, token_id))
 
     def encode(self, text: str) -> list[int]:

@@ -62,7 +62,7 @@ class GgufFile:
 
     @property
     def is_float32(self) -> bool:
-        """Whether all of its tensors are in float32."""
+        """True if all of its tensors are in float32."""
         return self.tensor_types == "F32"
 
     @property

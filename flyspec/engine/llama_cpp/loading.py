@@ -128,7 +128,7 @@ def _context(name: str, weights: GgufModel, plan: ContextPlan) -> Context:
 
 
 def _numerics(weights: GgufModel, gpu_layers: int, plan: ContextPlan) -> str:
-    """What determines the bits besides the weights; see `flyspec.engine.numerics`."""
+    """Determinants of the bits besides the weights; see `flyspec.engine.numerics`."""
     return ", ".join(
         (
             weights.file_type,

@@ -208,7 +208,7 @@ class LlamaCppModel:
 
 
 def _is_simple(draw: Draw) -> bool:
-    """Whether a draw's tokens are the most likely ones of the logits as they are."""
+    """True if a draw's tokens are the most likely ones of the logits as they are."""
     sampling, spec = draw.sampling, draw.distribution
     if sampling is None:
         return True

@@ -1,4 +1,4 @@
-"""How a byte-level BPE splits text before it merges: by llama.cpp's name for it in a GGUF file.
+"""Splits of text before a byte-level BPE merges it, by llama.cpp's name for them in a GGUF file.
 
 A GGUF file has only a name (`tokenizer.ggml.pre`); llama.cpp knows the patterns that it stands for
 (`llama_vocab::impl::load` in src/llama-vocab.cpp). The patterns here are those of the models' own
@@ -58,7 +58,7 @@ _BY_NAME = {name: known for known in _KNOWN for name in known.names.split()}
 
 
 def known(name: str) -> bool:
-    """Whether the patterns of a pre-tokenizer are known by llama.cpp's name for it."""
+    """True if the patterns of a pre-tokenizer are known by llama.cpp's name for it."""
     return name in _BY_NAME
 
 
@@ -74,5 +74,5 @@ def pre_tokenizer(name: str) -> PreTokenizer:
 
 
 def keeps_whole_words(name: str) -> bool:
-    """Whether a piece that is a token as it is needs no merges (`ignore_merges` of BPE)."""
+    """True if a piece that is a token as it is needs no merges (`ignore_merges` of BPE)."""
     return _BY_NAME[name].whole_words

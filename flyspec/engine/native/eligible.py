@@ -1,4 +1,4 @@
-"""Whether the native step may serve a model, as far as its configuration shows. No torch."""
+"""Eligibility of a model for the native step, as far as its configuration shows. No torch."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ def library_for(
 
 
 def serves_natively(config: Any) -> bool:
-    """Whether the native step is available and supports models of this configuration."""
+    """True if the native step is available and supports models of this configuration."""
     return unsupported(config) is None and isinstance(find(), Library)

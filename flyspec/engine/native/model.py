@@ -175,7 +175,7 @@ class NativeModel:
         return found
 
     def _is_large(self, draws: Sequence[Draw]) -> bool:
-        """Whether the rows that would be kept for distributions are."""
+        """True if the rows that would be kept for distributions are."""
         if not any(map(_listed, draws)):
             return False
         width = max(draw.max_tokens for draw in draws)
@@ -243,7 +243,7 @@ def _at(numbers: array[Any]) -> int:
 
 
 def _is_plain(draw: Draw) -> bool:
-    """Whether a draw's tokens depend on the logits, their positions and the seed alone."""
+    """True if a draw's tokens depend on the logits, their positions and the seed alone."""
     sampling, spec = draw.sampling, draw.distribution
     if sampling is None:
         return True

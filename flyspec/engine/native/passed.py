@@ -25,7 +25,7 @@ _KIND = "native-trials"
 
 
 def has_passed(model: NativeModel, loaded: LoadedModel) -> bool:
-    """Whether this model has passed its trial before, and computes the same."""
+    """True if this model has passed its trial before, and computes the same."""
     known = recall(_KIND, *_key(model, loaded)) if loaded.info.weights_fingerprint else None
     return isinstance(known, dict) and known.get("digest") == _digest(model, loaded)
 

@@ -128,7 +128,7 @@ def first_logits(model: Model, ids: list[int]) -> Tensor:
 
 
 def _independent(model: Model, ids: list[int], rows: Tensor) -> bool:
-    """Whether a few rows are the same one token at a time, and with a neighbour."""
+    """True if a few rows are the same one token at a time, and with a neighbour."""
     few = min(_FEW_ROWS, len(ids))
     if not torch.equal(first_logits(model, ids), rows[:few]):
         return False

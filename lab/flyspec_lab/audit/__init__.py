@@ -1,13 +1,13 @@
 """Judges recorded generations again, against a target, and names the first token that differs.
 
-`retelling` follows a recording's rounds without a model: does it contradict itself? `target` reads
-the recorded tokens with a target (teacher forcing) and judges each round again. `comparing` says
-what differs, `noise` whether numbers differ by more than rounding, `auditor` what follows from it.
+`retelling` follows a recording's rounds without a model, and finds contradictions. `target` reads
+the recorded tokens with a target (teacher forcing) and judges each round again. `comparing` has the
+differences, and which of them rounding explains; `auditor` concludes.
 """
 
 from flyspec_lab.audit.auditor import Auditor as Auditor
-from flyspec_lab.audit.noise import SIGNIFICANT as SIGNIFICANT
-from flyspec_lab.audit.noise import combined as combined
+from flyspec_lab.audit.comparing import SIGNIFICANT as SIGNIFICANT
+from flyspec_lab.audit.comparing import combined as combined
 from flyspec_lab.audit.report import AuditReport as AuditReport
 from flyspec_lab.audit.report import Discrepancy as Discrepancy
 from flyspec_lab.audit.target import AuditedTarget as AuditedTarget

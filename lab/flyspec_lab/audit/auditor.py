@@ -16,22 +16,21 @@ from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.generation import Recording
 from flyspec.values.rounds import Outcome
 from flyspec_lab.audit.comparing import (
+    SIGNIFICANT,
     TOLERANCE,
-    Difference,
     NumberPair,
     RoundComparison,
+    chance_of_rounding,
     compare,
-    discrepancy_of,
     first_misdrawn,
+    within_rounding,
 )
-from flyspec_lab.audit.noise import SIGNIFICANT, chance_of_rounding
 from flyspec_lab.audit.report import AuditReport, Discrepancy, DiscrepancyKind, Reason
-from flyspec_lab.audit.retelling import Retelling, RetoldRound, retell
-from flyspec_lab.audit.rounding import within_rounding
+from flyspec_lab.audit.retelling import RetoldRound, retell
 from flyspec_lab.audit.target import AuditedTarget, ReadRound
 
 NATIVE = "native step"
-"""What the native step's numerics say."""
+"""Mark of the native step's numerics."""
 MANY = 3
 """Tokens whose numbers differ, from which on the weights are to blame; rounds whose own tokens
 differ although numbers agree, from which on the seed is."""
@@ -50,16 +49,17 @@ Load = Callable[[Dtype, bool], AuditedTarget]
 """Loads the same weights in another data type; with the native step, if the flag is set."""
 
 
-class Rejudged(NamedTuple):
-    """What judging a recording's rounds again gives.
+@dataclass
+class Rejudged:
+    """A recording's rounds, judged again: the first discrepancy of each round that has one.
 
-    `differences` has the first one of each round that has one, by the round's index.
+    `ties` counts rows of logits that give what is recorded only within rounding.
     """
 
-    differences: dict[int, Difference]
-    numbers: list[NumberPair]
-    scores: Scores
-    num_ties: int
+    discrepancies: list[Discrepancy] = field(default_factory=list)
+    numbers: list[NumberPair] = field(default_factory=list)
+    scores: Scores = field(default_factory=dict)
+    ties: int = 0
 
 
 @dataclass
@@ -83,27 +83,35 @@ class Auditor:
             tolerance = self.tolerance(recording)
             judged = self._judge(recording, told.rounds, tolerance)
             numbers = [*judged.numbers, *_logprob_pairs(recording, judged.scores)]
-            p_value = self._p_value(recording, told.rounds, judged) if tolerance else None
+            p_value = self._p_value(recording, told.rounds, judged.scores) if tolerance else None
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{line.where}: {error}") from None
         differing = [pair for pair in numbers if pair.differs(tolerance)]
-        found = self._first(recording, told, judged, differing)
+        found = [told.discrepancy] if told.discrepancy else []
+        found += [*judged.discrepancies, *(pair.discrepancy for pair in differing)]
+        # Of several at a token the most telling one.
+        order = [*DiscrepancyKind]
+        first = min(found, key=lambda d: (d.token_index, order.index(d.kind)), default=None)
+        ids = recording.output.token_ids
+        if first is not None and first.token_index < len(ids):
+            text = target.tokenizer.bytes_of(ids[first.token_index]).decode(errors="replace")
+            first = replace(first, token_text=text)
         noisy = p_value is not None and p_value < SIGNIFICANT
         weights = started.weights_fingerprint in ("", target.info.weights_fingerprint)
         return AuditReport(
             where=line.where,
-            follows=found is None and not noisy,
-            num_tokens=len(recording.output.token_ids),
+            follows=first is None and not noisy,
+            num_tokens=len(ids),
             num_rounds=len(recording.rounds),
             rule=started.rules,
             seed=started.seed,
-            discrepancy=found,
-            reason=_reason(found, judged, numbers, differing, noisy),
+            discrepancy=first,
+            reason=_reason(first, judged, numbers, differing, noisy),
             num_numbers=len(numbers),
             num_differing=len(differing),
             largest_difference_nats=max((pair.difference for pair in numbers), default=0.0),
             tolerance_nats=tolerance * max((pair.scale for pair in numbers), default=0.0),
-            num_ties=judged.num_ties,
+            num_ties=judged.ties,
             p_value=p_value,
             weights_agree=weights,
             numerics_agree=started.numerics == target.info.numerics,
@@ -125,34 +133,35 @@ class Auditor:
         self, recording: Recording, rounds: Sequence[RetoldRound], tolerance: float
     ) -> Rejudged:
         """Judge all rounds from their recorded state, whatever earlier ones turned out to be."""
-        target, prompt_length = self.target, len(recording.started.prompt_token_ids)
-        judged, ties = Rejudged({}, [], {}, 0), 0
-        spec = common_distribution_spec(
-            recording.started.rules_by_index, recording.started.sampling
-        )
+        started, target, judged = recording.started, self.target, Rejudged()
+        length = len(started.prompt_token_ids)
+        spec = common_distribution_spec(started.rules_by_index, started.sampling)
         drawn_from = spec is not None and spec.draw_from_it
         for group in target.read(rounds):
             _score(target, group, judged.scores)
             verdicts = target.judge(recording, group)
             for read, verdict in zip(group, verdicts, strict=True):
                 scales = read.rows.abs().amax(dim=-1).tolist()
-                found = compare(read.round, verdict, prompt_length, scales)
-                if found.difference is not None and tolerance:
-                    found, count = self._repaired(recording, read, found, tolerance)
-                    ties += count
-                judged.numbers.extend(found.numbers)
-                misdrawn = first_misdrawn(read.round, recording.started.seed, drawn_from)
-                both = [each for each in (misdrawn, found.difference) if each is not None]
+                found = compare(read.round, verdict, length, scales)
+                if found.discrepancy is not None and tolerance:
+                    found = self._repaired(recording, read, found, tolerance, judged)
+                judged.numbers += found.numbers
+                misdrawn = first_misdrawn(read.round, length, started.seed, drawn_from)
+                both = [each for each in (misdrawn, found.discrepancy) if each is not None]
                 if misdrawn is not None and isinstance(verdict, Exception):
                     both = [misdrawn]  # why it cannot be judged
-                if both:
-                    first = min(both, key=lambda each: each.position)
-                    judged.differences[read.round.index] = first
-        return judged._replace(num_ties=ties)
+                judged.discrepancies += sorted(both, key=lambda each: each.token_index)[:1]
+        return judged
 
     def _repaired(
-        self, recording: Recording, read: ReadRound, first: RoundComparison, tolerance: float
-    ) -> tuple[RoundComparison, int]:
+        self,
+        recording: Recording,
+        read: ReadRound,
+        first: RoundComparison,
+        tolerance: float,
+        judged: Rejudged,
+    ) -> RoundComparison:
+        """Return a round's comparison after near-ties have gone the recorded way."""
         length = len(recording.started.prompt_token_ids)
         scales = read.rows.abs().amax(dim=-1).tolist()
 
@@ -163,50 +172,14 @@ class Auditor:
         found, ties = within_rounding(
             read.rows, read.round.read_token_ids, first, tolerance, rejudge
         )
+        judged.ties += len(ties)
         begin = len(read.round.prefix) - length
         # Numbers of changed rows are no longer the target's.
         kept = [pair for pair in found.numbers if pair.token_index - begin not in ties]
-        return replace(found, numbers=kept), len(ties)
-
-    def _first(
-        self,
-        recording: Recording,
-        told: Retelling,
-        judged: Rejudged,
-        differing: Sequence[NumberPair],
-    ) -> Discrepancy | None:
-        """Return the first discrepancy by token; of several there, the most telling one."""
-        length = len(recording.started.prompt_token_ids)
-        found = [told.discrepancy] if told.discrepancy else []
-        for index, difference in judged.differences.items():
-            found.append(
-                Discrepancy(
-                    difference.kind,
-                    difference.position - length,
-                    difference.recorded,
-                    difference.expected,
-                    index,
-                )
-            )
-        order = [
-            DiscrepancyKind.TOKEN,
-            DiscrepancyKind.DECISION,
-            DiscrepancyKind.RECORD,
-            DiscrepancyKind.NUMBER,
-        ]
-        found += [discrepancy_of(pair, "") for pair in differing]
-        first = min(found, key=lambda d: (d.token_index, order.index(d.kind)), default=None)
-        if first is None:
-            return None
-        ids = recording.output.token_ids
-        text = ""
-        if first.token_index < len(ids):
-            token = ids[first.token_index]
-            text = self.target.tokenizer.bytes_of(token).decode(errors="replace")
-        return Discrepancy(**{**vars(first), "token_text": text})
+        return found._replace(numbers=kept)
 
     def _p_value(
-        self, recording: Recording, rounds: Sequence[RetoldRound], judged: Rejudged
+        self, recording: Recording, rounds: Sequence[RetoldRound], own: Scores
     ) -> float | None:
         """Return the chance of the log-probabilities by rounding alone, where that is measured.
 
@@ -219,7 +192,6 @@ class Auditor:
         if not recording.output.logprobs:
             return None
         native = NATIVE in recording.started.numerics
-        own = judged.scores
         if native != (NATIVE in self.target.info.numerics) or dtype != self.target.info.dtype:
             own = self._scores(rounds, dtype, native)
         reference = self._scores(rounds, "float32", False)
@@ -320,5 +292,5 @@ def _reason(
         return Reason.ALTERED_NUMBER
     if found.kind is DiscrepancyKind.DECISION:
         return Reason.OTHER_RULE
-    others = [d for d in judged.differences.values() if d.kind is DiscrepancyKind.TOKEN]
+    others = [each for each in judged.discrepancies if each.kind is DiscrepancyKind.TOKEN]
     return Reason.OTHER_SEED if len(others) >= MANY else Reason.ALTERED

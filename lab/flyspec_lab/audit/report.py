@@ -1,22 +1,21 @@
-"""What an audit finds."""
+"""Findings of an audit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 
 class DiscrepancyKind(StrEnum):
-    """What kind of thing does not follow."""
+    """Kinds of what does not follow, the most telling first."""
 
-    RECORD = "record"
-    """The recording contradicts itself, whatever the target."""
     TOKEN = "token"
     """The target's own token, with this seed and sampling, is another."""
     DECISION = "decision"
     """The rule decides otherwise on a drafted token."""
+    RECORD = "record"
+    """The recording contradicts itself, whatever the target."""
     NUMBER = "number"
     """A log-probability, gap, entropy or other measure is not the target's."""
 
@@ -78,10 +77,6 @@ class AuditReport:
     weights_agree: bool = True
     numerics_agree: bool = True
     notes: Sequence[str] = ()
-
-    def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """Return it in words; the first line is the verdict."""

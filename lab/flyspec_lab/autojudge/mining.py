@@ -4,36 +4,25 @@ AutoJudge's semi-greedy search (arXiv 2504.20039): the target decodes greedily; 
 that the draft model would have chosen otherwise, the draft's token is put in and the target
 finishes. If the final answer stays the same, the mismatch was unimportant and the new text is gone
 on with, else it was important and the old one is. Then the next mismatch, after that position, has
-its turn.
+its turn. Texts are mined side by side, each of them one mismatch at a time.
 
 Control tokens are left out, since no rule accepts them loosely.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import eq
-from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from flyspec.concurrency import UntilCtrlC
 from flyspec.engine.autojudge import HIDDEN_LAYER
-from flyspec.engine.model import Draw, Model, Step
 from flyspec.engine.sampling import likeliest
-from flyspec.prefix import num_same
-from flyspec.values.tokens import SamplingParams
+from flyspec_lab.local_model import LocalModel
 from flyspec_lab.tasks import Problem, Task
-
-DRAWN_AT_ONCE = 16
-"""Tokens that a text grows by before other texts have their turn."""
-ROWS_AT_ONCE = 256
-"""Rows of the draft model's logits per text and step."""
-TOKENS_AT_ONCE = 2048
-"""Tokens per step over all texts, unless one of them has more."""
-_GREEDY = SamplingParams()
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class Mismatch:
 
 @dataclass
 class Mined:
-    """What was mined of the problems that were finished.
+    """Mismatches of the problems that were finished.
 
     `unanswered` of them have no mismatches, since the target gives no answer there. `num_tokens`
     were decoded by the target.
@@ -66,244 +55,132 @@ class Mined:
     num_tokens: int = 0
 
 
-class Choices(NamedTuple):
-    """Asks for the draft model's most likely token after each of a step's last tokens."""
+@dataclass
+class _Text:
+    """A text while it is mined: its output so far, and the draft model's choice of each token.
 
-    step: Step
-
-
-class Entry(NamedTuple):
-    """Asks for the target's hidden row at a step's last token, and its most likely token after."""
-
-    step: Step
-
-
-class Continuation(NamedTuple):
-    """Asks for the tokens with which the target goes on."""
-
-    draw: Draw
-
-
-Want: TypeAlias = Choices | Entry | Continuation
-Got: TypeAlias = "list[int] | tuple[Tensor, int]"
-Work: TypeAlias = Generator[Want, Got, list[Mismatch] | None]
-
-
-class MinedText:
-    """One problem's text: its tokens, and what both models' slots hold of it."""
-
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        slots: tuple[int, int],
-        max_length: int,
-        stop_token_ids: Collection[int],
-    ) -> None:
-        self.prompt = len(prompt)
-        self.tokens = [*prompt]
-        self._target, self._draft = slots
-        self._max_length, self._stop = max_length, stop_token_ids
-        self._held: list[int] = []  # by the target's slot
-
-    def grow(self) -> Generator[Want, Got, None]:
-        """Have the target finish the text, greedily."""
-        tokens = self.tokens
-        while len(tokens) < self._max_length and tokens[-1] not in self._stop:
-            most = min(DRAWN_AT_ONCE, self._max_length - len(tokens))
-            drawn = yield Continuation(
-                Draw(self._step(), _GREEDY, max_tokens=most, stop_token_ids=self._stop)
-            )
-            tokens += drawn  # type: ignore[arg-type]
-            self._held = tokens[:-1]
-
-    def enter(self, index: int, token_id: int) -> Generator[Want, Got, Tensor]:
-        """Replace everything from an index on by a token; return its hidden row."""
-        self.tokens[index:] = [token_id]
-        found = yield Entry(self._step()._replace(hidden_layers=(HIDDEN_LAYER,)))
-        assert isinstance(found, tuple)
-        hidden, following = found
-        self._held = self.tokens[:]
-        if len(self.tokens) < self._max_length:
-            self.tokens.append(following)
-        return hidden
-
-    def choices(self, first: int) -> Generator[Want, Got, list[int]]:
-        """Return the draft model's choice for each token from index `first` on.
-
-        Its slot holds the tokens before that, or nothing if `first` is where the output begins.
-        """
-        start = 0 if first == self.prompt else first - 1
-        found: list[int] = []
-        for at in range(first, len(self.tokens), ROWS_AT_ONCE):
-            end = min(at + ROWS_AT_ONCE, len(self.tokens))
-            step = Step(self._draft, start, self.tokens[start : end - 1], end - at)
-            found += yield Choices(step)  # type: ignore[arg-type]
-            start = end - 1
-        return found
-
-    def _step(self) -> Step:
-        """The step that reads what the target's slot does not hold, at least the last token."""
-        start = min(num_same(self._held, self.tokens), len(self.tokens) - 1)
-        return Step(self._target, start, self.tokens[start:])
-
-
-def mine(
-    text: MinedText,
-    number: int,
-    answer_of: Callable[[Sequence[int]], str | None],
-    control_token_ids: Collection[int],
-    same: Callable[[str | None, str | None], bool] = eq,
-) -> Work:
-    """Mine one problem; None if the target gives no answer.
-
-    `answer_of` reads the answer of an output; `same` compares two of them.
+    Mismatches before index `at` of the output have had their turn.
     """
-    yield from text.grow()
-    own = answer_of(text.tokens[text.prompt :])
-    if own is None:
-        return None
-    found: list[Mismatch] = []
-    index = text.prompt
-    drafts = yield from text.choices(index)
-    while index < len(text.tokens):
-        token, draft = text.tokens[index], drafts[index - text.prompt]
-        if token != draft and not {token, draft} & set(control_token_ids):
-            before = text.tokens[:]
-            hidden = yield from text.enter(index, draft)
-            yield from text.grow()
-            important = not same(own, answer_of(text.tokens[text.prompt :]))
-            found.append(Mismatch(number, index - text.prompt, token, draft, important, hidden))
-            if important:
-                text.tokens = before
-            else:
-                more = yield from text.choices(index + 1)
-                drafts[index - text.prompt + 1 :] = more
-        index += 1
-    return found
+
+    number: int
+    task: Task
+    problem: Problem
+    prompt: list[int]
+    output: list[int]
+    answer: str | None = None
+    choices: list[int] = field(default_factory=list)
+    at: int = 0
+    found: list[Mismatch] = field(default_factory=list)
 
 
 class Miner:
-    """Mines problems, many at once, with a target and a draft model of the same tokenizer.
-
-    `task_of` returns the task of a problem, which knows what texts say the same.
-    """
+    """Mines problems, `concurrency` at once, with two models of the same tokenizer."""
 
     def __init__(
-        self,
-        target: Model,
-        draft: Model,
-        task_of: Callable[[Problem], Task],
-        decode: Callable[[Sequence[int]], str],
-        eos_token_ids: Collection[int],
-        control_token_ids: Collection[int],
+        self, target: LocalModel, draft: LocalModel, max_tokens: int, concurrency: int
     ) -> None:
-        self._target, self._draft, self._task_of = target, draft, task_of
-        self._decode, self._eos, self._control = decode, eos_token_ids, control_token_ids
+        self._target, self._draft = target, draft
+        self._max_tokens, self._concurrency = max_tokens, concurrency
+        self._left_out = target.eos.union(target.bundle.control_token_ids)
 
+    @torch.inference_mode()
     def run(
         self,
-        problems: Sequence[tuple[Problem, Sequence[int]]],
-        max_tokens: int,
-        concurrency: int,
+        problems: Sequence[tuple[Task, Problem]],
         advance: Callable[[], None] = lambda: None,
     ) -> Mined:
-        """Mine problems, given with their prompts' tokens; call `advance` after each.
+        """Mine problems; call `advance` after each.
 
         Raises `StoppedEarly` with what was mined if Ctrl-C was pressed after some problem.
         """
-        mined, waiting = Mined(), iter(enumerate(problems))
-        running: dict[int, tuple[Work, Want, tuple[int, int]]] = {}
-
-        def begin() -> None:
-            for number, (problem, prompt) in waiting:
-                slots = self._target.cache.acquire().slot, self._draft.cache.acquire().slot
-                work = self._work(number, problem, prompt, max_tokens, slots)
-                running[number] = work, next(work), slots
-                if len(running) == concurrency:
-                    return
-
-        def go_on(number: int, got: Got) -> None:
-            work, _, slots = running[number]
-            try:
-                running[number] = work, work.send(got), slots
-            except StopIteration as end:
-                del running[number]
-                for model, slot in zip((self._target, self._draft), slots, strict=True):
-                    model.cache.release(slot)
-                found: list[Mismatch] | None = end.value
-                mined.problems += 1
-                mined.unanswered += found is None
-                mined.mismatches += found or ()
-                until.reached = True
-                advance()
-
+        mined, waiting = Mined(), enumerate(problems)
+        running: list[_Text] = []
         with UntilCtrlC() as until:
-            begin()
-            while running:
-                for number, got in self._answers({n: want for n, (_, want, _) in running.items()}):
-                    if not isinstance(running[number][1], Choices):
-                        mined.num_tokens += len(got) if isinstance(got, list) else 1
-                    go_on(number, got)
-                if len(running) < concurrency:
-                    begin()
+            while True:
+                new = list(itertools.islice(waiting, self._concurrency - len(running)))
+                if not new and not running:
+                    break
+                running += self._begin(new, mined)
+                going_on = [text for text in running if self._seek(text)]
+                finished = [text for text in running if text not in going_on]
+                running = going_on
+                self._try(running, mined)
+                for text in finished:
+                    mined.problems += 1
+                    mined.unanswered += text.answer is None
+                    mined.mismatches += text.found
+                    until.reached = True
+                    advance()
         mined.mismatches.sort(key=lambda each: (each.problem, each.output_token_index))
         return until.result(mined)
 
-    def _work(
-        self,
-        number: int,
-        problem: Problem,
-        prompt: Sequence[int],
-        max_tokens: int,
-        slots: tuple[int, int],
-    ) -> Work:
-        length = min(
-            len(prompt) + max_tokens,
-            self._target.info.context_length,
-            self._draft.info.context_length,
+    def _begin(
+        self, problems: Sequence[tuple[int, tuple[Task, Problem]]], mined: Mined
+    ) -> list[_Text]:
+        """Return the target's own texts of problems, with their answers."""
+        prompts = [self._target.encode(problem.prompt) for _, (_, problem) in problems]
+        outputs = self._ends(prompts, [[] for _ in prompts], mined)
+        texts = [
+            _Text(number, task, problem, prompt, output)
+            for (number, (task, problem)), prompt, output in zip(
+                problems, prompts, outputs, strict=True
+            )
+        ]
+        for text in texts:
+            text.answer = self._answer(text, text.output)
+            if text.answer is not None:
+                self._choose(text)
+        return texts
+
+    def _seek(self, text: _Text) -> bool:
+        """Go on to the text's next mismatch; return whether there is one."""
+        while text.answer is not None and text.at < len(text.output):
+            pair = {text.output[text.at], text.choices[text.at]}
+            if len(pair) == 2 and not pair & self._left_out:
+                return True
+            text.at += 1
+        return False
+
+    def _try(self, texts: Sequence[_Text], mined: Mined) -> None:
+        """Put the draft's token in at the next mismatch of each text, and label it."""
+        parts = [[*text.output[: text.at], text.choices[text.at]] for text in texts]
+        prompts = [text.prompt for text in texts]
+        rows = self._target.rows(
+            [[*prompt, *part] for prompt, part in zip(prompts, parts, strict=True)],
+            [1] * len(texts),
+            (HIDDEN_LAYER,),
         )
-        text = MinedText(prompt, slots, length, self._eos)
+        hidden = [each.hidden[0][-1].to("cpu", torch.float32, copy=True) for each in rows]
+        ends = self._ends(prompts, parts, mined)
+        for text, part, end, row in zip(texts, parts, ends, hidden, strict=True):
+            output, at = part + end, text.at
+            important = not text.task.says_the_same(text.answer, self._answer(text, output))
+            text.found.append(Mismatch(text.number, at, text.output[at], part[-1], important, row))
+            text.at += 1
+            if not important:
+                text.output = output
+                self._choose(text)
 
-        task = self._task_of(problem)
+    def _ends(
+        self, prompts: Sequence[list[int]], parts: Sequence[list[int]], mined: Mined
+    ) -> list[list[int]]:
+        """Return what the target goes on with after the beginnings of outputs."""
+        longest = min(self._target.info.context_length, self._draft.info.context_length)
+        most = [
+            min(self._max_tokens, longest - len(prompt)) - len(part)
+            for prompt, part in zip(prompts, parts, strict=True)
+        ]
+        sequences = [[*prompt, *part] for prompt, part in zip(prompts, parts, strict=True)]
+        ends = self._target.continued(sequences, most)
+        mined.num_tokens += sum(map(len, ends))
+        return ends
 
-        def answer_of(output: Sequence[int]) -> str | None:
-            return task.answer(problem, self._decode(output))
+    def _choose(self, text: _Text) -> None:
+        """Note the draft model's choices from the text's next token on."""
+        count = len(text.output) - text.at
+        if count:
+            (logits,) = self._draft.logits([[*text.prompt, *text.output[:-1]]], [count])
+            text.choices[text.at :] = likeliest(logits).tolist()
 
-        return mine(text, number, answer_of, self._control, task.says_the_same)
-
-    def _answers(self, wants: dict[int, Want]) -> Iterator[tuple[int, Got]]:
-        """Answer what all running texts ask for, each kind in as few calls as memory allows."""
-        choices = {n: want.step for n, want in wants.items() if isinstance(want, Choices)}
-        for numbers in _parts(choices):
-            rows = self._draft.forward([choices[n] for n in numbers])
-            chosen = [likeliest(each.logits).tolist() for each in rows]
-            yield from zip(numbers, chosen, strict=True)
-        entries = {n: want.step for n, want in wants.items() if isinstance(want, Entry)}
-        for numbers in _parts(entries):
-            rows = self._target.forward([entries[n] for n in numbers])
-            entered = [
-                (
-                    each.hidden[0][-1].to("cpu", torch.float32, copy=True),
-                    int(likeliest(each.logits)[-1]),
-                )
-                for each in rows
-            ]
-            yield from zip(numbers, entered, strict=True)
-        growths = {n: want.draw for n, want in wants.items() if isinstance(want, Continuation)}
-        for numbers in _parts({n: draw.step for n, draw in growths.items()}):
-            drawn = self._target.draw([growths[n] for n in numbers])
-            yield from zip(numbers, ([*each.token_ids] for each in drawn), strict=True)
-
-
-def _parts(steps: dict[int, Step]) -> Iterable[list[int]]:
-    """Divide steps among calls, by number."""
-    part: list[int] = []
-    size = 0
-    for number, step in steps.items():
-        if part and size + len(step.token_ids) > TOKENS_AT_ONCE:
-            yield part
-            part, size = [], 0
-        part.append(number)
-        size += len(step.token_ids)
-    if part:
-        yield part
+    def _answer(self, text: _Text, output: Sequence[int]) -> str | None:
+        return text.task.answer(text.problem, self._target.tokenizer.decode(output))

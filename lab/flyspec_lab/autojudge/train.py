@@ -71,21 +71,14 @@ def train(o: JudgeTrainOptions) -> Trained:
             f"--draft-model {draft.info.name}: its tokenizer differs from that of "
             f"{target.info.name}; a judge is trained on token ids that both models share"
         )
-    asked = [(task, problem) for task in tasks for problem in _answered(task)]
-    problems = [(problem, target.encode(problem.prompt)) for _, problem in asked]
-    task_of = {id(problem): task for task, problem in asked}
-    control = frozenset(target.bundle.control_token_ids)
-    decode = target.tokenizer.decode
-    miner = Miner(
-        target.model, draft.model, lambda problem: task_of[id(problem)], decode, target.eos,
-        control,
-    )  # fmt: skip
+    problems = [(task, problem) for task in tasks for problem in _answered(task)]
     most = max(task.max_tokens for task in tasks) if o.max_tokens is None else o.max_tokens
+    miner = Miner(target, draft, most, o.concurrency)
     began = time.perf_counter()
 
     def mined() -> Mined:
         with progress("mining", len(problems)) as advance:
-            return miner.run(problems, most, o.concurrency, advance)
+            return miner.run(problems, advance)
 
     def trained(found: Mined) -> Trained:
         mining_s = time.perf_counter() - began

@@ -6,26 +6,33 @@ of them. K is a number, or `auto` for the server's choice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from flyspec.cli.conditions import Condition, parse_k, parse_with_k, split_rules
 from flyspec.rules import Divergence, Rule
 from flyspec.rules.presets import DEFAULT_RULE, RULE_PRESETS
-from flyspec.rules.resolve import validate_rule
 from flyspec.speculation_length import SpeculationLength
 
 PLAIN = "plain"
 ALL = "all"
 
 _PLAIN = Condition(PLAIN, Rule("exact"), 0)
-EXACT, FLY, FUZZY = (Condition(name, Rule(name)) for name in ("exact", "fly", "fuzzy"))
+EXACT, FLY = (Condition(name, Rule(name)) for name in ("exact", "fly"))
 
 DEFAULT = Condition(DEFAULT_RULE, Rule(DEFAULT_RULE))
+PREDICTIONS: Mapping[str, Callable[[str], str]] = {
+    "same": lambda text: text,
+    "useless": lambda text: ("Lichens settle on lava where plates drift over plumes. " * len(text))[
+        : len(text)
+    ],
+    "reversed": lambda text: text[::-1],
+}
+"""Predictions of a text, by name; reversed, it agrees where it repeats itself."""
 _NO_WINDOW = Condition("fly, W = 0", Rule("fly", fly_window_size=0))
 
 CONDITIONS: tuple[Condition, ...] = tuple(dict.fromkeys((_PLAIN, EXACT, DEFAULT, FLY, _NO_WINDOW)))
-"""What `flyspec eval` compares unless rules are named."""
+"""Conditions that `flyspec eval` compares unless rules are named."""
 
 _BY_DIVERGENCE = ("fuzzy", "fuzzy-reference")
 _VARIANTS = {
@@ -104,24 +111,6 @@ def by_k(conditions: Sequence[Condition], ks: Sequence[SpeculationLength]) -> tu
             found += [replace(condition, name=f"{condition.name}, K {k}", num_speculative_tokens=k)
                       for k in ks if k != 0]  # fmt: skip
     return tuple(found)
-
-
-def parse_rules(text: str) -> tuple[tuple[str, Rule], ...]:
-    """Parse and validate rules for judging in this process, with their names.
-
-    `all` leaves out those that differ only in K. Raises `ValueError` if a K or phases are given.
-    """
-    if text.strip() == ALL:
-        conditions = tuple(c for c in ALL_CONDITIONS if c.num_speculative_tokens is None)
-    else:
-        conditions = parse_conditions(text)
-    for condition in conditions:
-        if condition.num_speculative_tokens is not None:
-            raise ValueError(f"{condition.name!r} sets K, which has no part in judging")
-        if condition.phases:
-            raise ValueError(f"{condition.name!r} has phases; judging knows no output")
-        validate_rule(condition.rule)
-    return tuple((c.name, c.rule) for c in conditions)
 
 
 def with_plain(conditions: tuple[Condition, ...]) -> tuple[Condition, ...]:

@@ -1,4 +1,4 @@
-"""What results depend on besides the code: processor, instruction sets, versions."""
+"""Facts of a machine that results depend on: processor, instruction sets, versions."""
 
 from __future__ import annotations
 

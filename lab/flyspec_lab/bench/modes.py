@@ -1,4 +1,4 @@
-"""Ways to continue a prompt, all timed alike: the services, transformers, other servers."""
+"""Systems under test, all timed alike: the services, transformers, other servers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,32 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt, Started
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
-from flyspec.values.tokens import Origin
-from flyspec_lab.bench.openai import StreamedCompletion
-from flyspec_lab.bench.peers import PeerAnswer
 
 _NOISE_TOKENS = 24
+
+
+class Answer(NamedTuple):
+    """A completion by other software: its tokens by its own count, and times in seconds.
+
+    `token_ids` are empty if only their number is known.
+    """
+
+    tokens: int
+    seconds: float
+    first_token_s: float | None
+    token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
 class Sample:
     """One generation: its time, and what speculation did.
 
-    `token_ids` are empty if only their number is known, as are their `origins`. `chosen` is the
-    mode that hindsight chose. Of `total_ns`, the orchestrator's time for the request, `opening_ns`
-    went by until the end of the first round, part of it in the models.
+    `token_ids` are empty if only their number is known. `chosen` is the mode that hindsight chose.
     """
 
     group: str
@@ -47,14 +55,7 @@ class Sample:
     chosen: str = ""
     drafted: int = 0
     round_bytes: int = 0
-    distribution_bytes: int = 0
     judge_ns: int = 0
-    drafter: str = ""
-    origins: Sequence[Origin] = ()
-    total_ns: int = 0
-    opening_ns: int = 0
-    opening_draft_ns: int = 0
-    opening_target_ns: int = 0
 
     @property
     def rate(self) -> float:
@@ -64,7 +65,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt of a group, with plain decoding's number of output tokens.
+    """A prompt of a group, with plain decoding's output: its number of tokens and its text.
 
     All modes get its tokens where they are known: other software does not know the chat template.
     """
@@ -74,33 +75,44 @@ class Item:
     prompt: Prompt
     prompt_token_ids: Sequence[int] = ()
     plain_tokens: int = 0
+    plain_text: str = ""
 
 
 class FlyspecMode:
-    """The services, with fixed request options. `concurrent`: it takes several requests at once."""
+    """The services, with fixed request options. `concurrent`: it takes several requests at once.
+
+    `predict` makes a prediction of the output from plain decoding's text.
+    """
 
     concurrent = True
 
-    def __init__(self, name: str, client: AsyncClient, options: GenerateOptions) -> None:
+    def __init__(
+        self,
+        name: str,
+        client: AsyncClient,
+        options: GenerateOptions,
+        predict: Callable[[str], str] | None = None,
+    ) -> None:
         self.name, self._client, self.options = name, client, options
+        self._predict = predict
 
     async def run(self, item: Item) -> Sample:
         """Time from the request to its completion; the caller fills in the repeat."""
         first = None
         token_ids: list[int] = []
-        origins: list[Origin] = []
-        prompt_tokens, drafter = 0, ""
+        prompt_tokens, options = 0, self.options
+        if self._predict is not None:
+            options = replace(options, prediction=self._predict(item.plain_text))
         begin = time.perf_counter()
-        events = self._client.generate([*item.prompt_token_ids] or item.prompt, self.options)
+        events = self._client.generate([*item.prompt_token_ids] or item.prompt, options)
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 match event:
                     case Started():
-                        prompt_tokens, drafter = len(event.prompt_token_ids), event.drafter
+                        prompt_tokens = len(event.prompt_token_ids)
                     case Chunk():
                         first = first or time.perf_counter() - begin
                         token_ids += event.token_ids
-                        origins += event.origins
                     case Completion():
                         m, t = event.speculation, event.timings
                         return Sample(
@@ -121,23 +133,16 @@ class FlyspecMode:
                             judge_ns=t.judge_ns,
                             drafted=m.num_draft_tokens,
                             round_bytes=m.round_bytes,
-                            distribution_bytes=m.distribution_bytes,
-                            drafter=drafter,
-                            origins=origins,
-                            total_ns=t.total_ns,
-                            opening_ns=t.opening_ns,
-                            opening_draft_ns=t.opening_draft_model_ns,
-                            opening_target_ns=t.opening_target_model_ns,
                         )  # fmt: skip
         raise FlyspecError(f"{self._client.address} ended the stream without a completion")
 
 
 @dataclass
 class OtherMode:
-    """Other software: `complete` continues an item's tokens, and returns their number and times."""
+    """Other software: `complete` continues an item's tokens."""
 
     name: str
-    complete: Callable[[Item], Awaitable[PeerAnswer | StreamedCompletion]]
+    complete: Callable[[Item], Awaitable[Answer]]
     concurrent: bool
 
     async def run(self, item: Item) -> Sample:
@@ -156,23 +161,18 @@ class Noise:
     """Random requests, one per slot of the services, that evict everything from their caches.
 
     They are sent one after another: right after concurrent requests, K auto would treat the next,
-    measured request as concurrent, too. With 0 slots nothing is evicted. `drafters` are those with
-    a cache each; "" is the server's own.
+    measured request as concurrent, too. With 0 slots nothing is evicted.
     """
 
-    def __init__(
-        self, client: AsyncClient, vocab_size: int, num_slots: int, drafters: Sequence[str] = ("",)
-    ) -> None:
+    def __init__(self, client: AsyncClient, vocab_size: int, num_slots: int) -> None:
         self._client, self._vocab_size, self._num_slots = client, vocab_size, num_slots
-        self._drafters = drafters
         self._rng = random.Random(1)
 
     async def fill(self) -> None:
-        """Leave no prefix of a prompt in the caches of target and drafters."""
+        """Leave no prefix of a prompt in the caches of target and drafter."""
         options = GenerateOptions(
             max_tokens=2, rule=Rule("exact"), num_speculative_tokens=1, ignore_eos=True
         )
-        for drafter in self._drafters:
-            for _ in range(self._num_slots):
-                token_ids = [self._rng.randrange(self._vocab_size) for _ in range(_NOISE_TOKENS)]
-                await self._client.complete(token_ids, replace(options, drafter=drafter))
+        for _ in range(self._num_slots):
+            token_ids = [self._rng.randrange(self._vocab_size) for _ in range(_NOISE_TOKENS)]
+            await self._client.complete(token_ids, options)

@@ -1,8 +1,8 @@
 """OpenAI-compatible servers to compare with: llama-server, vLLM and others.
 
-They get completion requests for the same prompts, as token ids if they accept those, and for as
-many tokens as plain decoding produced, past an end of sequence if they can. Answers are streamed,
-for the time to first token. No prompt may be found in a cache: llama-server is told so; other
+They get completion requests for the token ids of the same prompts, and for as many tokens as plain
+decoding produced, past an end of sequence if they can. Answers are streamed, for the time to first
+token. No prompt may be found in a cache: llama-server is told so; other
 servers must be started without prefix caching (vLLM: `--no-enable-prefix-caching`).
 """
 
@@ -13,14 +13,14 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.errors import FlyspecError
+from flyspec_lab.bench.modes import Answer
 
 T = TypeVar("T")
 
@@ -32,54 +32,24 @@ _EXTRAS = {"ignore_eos": True, "cache_prompt": False}
 """Fields that llama-server and vLLM know besides the standard; other servers may refuse them."""
 
 
-@dataclass(frozen=True)
-class StreamedCompletion:
-    """A completion: its tokens by the server's own count, and times in seconds."""
-
-    tokens: int
-    seconds: float
-    first_token_s: float
-    text: str
-    token_ids: Sequence[int] = ()
-
-
-def parse_against(text: str) -> tuple[str, str]:
-    """Parse `NAME=URL`, or `URL` named by its host and port. Raises `ConfigError`."""
-    name, separator, url = text.partition("=")
-    if not separator or "/" in name:
-        name, url = "", text
-    parts = urlsplit(url)
-    try:
-        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigError(f"--against {text!r}: give NAME=http://HOST:PORT, or the URL alone")
-    return name or parts.netloc, url.rstrip("/").removesuffix("/v1")
-
-
 class _RefusedError(FlyspecError):
     """The server rejects the request as it is."""
 
 
 class OpenAIServer:
-    """A server at a URL. `text_of` decodes prompts for a server that does not take token ids."""
+    """A server at a URL, for prompts as token ids."""
 
-    def __init__(self, name: str, url: str, text_of: Callable[[Sequence[int]], str] | None) -> None:
+    def __init__(self, name: str, url: str) -> None:
         self.name, self.url = name, url
         self.model = ""
-        self.takes_token_ids = True
         self._extras: dict[str, Any] = dict(_EXTRAS)
-        self._text_of = text_of
         self._threads = ThreadPoolExecutor(_MAX_CONCURRENT, f"against-{name}")
 
     async def connect(self, prompt_token_ids: Sequence[int]) -> None:
-        """Find out which model it serves and how it takes prompts. Raises `FlyspecError`."""
+        """Find out which model it serves and which fields it takes. Raises `FlyspecError`."""
         await self._in_thread(self._connect, prompt_token_ids)
 
-    async def complete(
-        self, prompt_token_ids: Sequence[int], max_tokens: int
-    ) -> StreamedCompletion:
+    async def complete(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError`."""
         return await self._in_thread(self._complete, prompt_token_ids, max_tokens)
 
@@ -92,26 +62,17 @@ class OpenAIServer:
             models = self._parse(response.read()).get("data")
         if isinstance(models, list) and models and isinstance(models[0], dict):
             self.model = str(models[0].get("id", ""))
-        first: _RefusedError | None = None
-        for takes_token_ids in (True, False) if self._text_of else (True,):
-            for extras in (_EXTRAS, {}):
-                self.takes_token_ids, self._extras = takes_token_ids, dict(extras)
-                try:
-                    self._complete(prompt_token_ids, 1)
-                    return
-                except _RefusedError as error:
-                    first = first or error
-        assert first is not None
-        raise first
+        try:
+            self._complete(prompt_token_ids, 1)
+        except _RefusedError:
+            self._extras = {}
+            self._complete(prompt_token_ids, 1)
 
-    def _complete(self, prompt_token_ids: Sequence[int], max_tokens: int) -> StreamedCompletion:
-        prompt: Any = list(prompt_token_ids)
-        if not self.takes_token_ids:
-            assert self._text_of is not None
-            prompt = self._text_of(prompt_token_ids)
+    def _complete(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Answer:
         request = {
-            "model": self.model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
-            "stream": True, "stream_options": {"include_usage": True}, **self._extras,
+            "model": self.model, "prompt": list(prompt_token_ids), "max_tokens": max_tokens,
+            "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+            **self._extras,
         }  # fmt: skip
         begin = time.perf_counter()
         first, lines = None, []
@@ -130,7 +91,7 @@ class OpenAIServer:
         tokens = int(usage.get("completion_tokens") or sum(map(bool, texts)))
         if first is None or tokens == 0:
             raise self._error("answered without a token")
-        return StreamedCompletion(tokens, end - begin, first - begin, "".join(texts))
+        return Answer(tokens, end - begin, first - begin)
 
     def _open(self, path: str, body: bytes | None = None) -> HTTPResponse:
         parts = urlsplit(self.url)

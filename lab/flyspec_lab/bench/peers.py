@@ -6,47 +6,56 @@
     ensemble       assisted, and lossy: accepts a draft if the mixture of both models chooses it
 
 Each is used at its best: before anything is measured, a few prompts are tried in every data type,
-on one thread and on all, then with the other choices of the method. They run in a process of their
-own, so that neither their threads nor this interpreter's lock disturb what is measured besides;
-time is measured there, around `generate` alone.
+on one thread and on all, then with the other choices of the method. Time is measured around
+`generate` alone, while nothing else runs in this process.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-import os
-import signal
-import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.process import available_cores
+from flyspec_lab.bench.modes import Answer
 
-GREEDY = "transformers"
+S = TypeVar("S")
+
 DTYPES = ("float32", "bfloat16")
-ENSEMBLE_WEIGHT = 0.5
-"""The target's share of the mixture with which drafts are compared."""
-_NUM_TOKENS = (4, 8, 15)
-
-
 _GENERATION_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
                       "assistant_confidence_threshold")  # fmt: skip
-"""What transformers takes from the assistant's own configuration rather than from the call."""
+"""Fields that transformers takes from the assistant's configuration rather than from the call."""
+
+
+@dataclass(frozen=True)
+class Calibration(Generic[S]):
+    """The setup chosen for a peer, and the seconds of each one tried, until it was too slow."""
+
+    peer: str
+    setup: S
+    tried: dict[str, float]
+
+
+async def fastest(
+    peer: str, setups: Sequence[S], seconds: Callable[[S, float], Awaitable[float]]
+) -> Calibration[S]:
+    """Try setups in turn. `seconds` is told the least time so far and may stop behind it."""
+    tried: dict[str, float] = {}
+    for setup in setups:
+        if str(setup) not in tried:
+            tried[str(setup)] = await seconds(setup, min(tried.values(), default=math.inf))
+    return Calibration(peer, min(setups, key=lambda setup: tried[str(setup)]), tried)
 
 
 @dataclass(frozen=True)
 class PeerSetup:
-    """How a peer generates. `assistant` is the draft model's own configuration, if it drafts.
+    """Options of a peer. `assistant` is the draft model's own configuration, if it drafts.
 
     `arguments` are passed to `generate`.
     """
@@ -66,72 +75,50 @@ class PeerSetup:
         return ", ".join(words)
 
 
-@dataclass(frozen=True)
-class PeerAnswer:
-    """The output, and the seconds from the call to the first and to the last token."""
-
-    token_ids: Sequence[int]
-    seconds: float
-    first_token_s: float | None
-
-    @property
-    def tokens(self) -> int:
-        return len(self.token_ids)
+def _assistant(k: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
+    return dict(zip(_GENERATION_FIELDS, (k, schedule, confidence), strict=True))
 
 
-def _constant(k: int) -> dict[str, Any]:
-    return {"num_assistant_tokens": k, "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0}  # fmt: skip
-
-
-# The defaults, and the former schedule: both stop drafting early.
-_OWN = (
-    {"num_assistant_tokens": 20, "num_assistant_tokens_schedule": "constant",
-     "assistant_confidence_threshold": 0.4},
-    {"num_assistant_tokens": 5, "num_assistant_tokens_schedule": "heuristic_transient",
-     "assistant_confidence_threshold": 0.4},
-)  # fmt: skip
-_ASSISTED = tuple({"assistant": a} for a in (*map(_constant, _NUM_TOKENS), *_OWN))
-_MIXTURE = {"assistant_ensemble_weight": ENSEMBLE_WEIGHT}
+# Ks, then the defaults and the former schedule, both of which stop drafting early.
+_ASSISTANTS = (
+    *map(_assistant, (4, 8, 15)),
+    _assistant(20, confidence=0.4),
+    _assistant(5, "heuristic_transient", 0.4),
+)
 _CHOICES: dict[str, Sequence[dict[str, Any]]] = {
-    GREEDY: ({},),
-    "assisted": _ASSISTED,
-    "prompt lookup": [{"arguments": {"prompt_lookup_num_tokens": k}} for k in _NUM_TOKENS],
-    "ensemble": [{**choice, "arguments": _MIXTURE} for choice in _ASSISTED],
+    "transformers": ({},),
+    "assisted": [{"assistant": a} for a in _ASSISTANTS],
+    "prompt lookup": [{"arguments": {"prompt_lookup_num_tokens": k}} for k in (4, 8, 15)],
+    "ensemble": [
+        {"assistant": a, "arguments": {"assistant_ensemble_weight": 0.5}} for a in _ASSISTANTS
+    ],
 }
-PEERS = {"greedy": GREEDY, **{name.replace(" ", "-"): name for name in list(_CHOICES)[1:]}}
-"""Names in reports, by name on the command line."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """The setup chosen for a peer, and the seconds of each one tried, until it was too slow."""
+class Transformers:
+    """Models of directories `model` and `draft`, as transformers runs them on a device.
 
-    peer: str
-    setup: PeerSetup
-    tried: dict[str, float]
+    Raises `ConfigError` if one that the peers need is not on this machine.
+    """
 
-
-def parse_peers(text: str) -> tuple[str, ...]:
-    """Parse comma-separated names of peers, or `all`. Raises `ConfigError`."""
-    names = [piece.strip() for piece in text.split(",") if piece.strip()]
-    if names == ["all"]:
-        return tuple(PEERS.values())
-    for name in names:
-        if name not in PEERS or names.count(name) > 1:
-            raise ConfigError(
-                f"--peers {text!r}: {name!r} is unknown or given twice; must be `all`, or of "
-                f"{', '.join(PEERS)}"
-            )
-    return tuple(PEERS[name] for name in names)
-
-
-class PeerProcess:
-    """The process that runs transformers; idle between requests."""
-
-    def __init__(self, pool: Executor, pid: int, log: Path, where: tuple[str, str, str]) -> None:
-        self._pool, self._pid, self._log, self._where = pool, pid, log, where
-        self._threads = sorted({1, available_cores()})
+    def __init__(self, peers: Sequence[str], model: str, draft: str, device: str) -> None:
+        needed = {"the target": model}
+        if any("assistant" in _CHOICES[peer][0] for peer in peers):
+            needed["the draft model"] = draft
+        for what, directory in needed.items():
+            if not directory:
+                raise ConfigError(
+                    f"transformers needs {what}'s directory, which a running stack does not tell "
+                    "and one without a draft model does not have; remove --address, or choose "
+                    "other --peers"
+                )
+            if not (Path(directory).expanduser() / "config.json").is_file():
+                raise ConfigError(
+                    f"transformers needs {what}'s directory on this machine; {directory} is not one"
+                )
+        self._model, self._draft, self._device = model, draft, device
+        self._loaded: dict[tuple[str, str], Any] = {}
+        self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
 
     async def generate(
         self,
@@ -139,34 +126,24 @@ class PeerProcess:
         prompt_token_ids: Sequence[int],
         max_tokens: int,
         ignore_eos: bool = False,
-    ) -> PeerAnswer:
+    ) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
-        work = partial(_answer, *self._where, setup, list(prompt_token_ids), max_tokens, ignore_eos)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-        except BrokenExecutor:
-            last = self._log.read_text(errors="replace").strip().splitlines()[-5:]
-            raise FlyspecError(
-                f"the process that runs transformers ended: {' | '.join(last)}"
-            ) from None
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, self._answer, setup, prompt_token_ids, max_tokens, ignore_eos
+            )
         except (FlyspecError, OSError, ValueError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise FlyspecError(f"transformers, {setup}: {what}") from None
 
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-
     async def calibrate(
         self, peer: str, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = False
-    ) -> Calibration:
+    ) -> Calibration[PeerSetup]:
         """Find the setup that continues these prompts fastest: data type and threads, then more."""
-        first, *others = _CHOICES[peer]
-        tried: dict[str, float] = {}
 
-        async def try_out(setup: PeerSetup) -> None:
+        async def seconds(setup: PeerSetup, limit: float) -> float:
             """Add up each prompt's better of two runs, after an uncounted one, if not too slow."""
-            limit, total = min(tried.values(), default=math.inf), 0.0
+            total = 0.0
             await self.generate(setup, prompts[0], max_tokens, ignore_eos)
             for prompt in prompts:
                 if total <= limit:
@@ -174,56 +151,40 @@ class PeerProcess:
                         (await self.generate(setup, prompt, max_tokens, ignore_eos)).seconds
                         for _ in range(2)
                     ])  # fmt: skip
-            tried[str(setup)] = total
+            return total
 
-        async def best(setups: list[PeerSetup]) -> PeerSetup:
-            for setup in setups:
-                if str(setup) not in tried:
-                    await try_out(setup)
-            return min(setups, key=lambda s: tried[str(s)])
+        first, *others = _CHOICES[peer]
+        threads = sorted({1, available_cores()})
+        frames = [PeerSetup(dtype, t, **first) for dtype in DTYPES for t in threads]
+        frame = await fastest(peer, frames, seconds)
+        choices = [frame.setup, *(replace(frame.setup, **choice) for choice in others)]
+        found = await fastest(peer, choices, seconds)
+        return replace(found, tried=frame.tried | found.tried)
 
-        frames = [PeerSetup(d, t, **first) for d in DTYPES for t in self._threads]
-        frame = await best(frames)
-        setup = await best([frame, *(replace(frame, **choice) for choice in others)])
-        return Calibration(peer, setup, tried)
+    def _answer(
+        self, setup: PeerSetup, token_ids: Sequence[int], max_tokens: int, ignore_eos: bool
+    ) -> Answer:
+        import torch
 
+        target = self._reference(self._model, setup.dtype)
+        how: dict[str, Any] = dict(setup.arguments)
+        if setup.assistant:
+            how["assistant_model"] = self._reference(self._draft, setup.dtype).module
+            for name in _GENERATION_FIELDS:
+                setattr(how["assistant_model"].generation_config, name, setup.assistant.get(name))
+        torch.set_num_threads(setup.threads)
+        streamer = _FirstToken()
+        begin = time.perf_counter()
+        answer = target.generate(token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
+        seconds = time.perf_counter() - begin
+        return Answer(len(answer), seconds, streamer.at and streamer.at - begin, answer)
 
-@contextlib.asynccontextmanager
-async def peer_process(
-    peers: Sequence[str], model: str, draft: str, device: str
-) -> AsyncIterator[PeerProcess]:
-    """Start a process that runs these peers on the models in directories `model` and `draft`.
+    def _reference(self, directory: str, dtype: str) -> Any:
+        from flyspec_lab.bench.reference import Reference
 
-    Raises `ConfigError` if one of the models is not on this machine.
-    """
-    _check_directory("the target", model)
-    if any("assistant" in _CHOICES[peer][0] for peer in peers):
-        _check_directory("the draft model", draft)
-    loop = asyncio.get_running_loop()
-    with tempfile.TemporaryDirectory(prefix="flyspec-peers-") as folder:
-        log = Path(folder) / "log"
-        with ProcessPoolExecutor(1, get_context("spawn"), _redirect_output, (str(log),)) as pool:
-            pid = await loop.run_in_executor(pool, os.getpid)
-            peer = PeerProcess(pool, pid, log, (model, draft, device))
-            try:
-                yield peer
-            finally:
-                peer.kill()
-
-
-def _check_directory(what: str, directory: str) -> None:
-    if not directory:
-        raise ConfigError(
-            f"transformers needs {what}'s directory, which a running stack does not tell and one "
-            "without a draft model does not have; remove --address, or choose other --peers"
-        )
-    if not (Path(directory).expanduser() / "config.json").is_file():
-        raise ConfigError(
-            f"transformers needs {what}'s directory on this machine; {directory} is not one"
-        )
-
-
-# --- in the other process ---------------------------------------------------------------------
+        if (directory, dtype) not in self._loaded:
+            self._loaded[directory, dtype] = Reference(directory, dtype, device=self._device)
+        return self._loaded[directory, dtype]
 
 
 class _FirstToken:
@@ -240,44 +201,3 @@ class _FirstToken:
 
     def end(self) -> None:
         pass
-
-
-@cache
-def _model(directory: str, dtype: str, device: str) -> Any:
-    from flyspec_lab.bench.reference import Reference
-
-    return Reference(directory, dtype, device=device)
-
-
-def _redirect_output(log: str) -> None:
-    """Send all output of this process to a file."""
-    with open(log, "wb") as file:
-        for stream in (sys.stdout, sys.stderr):
-            os.dup2(file.fileno(), stream.fileno())
-
-
-def _answer(
-    model: str,
-    draft: str,
-    device: str,
-    setup: PeerSetup,
-    prompt_token_ids: Sequence[int],
-    max_tokens: int,
-    ignore_eos: bool,
-) -> PeerAnswer:
-    """Continue a prompt. `draft` is a model's directory, if the setup drafts."""
-    import torch
-
-    target = _model(model, setup.dtype, device)
-    how: dict[str, Any] = dict(setup.arguments)
-    if setup.assistant:
-        how["assistant_model"] = _model(draft, setup.dtype, device).module
-        for name in _GENERATION_FIELDS:
-            setattr(how["assistant_model"].generation_config, name, setup.assistant.get(name))
-    if torch.get_num_threads() != setup.threads:
-        torch.set_num_threads(setup.threads)
-    streamer = _FirstToken()
-    begin = time.perf_counter()
-    token_ids = target.generate(prompt_token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
-    seconds = time.perf_counter() - begin
-    return PeerAnswer(token_ids, seconds, streamer.at and streamer.at - begin)

@@ -9,13 +9,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from flyspec import client
 from flyspec.errors import ConfigError
 from flyspec.prompts import Prompt, read_prompts, word_problems
 from flyspec_lab.bench.summaries import grouped
 
 DEFAULT_PROBLEMS = 20
-DEFAULT_SEED = 7
 RANDOM_LENGTHS = (16, 256)
 """Shortest and longest prompt of random tokens."""
 
@@ -33,17 +31,12 @@ class Group:
     prompts: Sequence[Prompt]
 
 
-def fresh_problems(count: int, seed: int = DEFAULT_SEED) -> Group:
+def fresh_problems(count: int, seed: int) -> Group:
     """Generate word problems that the bundled models never saw."""
     return Group("word problems", word_problems(count, seed))
 
 
-def fresh_requests(count: int, seed: int = DEFAULT_SEED) -> list[client.Prompt]:
-    """Return such problems as they are sent."""
-    return [prompt.to_request() for prompt in word_problems(count, seed)]
-
-
-def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
+def random_tokens(count: int, target: str, seed: int) -> Group:
     """Draw prompts from a target's vocabulary, special tokens excluded.
 
     Their continuation is next to impossible to draft. `target` is the model's directory; raises
@@ -64,19 +57,13 @@ def random_tokens(count: int, target: str, seed: int = DEFAULT_SEED) -> Group:
     return Group("random tokens", prompts)
 
 
-def groups(
-    files: Sequence[str],
-    problems: int | None,
-    seed: int,
-    limit: int | None,
-    default: int = DEFAULT_PROBLEMS,
-) -> list[Group]:
+def groups(files: Sequence[str], problems: int | None, seed: int, limit: int | None) -> list[Group]:
     """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced.
 
-    `problems` None means `default` if no files are given, else none.
+    `problems` None means `DEFAULT_PROBLEMS` if no files are given, else none.
     """
     if problems is None:
-        problems = 0 if files else default
+        problems = 0 if files else DEFAULT_PROBLEMS
     found = [fresh_problems(problems, seed)] if problems else []
     stems = [_stem(name) for name in files]
     for name, stem in zip(files, stems, strict=True):

@@ -39,14 +39,16 @@ class ModeReport:
     `ratios` are rates over those of plain decoding and of software other than flyspec, by its mode;
     above 1 is faster. `first_token_ms` is a median over the prompts (`_long`: of prompts over
     `LONG_PROMPT` tokens); `first_token_ratio` is relative to plain decoding, above 1 is later.
-    `mean_accepted_tokens` is tokens per round. `bound` is what the ratio to plain decoding would be
-    if only the target took time: tokens per round times plain step over verify step, computed from
-    the target's time per token, prompt included. `bound_share` is the share of it reached.
+    `mean_accepted_tokens` is tokens per round. `overhead_share` is the part of a round's time
+    outside the models and the rule. `verify_step_ms` is the target's time per round, prompt
+    included, `draft_step_ms` the draft model's per drafted token, `judge_ms` the rule's per round.
+    `bound` is what the ratio to plain decoding would be if only the target took time: tokens per
+    round times plain step over verify step, computed from the target's time per token;
+    `bound_in_turn` also counts the draft model. `bound_share` is the share of the bound reached.
     """
 
     mode: str
     prompts: int
-    tokens: int
     tokens_per_second: float
     ratios: dict[str, Ratio]
     first_token_ms: float | None
@@ -55,12 +57,19 @@ class ModeReport:
     first_token_long_ratio: float | None
     mean_accepted_tokens: float | None
     mean_acceptance_length: float | None
+    acceptance_rate: float | None
     loose_share: float
     mean_loose_cost_nats: float
     round_overhead_p50_ms: float | None
+    overhead_share: float | None
     draft_share: float | None
     target_share: float | None
+    verify_step_ms: float | None
+    draft_step_ms: float | None
+    judge_ms: float | None
+    bytes_per_round: float | None
     bound: float | None
+    bound_in_turn: float | None
     bound_share: float | None
     same_as_plain: int | None
     chosen: tuple[str, ...] = ()
@@ -90,26 +99,32 @@ def report(
     `others` are modes that are not flyspec's. `fixed` maps the name of a further mode to those from
     which it takes each prompt's fastest: chosen in hindsight, so no fixed choice can be faster.
     """
-    order = list(dict.fromkeys(sample.mode for sample in samples))
-    return {
-        name: _report_group([*of, *_with_hindsight(of, fixed or {})], others, order)
-        for name, of in grouped(samples, lambda s: s.group).items()
-    }
+    order = [PLAIN, *others, *(sample.mode for sample in samples), *(fixed or {})]
+    found = {}
+    for group, of in grouped(samples, lambda s: s.group).items():
+        every = [*of, *_with_hindsight(of, fixed or {})]
+        modes = {name: _Mode(s) for name, s in grouped(every, lambda s: s.mode).items()}
+        names = [name for name in dict.fromkeys(order) if name in modes]
+        baselines = [name for name in names if name == PLAIN or name in others]
+        found[group] = [_report_mode(name, modes, baselines) for name in names]
+    return found
 
 
 def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
     """Summarize each group, batch and mode; ratios are taken within a repeat, then their median."""
     by_cell = grouped(samples, lambda s: (s.group, s.batch, s.mode))
-    order = {mode: i for i, mode in enumerate(dict.fromkeys(s.mode for s in samples))}
-    groups = {group: i for i, group in enumerate(dict.fromkeys(s.group for s in samples))}
-    cells = sorted(by_cell, key=lambda c: (groups[c[0]], c[1], order[c[2]]))
+    order = {
+        name: i for i, name in enumerate(dict.fromkeys(x for g, _, m in by_cell for x in (g, m)))
+    }
     return [
         BatchReport(
-            group, batch, mode, _median(s.rate for s in by_cell[group, batch, mode]),
-            *batch_ratio(by_cell[group, batch, mode], by_cell[group, batch, PLAIN]),
-            1e3 * _median(s.first_token_s for s in by_cell[group, batch, mode]),
+            group, batch, mode, _median(s.rate for s in of),
+            *batch_ratio(of, by_cell[group, batch, PLAIN]),
+            1e3 * _median(s.first_token_s for s in of),
         )
-        for group, batch, mode in cells
+        for (group, batch, mode), of in sorted(
+            by_cell.items(), key=lambda c: (order[c[0][0]], c[0][1], order[c[0][2]])
+        )
     ]  # fmt: skip
 
 
@@ -122,27 +137,25 @@ def batch_ratio(
     return _median(ratios), *interval(ratios)
 
 
-def compared(samples: Sequence[Sample], base: Sequence[Sample]) -> Ratio:
-    """Return a mode's rates over those of another mode, given both modes' samples of a group."""
-    return _ratio(_Mode(samples).over(_Mode(base), lambda s: s.rate))
-
-
 class _Mode:
     """A mode's samples in a group, by prompt."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.every = samples
         self.by_prompt = grouped(samples, lambda s: s.prompt)
-        self.rates = self.each(lambda s: s.rate)
-        firsts = {p: [s.first_token_s for s in of] for p, of in self.by_prompt.items()}
-        self.first_token = {
-            p: _median(f for f in of if f is not None) for p, of in firsts.items() if None not in of
-        }
-        self.prompt_tokens = self.each(lambda s: s.prompt_tokens)
 
     def each(self, value: Callable[[Sample], float]) -> dict[int, float]:
         """Return medians over the repeats, by prompt."""
         return {p: _median(map(value, of)) for p, of in self.by_prompt.items()}
+
+    def total(self, name: str) -> float:
+        """Return the sum of a field over all samples."""
+        return float(sum(getattr(s, name) for s in self.every))
+
+    def per(self, name: str, other: str, scale: float = 1.0) -> float | None:
+        """Return the ratio of two fields' sums; None where one of them is 0."""
+        top, bottom = self.total(name), self.total(other)
+        return scale * top / bottom if top and bottom else None
 
     def over(self, base: _Mode, value: Callable[[Sample], float | None]) -> dict[int, float]:
         """Return ratios of a value to the base's in the same repeat, medians by prompt.
@@ -158,58 +171,48 @@ class _Mode:
                 found[prompt] = _median(ratios)
         return found
 
-    def share(self, value: Callable[[Sample], float]) -> float | None:
-        """Return the share of the total time, given nanoseconds per sample; None if it is 0."""
-        spent = sum(map(value, self.every))
-        return spent / 1e9 / sum(s.seconds for s in self.every) if spent else None
-
-
-def _report_group(
-    samples: Sequence[Sample], others: Sequence[str], order: Sequence[str]
-) -> list[ModeReport]:
-    modes = {name: _Mode(of) for name, of in grouped(samples, lambda s: s.mode).items()}
-    place = {name: i for i, name in enumerate(dict.fromkeys([PLAIN, *others, *order]))}
-    names = sorted(modes, key=lambda m: place.get(m, len(place)))
-    baselines = [name for name in names if name == PLAIN or name in others]
-    return [_report_mode(name, modes, baselines) for name in names]
-
 
 def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]) -> ModeReport:
     mode, plain = modes[name], modes[PLAIN]
     every = mode.every
-    tokens, rounds = sum(s.tokens for s in every), sum(s.rounds for s in every)
-    drafted = [s for s in every if s.spec_steps]
-    overheads = [s.overhead_ns / 1e6 for s in drafted if s.overhead_ns]
-    seconds = sum(_median(s.seconds for s in of) for of in mode.by_prompt.values())
-    mean_tokens = sum(statistics.mean(s.tokens for s in of) for of in mode.by_prompt.values())
+    drafted = [s for s in every if s.spec_steps and s.overhead_ns]
     target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
+    in_turn = mode.over(plain, lambda s: (s.target_ns + s.draft_ns) / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
-    first = mode.first_token
+    timed = [s.prompt for s in every if s.first_token_s is None]
+    first = {p: t for p, t in mode.each(lambda s: s.first_token_s or 0.0).items() if p not in timed}
     speedups = {base: mode.over(modes[base], lambda s: s.rate) for base in baselines}
     late = mode.over(plain, lambda s: s.first_token_s)
-    long = {p for p, tokens in mode.prompt_tokens.items() if tokens > LONG_PROMPT}
+    long = {p for p, tokens in mode.each(lambda s: s.prompt_tokens).items() if tokens > LONG_PROMPT}
     return ModeReport(
         mode=name,
         prompts=len(mode.by_prompt),
-        tokens=sum(of[0].tokens for of in mode.by_prompt.values()),
-        tokens_per_second=mean_tokens / seconds,
+        tokens_per_second=(
+            sum(statistics.mean(s.tokens for s in of) for of in mode.by_prompt.values())
+            / sum(mode.each(lambda s: s.seconds).values())
+        ),
         ratios={base: _ratio(of) for base, of in speedups.items()},
         first_token_ms=median_or_none(1e3 * f for f in first.values()),
         first_token_ratio=median_or_none(late.values()),
         first_token_long_ms=median_or_none(1e3 * f for p, f in first.items() if p in long),
         first_token_long_ratio=median_or_none(r for p, r in late.items() if p in long),
-        mean_accepted_tokens=tokens / rounds if rounds else None,
+        mean_accepted_tokens=mode.per("tokens", "rounds"),
         mean_acceptance_length=(
-            1.0 + sum(s.accepted for s in every) / max(1, sum(s.spec_steps for s in every))
-            if rounds
-            else None
+            1.0 + (mode.per("accepted", "spec_steps") or 0.0) if mode.total("rounds") else None
         ),
-        loose_share=sum(s.loose for s in every) / max(1, tokens),
-        mean_loose_cost_nats=sum(s.loose_cost_nats for s in every) / len(every),
-        round_overhead_p50_ms=median_or_none(overheads),
-        draft_share=mode.share(lambda s: s.draft_ns),
-        target_share=mode.share(lambda s: s.target_ns),
+        acceptance_rate=mode.per("accepted", "drafted"),
+        loose_share=mode.per("loose", "tokens") or 0.0,
+        mean_loose_cost_nats=mode.total("loose_cost_nats") / len(every),
+        round_overhead_p50_ms=median_or_none(s.overhead_ns / 1e6 for s in drafted),
+        overhead_share=median_or_none(s.overhead_ns * s.rounds / 1e9 / s.seconds for s in drafted),
+        draft_share=mode.per("draft_ns", "seconds", 1e-9),
+        target_share=mode.per("target_ns", "seconds", 1e-9),
+        verify_step_ms=mode.per("target_ns", "rounds", 1e-6),
+        draft_step_ms=mode.per("draft_ns", "drafted", 1e-6),
+        judge_ms=mode.per("judge_ns", "rounds", 1e-6),
+        bytes_per_round=mode.per("round_bytes", "rounds"),
         bound=median_or_none(bound.values()),
+        bound_in_turn=median_or_none(1.0 / ratio for ratio in in_turn.values() if ratio),
         bound_share=median_or_none(
             speedup / bound[p] for p, speedup in speedups[PLAIN].items() if p in bound
         ),
@@ -234,8 +237,9 @@ def _with_hindsight(
     """Yield, under each name, the samples of the mode that was each prompt's fastest."""
     for name, candidates in fixed.items():
         of = {mode: _Mode([s for s in samples if s.mode == mode]) for mode in candidates}
-        for prompt in next(iter(of.values())).by_prompt:
-            best = max(candidates, key=lambda mode: of[mode].rates[prompt])
+        rates = {mode: of[mode].each(lambda s: s.rate) for mode in candidates}
+        for prompt in of[candidates[0]].by_prompt:
+            best = max(candidates, key=lambda mode: rates[mode][prompt])
             for sample in of[best].by_prompt[prompt]:
                 yield replace(sample, mode=name, chosen=best)
 

@@ -1,14 +1,16 @@
-"""Shapes of Llama models for benchmarks, and random weights for them, in files or on a device."""
+"""Models for benchmarks: shapes of Llama models with random weights, and layers without effect."""
 
 from __future__ import annotations
 
+import copy
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from flyspec.engine.loading import LoadedModel
 from flyspec.errors import ConfigError
@@ -70,43 +72,101 @@ def shape_named(flag: str, name: str) -> ModelShape:
     return SHAPES[name]
 
 
-def fill(name: str, weights: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Fill a parameter in place: norms of ones, or rows whose products with normed hidden states
-    have deviation 1. Returns it."""
-    if weights.dim() == 1:
-        return weights.fill_(_LOGIT_DEVIATION if name == "model.norm.weight" else 1.0)
-    return weights.normal_(generator=generator).mul_(float(weights.shape[-1]) ** -0.5)
-
-
 def random_model(
     name: str,
-    shape: ModelShape,
+    config: LlamaConfig,
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
-    context_length: int = 0,
 ) -> LoadedModel:
     """Build a model with random weights on a device, without files and without a tokenizer.
 
-    `context_length` (0: the shape's) is the longest sequence. Raises `ConfigError` if the device
-    has too little memory.
+    Weights differ between kinds of devices. Raises `ConfigError` if the device has too little
+    memory.
     """
-    length = context_length or shape.context_length
-    config = replace(shape, context_length=length).config(eos_token_id=None, bos_token_id=None)
+    torch.manual_seed(0)
     try:
         with torch.device(device):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
         with torch.no_grad():
             for key, parameter in model.named_parameters():
-                fill(key, parameter)
+                if parameter.dim() == 1:
+                    parameter.fill_(_LOGIT_DEVIATION if key == "model.norm.weight" else 1.0)
+                else:  # its products with normed hidden states have deviation 1
+                    parameter.normal_().mul_(float(parameter.shape[-1]) ** -0.5)
     except torch.OutOfMemoryError as error:
         raise ConfigError(f"shape {name}: does not fit on {device}; use a smaller one") from error
     info = ModelInfo(
         name,
         "",
-        shape.vocab_size,
-        length,
+        config.vocab_size,
+        config.max_position_embeddings,
         str(dtype).removeprefix("torch."),
         str(device),
         model.num_parameters(),
     )
     return LoadedModel(model, info, TokenizerBundle(b"", "", (), (), None, "", "{}"))
+
+
+def write_pair(
+    shape: str,
+    draft_layers: int,
+    noise: float,
+    folder: Path,
+    tokenizer_of: Path,
+    device: torch.device | str = "cpu",
+) -> tuple[Path, Path]:
+    """Write a target of a shape with random weights, and a draft model for it; return both.
+
+    The draft model is the target's first layers, behind which the target's change nothing; `noise`,
+    relative to its weights, is added to its output layer, so that it errs now and then. Both have
+    another model's tokenizer, and may have more ids than that; those stand for no text. The weights
+    are made on `device`, which takes a GPU seconds for billions.
+    """
+    ends = AutoConfig.from_pretrained(tokenizer_of).to_dict()
+    known = {name: ends[name] for name in ends if name.endswith("_token_id")}
+    sizes = SHAPES[shape]
+    config = replace(sizes, num_layers=draft_layers).config(**known)
+    model = random_model(shape, config, torch.device(device)).model
+    base = _write(model, folder / "base", tokenizer_of)
+    output = model.get_output_embeddings().weight.data
+    output += noise * output.std() * torch.randn_like(output)
+    draft = _write(model, folder / "draft", tokenizer_of)
+    del model, output
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # the services need the memory
+    return pad_layers(base, folder / "target", sizes.num_layers - draft_layers), draft
+
+
+def pad_layers(source: Path, target: Path, num_layers: int) -> Path:
+    """Write `source` with further layers to `target`; return `target`.
+
+    They are copies of its layers in turn, except that nothing they compute reaches the residual
+    stream: the outputs are the same to the bit, but a step costs more. Raises `ConfigError` if
+    `source` is not a directory of a decoder with such layers.
+    """
+    if not (source / "config.json").is_file():
+        raise ConfigError(f"{source}: layers are added to a directory with a model, not to a name")
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto", use_safetensors=True)
+    layers, own = model.model.layers, model.config.num_hidden_layers
+    for number in range(num_layers):
+        layer = copy.deepcopy(layers[number % own])
+        try:
+            ends = layer.self_attn.o_proj, layer.mlp.down_proj
+        except AttributeError:
+            raise ConfigError(f"{source}: has no layers of a kind that can be added") from None
+        for parameter in (p for end in ends for p in end.parameters()):
+            parameter.data.zero_()
+        layers.append(layer)
+    model.config.num_hidden_layers = own + num_layers
+    if kinds := getattr(model.config, "layer_types", None):
+        model.config.layer_types = [kinds[i % own] for i in range(own + num_layers)]
+    return _write(model, target, source)
+
+
+def _write(model: Any, target: Path, rest_of: Path) -> Path:
+    """Write a model, and everything of another's directory except configuration and weights."""
+    model.save_pretrained(target)
+    for file in rest_of.iterdir():
+        if file.is_file() and ".safetensors" not in file.name and file.name != "config.json":
+            shutil.copy(file, target / file.name)
+    return target

@@ -1,7 +1,8 @@
-"""Speed of plain decoding, the rules, and other software on the same prompts.
+"""The runner: systems under test on the same prompts, in blocks that alternate.
 
 All modes of a prompt run one after the other before the next prompt, in a rotating order, and
 prompts of all groups take turns, so that a machine whose speed drifts slows all of them alike.
+Several requests at the same time are a set of a group's prompts, one mode after the other likewise.
 Before each request to flyspec the services' caches are filled with noise, so that no mode profits
 from another's prompt; except those of a running stack, which others may be using.
 """
@@ -21,9 +22,9 @@ from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
 from flyspec.values.tokens import SamplingParams
-from flyspec_lab.bench.conditions import PLAIN, by_k
+from flyspec_lab.bench.conditions import PLAIN, PREDICTIONS, by_k
 from flyspec_lab.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
-from flyspec_lab.bench.options import PredictionOptions, SpeedOptions
+from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.prompts import Group, in_turn
 
 V = TypeVar("V")
@@ -53,7 +54,7 @@ class BatchSample:
         return self.tokens / self.seconds
 
 
-def plain_options(options: SpeedOptions | PredictionOptions) -> GenerateOptions:
+def plain_options(options: SpeedOptions) -> GenerateOptions:
     """Return the request options of plain decoding through the same services.
 
     Texts that are sampled are so with the same seed in all modes: the target draws the same tokens.
@@ -65,11 +66,12 @@ def plain_options(options: SpeedOptions | PredictionOptions) -> GenerateOptions:
         ignore_eos=options.ignore_eos,
         rule=Rule("exact"),
         num_speculative_tokens=0,
+        disable_loop_guard=options.disable_loop_guard,
     )
 
 
 def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMode]:
-    """Return plain decoding, then the rules at each K."""
+    """Return plain decoding, then the rules at each K, by drafter and with each prediction."""
     plain = plain_options(options)
     modes = [FlyspecMode(PLAIN, client, plain)]
     for condition in by_k(options.rules, options.num_speculative_tokens):
@@ -81,8 +83,15 @@ def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMod
             modes.append(FlyspecMode(AGAIN, client, asked))
             continue
         for drafter in options.drafters:
-            name = _by_drafter(condition.name, drafter, options)
-            modes.append(FlyspecMode(name, client, replace(asked, drafter=drafter)))
+            name, by = (
+                _by_drafter(condition.name, drafter, options),
+                replace(asked, drafter=drafter),
+            )
+            modes.append(FlyspecMode(name, client, by))
+            modes += [
+                FlyspecMode(f"{name}, prediction {kind}", client, by, PREDICTIONS[kind])
+                for kind in options.predictions
+            ]
     return modes
 
 
@@ -109,7 +118,7 @@ def _by_drafter(name: str, drafter: str, options: SpeedOptions) -> str:
 async def read_items(
     client: AsyncClient, groups: Sequence[Group], options: SpeedOptions
 ) -> list[list[Item]]:
-    """Decode every prompt plainly, for its tokens and its length; this also warms up the target."""
+    """Decode every prompt plainly, for its tokens and its output; this also warms up the target."""
     plain = plain_options(options)
     found = []
     for group in groups:
@@ -117,8 +126,8 @@ async def read_items(
         for i, prompt in enumerate(group.prompts):
             request = prompt.to_request(options.chat)
             done = await client.complete(request, plain)
-            prompt_token_ids = tuple(done.started.prompt_token_ids)
-            items.append(Item(group.name, i, request, prompt_token_ids, len(done.token_ids)))
+            token_ids = tuple(done.started.prompt_token_ids)
+            items.append(Item(group.name, i, request, token_ids, len(done.token_ids), done.text))
         found.append(items)
     return found
 
@@ -180,11 +189,11 @@ async def measure_batches(
         for of in items if left else ():
             for mode in modes:
                 await noise.fill()
-                await run_batch(mode, _requests(of, batches[-1]), batches[-1])
+                await run_batch(mode, of, batches[-1])
         for turn, repeat, batch, of in left:
             for mode in rotated(modes, turn):
                 await noise.fill()
-                seconds, done = await run_batch(mode, _requests(of, batch), batch)
+                seconds, done = await run_batch(mode, of, batch)
                 firsts = sorted(s.first_token_s or 0.0 for s in done)
                 samples.append(BatchSample(
                     of[0].group, batch, repeat, mode.name, seconds,
@@ -195,13 +204,12 @@ async def measure_batches(
     return whole([*known, *samples], len(modes))
 
 
-def _requests(items: Sequence[Item], batch: int) -> list[Item]:
-    return [items[i % len(items)] for i in range(max(batch, len(items)))]
+async def run_batch(mode: Mode, items: Sequence[Item], batch: int) -> tuple[float, list[Sample]]:
+    """Run each prompt once, or `batch` prompts if there are fewer, `batch` of them at any time.
 
-
-async def run_batch(mode: Mode, requests: Sequence[Item], batch: int) -> tuple[float, list[Sample]]:
-    """Run requests, `batch` at any time; return the seconds for all of them, and each one."""
-    waiting = list(reversed(requests))
+    Returns the seconds for all of them, and each one.
+    """
+    waiting = [items[i % len(items)] for i in range(max(batch, len(items)))][::-1]
     done: list[Sample] = []
 
     async def work() -> None:

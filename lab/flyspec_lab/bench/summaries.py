@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,20 +38,3 @@ def interval(
     drawn = np.asarray(values)[rng.integers(len(values), size=(RESAMPLES, len(values)))]
     low, high = np.percentile(statistic(drawn, axis=1), (2.5, 97.5))
     return float(low), float(high)
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """Times in ms; NaN if there are none."""
-
-    count: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float
-
-    @classmethod
-    def of(cls, milliseconds: Sequence[float]) -> Distribution:
-        """Summarize times; each figure is one of them."""
-        times = milliseconds or [float("nan")]
-        figures = np.percentile(times, (50, 99, 100), method="nearest")
-        return cls(len(milliseconds), *map(float, figures))

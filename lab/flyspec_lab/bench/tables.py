@@ -9,9 +9,15 @@ from flyspec.tables import Column, FittedTable, cell, make_table, record_table
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.report import LONG_PROMPT, BatchReport, ModeReport
 
+
+def tokens_per_second(rate: float) -> str:
+    """Return a rate with decimals where they matter."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
 _SPEED: tuple[Column, ...] = (
     ("mode", "{.mode}"),
-    ("tok/s", "{.tokens_per_second:.0f}"),
+    ("tok/s", lambda r: tokens_per_second(r.tokens_per_second)),
     ("x plain", "{.ratios[plain].median:.2f}"),
     ("95 %", "{0.ratios[plain].low:.2f}-{0.ratios[plain].high:.2f}"),
     ("worst", "{.ratios[plain].worst:.2f}"),
@@ -31,9 +37,13 @@ _ROUNDS: tuple[Column, ...] = (
     ("mode", "{.mode}"),
     ("accepted", "{.mean_acceptance_length:.2f}"),
     ("loose", "{.loose_share:.1%}"),
+    ("verify", "{.verify_step_ms:.2f} ms"),
+    ("draft", "{.draft_step_ms:.2f} ms"),
+    ("judge", "{.judge_ms:.2f} ms"),
     ("overhead", "{.round_overhead_p50_ms:.2f} ms"),
-    ("target", "{.target_share:.0%}"),
-    ("draft", "{.draft_share:.0%}"),
+    ("share", "{.overhead_share:.0%}"),
+    ("in turn", "{.bound_in_turn:.2f}"),
+    ("B/round", "{.bytes_per_round:,.0f}"),
     ("x TTFT", "{.first_token_ratio:.2f}"),
     ("long", "{.first_token_long_ms:.1f} ms"),
     ("x long", "{.first_token_long_ratio:.2f}"),
@@ -42,9 +52,11 @@ _ROUNDS: tuple[Column, ...] = (
     )),
 )  # fmt: skip
 ROUNDS_NOTES = (
-    "accepted: 1 + accepted drafts per round with drafts; overhead: time per round outside the "
-    "models; target, draft: their share of the time; x TTFT: time to first token relative to plain "
-    f"decoding; long: the same for prompts of over {LONG_PROMPT} tokens"
+    "accepted: 1 + accepted drafts per round with drafts; verify, judge: the target's and the "
+    "rule's time per round; draft: the draft model's per token; overhead: time per round outside "
+    "of them, and its share; in turn: the bound if target and draft model take turns; B/round: "
+    "bytes of a round's messages; x TTFT: time to first token relative to plain decoding; long: "
+    f"the same for prompts of over {LONG_PROMPT} tokens"
 )
 
 
@@ -81,7 +93,8 @@ def batch_table(reports: Sequence[BatchReport]) -> FittedTable:
     for group, mode in dict.fromkeys((r.group, r.mode) for r in reports):
         of = {r.batch: r for r in reports if (r.group, r.mode) == (group, mode)}
         rows.append([group, mode, *(
-            f"{of[b].tokens_per_second:.0f} ({of[b].ratio_to_plain:.2f})" for b in batches
+            f"{tokens_per_second(of[b].tokens_per_second)} ({of[b].ratio_to_plain:.2f})"
+            for b in batches
         )])  # fmt: skip
     columns = ["group", "mode", *map(str, batches)]
     return make_table(columns, rows, "tokens/s (x plain) by concurrent requests", left=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -99,7 +99,7 @@ def audit(
         report = auditor.audit(line)
         reports.append(report)
         if json:
-            write(to_json(report.document()) + "\n")
+            write(to_json(asdict(report)) + "\n")
         elif not (quiet and report.follows):
             write("\n    ".join(report.lines()) + "\n")
     from flyspec_lab.audit import SIGNIFICANT, combined

@@ -10,9 +10,14 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands.added_drafters import Drafts, drafters_of, with_added_drafters
 from flyspec_lab.commands.bench.common import Address, Local, models_of
-from flyspec_lab.commands.rival import is_address, served_rival
+from flyspec_lab.commands.other_models import (
+    Drafts,
+    drafters_of,
+    is_address,
+    served_rival,
+    with_added_drafters,
+)
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.report import Part, Report, RunResults
 
@@ -56,7 +61,7 @@ def evaluate(
     async def evaluated(client: AsyncClient, stack: Stack | None) -> Report:
         from flyspec_lab.evaluation import run_evaluation
         from flyspec_lab.run import ServedModel
-        from flyspec_lab.settings import fingerprints
+        from flyspec_lab.run_directory import fingerprints
 
         served = await client.list_models()
         async with AsyncExitStack() as resources:
@@ -84,12 +89,10 @@ def _report(
     from flyspec_lab.tables import task_section
 
     parts: list[Part] = [
-        task_section(
-            task, reports, found.equal_costs[task], found.allocations[task], found.forks[task]
-        )
+        task_section(task, reports, found.equal_costs[task], found.allocations[task])
         for task, reports in found.conditions.items()
     ]
-    parts += _remarks(o, found, results)
+    parts += _remarks(found, results)
     if any(found.conditions.values()):
         parts.append(quality_plot("quality", found.arms, found.conditions))
     document = {
@@ -99,13 +102,12 @@ def _report(
         "conditions": found.reports,
         "equal_costs": [cost for of in found.equal_costs.values() for cost in of],
         "allocations": [lead for of in found.allocations.values() for lead in of],
-        "fork_reports": found.forks,
         "missing": found.missing,
     }
     return Report(document, parts, passed=not (found.progressed.failed or found.progressed.lost))
 
 
-def _remarks(o: EvalOptions, found: Evaluation, results: RunResults) -> list[str]:
+def _remarks(found: Evaluation, results: RunResults) -> list[str]:
     """Say what is missing, and how to get it."""
     progressed = found.progressed
     again = (
@@ -114,8 +116,6 @@ def _remarks(o: EvalOptions, found: Evaluation, results: RunResults) -> list[str
     lines = [
         f"{task}: no texts of {', '.join(names)}; left out" for task, names in found.missing.items()
     ]
-    if o.forks and not any(found.forks.values()):
-        lines.append("no forks: no loose token in a text with a known answer")
     if progressed.failed:
         lines.append(
             f"{progressed.failed} texts failed and are left out; {again} again. The first: "

@@ -13,7 +13,7 @@ from flyspec_lab.heads.options import HeadMeasureOptions, HeadTrainOptions
 from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
-    from flyspec_lab.heads.measure import HeadMeasurement
+    from flyspec_lab.heads.measure import Measured
     from flyspec_lab.heads.train import TrainedHead
 
 app = typer.Typer(no_args_is_help=True)
@@ -42,7 +42,7 @@ def measure(options: HeadMeasureOptions, results: Results) -> None:
     """Measure tokens per round of a head on the target's own text, beside a draft model."""
     with needing("measuring", "models"):
         from flyspec_lab.heads import measure as measuring
-    results.of(lambda: _measured(measuring.measure(options)))
+    results.of(lambda: _measured(options, measuring.measure(options)))
 
 
 def _trained(found: TrainedHead) -> Report:
@@ -54,16 +54,16 @@ def _trained(found: TrainedHead) -> Report:
         f"tokens it learnt. Writing took {found.writing_s:.0f} s, training {found.training_s:.0f} "
         f"s. Wrote {found.output}."
     )
-    return Report(found.document, [summary])
+    return Report(vars(found), [summary])
 
 
-def _measured(found: HeadMeasurement) -> Report:
+def _measured(o: HeadMeasureOptions, found: list[Measured]) -> Report:
     from flyspec.tables import record_table
 
     columns: list[tuple[str, Any]] = [
         ("text", "{.corpus}"), ("drafter", "{.drafter}"), ("tokens", "{.tokens:,}"),
     ]  # fmt: skip
-    for i, k in enumerate(found.k):
+    for i, k in enumerate(o.k):
         columns.append((f"K = {k}", lambda row, i=i: f"{row.tokens_per_round[i]:.2f}"))
-    table = record_table(columns, found.rows, title="Tokens per round on the target's greedy text")
-    return Report(found.document, [table])
+    table = record_table(columns, found, title="Tokens per round on the target's greedy text")
+    return Report({"k": o.k, "rows": found}, [table])

@@ -17,11 +17,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands.added_drafters import (
-    Drafts,
-    drafters_of,
-    with_added_drafters,
-)
+from flyspec_lab.commands.other_models import Drafts, drafters_of, with_added_drafters
 from flyspec_lab.options import StudyOptions
 
 if TYPE_CHECKING:
@@ -98,8 +94,8 @@ def _divergences(
     from flyspec.config import DraftSettings, VerifySettings
     from flyspec_lab.local_model import LocalModel
     from flyspec_lab.studies.fuzzy import MAX_PROMPTS, divergence_section
-    from flyspec_lab.tuning.divergences import drafted_divergences
-    from flyspec_lab.tuning.record import Recorder
+    from flyspec_lab.tuning.recording import Recorder
+    from flyspec_lab.tuning.replay import drafted_divergences
 
     if not stack.model or not stack.draft_model:
         return []
@@ -172,10 +168,10 @@ async def _evaluated(
     directory: Path,
 ) -> dict[str, Evaluation]:
     """Evaluate each part of a study, in a directory of its own."""
-    from flyspec_lab.commands.rival import served_rival
+    from flyspec_lab.commands.other_models import served_rival
     from flyspec_lab.evaluation import run_evaluation
     from flyspec_lab.run import ServedModel
-    from flyspec_lab.settings import fingerprints
+    from flyspec_lab.run_directory import fingerprints
 
     found = {}
     for part, run in study.runs(o, drafters).items():

@@ -1,2 +1,4 @@
-"""Trains and measures draft heads: `texts` are what they learn from, `training` how, `measuring`
-how many of the target's own tokens they guess."""
+"""Trains and measures draft heads.
+
+`texts` are what they learn from, `training` is the method, `train` and `measure` the commands.
+"""

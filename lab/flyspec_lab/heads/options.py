@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from flyspec.flags import Flag
 from flyspec.ranges import Range
-from flyspec_lab.bench.options import ModelOptions, numbers, numbers_flag
+from flyspec_lab.bench.options import ModelOptions, numbers_flag
 
 CORPORA = ("word_problems", "python")
 """Corpora that need no file: fresh word problems, and the standard library's source
@@ -32,14 +32,6 @@ def _corpora(text: str) -> Corpora:
             raise ValueError(f"{piece!r}: the number of prompts must be at least 1")
         found.append((name, int(count) if count else None))
     return tuple(found)
-
-
-def _layers(text: str) -> tuple[int, ...]:
-    """Parse hidden layers. Raises `ValueError`."""
-    found = numbers(1)(text)
-    if len(found) != 3:
-        raise ValueError(f"{text!r}: must be three different layers")
-    return found
 
 
 def _corpora_flag(doing: str) -> Flag:
@@ -72,10 +64,6 @@ class HeadTrainOptions(ModelOptions):
     )] = 1
     init_head: Annotated[Path | None, Flag(
         "Directory of an EAGLE-3 head to go on with; its sizes are kept.", default="a new head",
-    )] = None
-    hidden_layers: Annotated[tuple[int, ...] | None, Flag(
-        "Three of the target's layers whose outputs the head reads.", metavar="N,N,N", listed=True,
-        read=_layers, default="2, the middle one and the fourth from the end",
     )] = None
     draft_vocab_size: Annotated[int, Flag("Tokens that the head can draft.", min=16)] = 2048
     intermediate_size: Annotated[int | None, Flag(

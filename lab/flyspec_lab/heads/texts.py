@@ -1,4 +1,4 @@
-"""What a head learns from: texts that the target itself goes on with, after prompts of a corpus.
+"""Texts that a head learns from: beginnings from a corpus, which the target itself goes on with.
 
 Or, for a target that was trained on a corpus, the corpus's own texts: they are like the target's
 samples, and cost no decoding.
@@ -25,8 +25,7 @@ _WINDOW, _WHOLE_WINDOW = 320, 700
 
 
 class LearntText(NamedTuple):
-    """Tokens of a text, or of its beginning; the head learns to predict those from index `first`
-    on.
+    """Tokens of a text, or of its beginning; the head learns to predict those from `first` on.
 
     Of questions it learns the answers, of source all but the first token.
     """
@@ -36,44 +35,32 @@ class LearntText(NamedTuple):
 
 
 def beginnings(
-    model: LocalModel, corpora: Corpora, files: Sequence[str], count: int, seed: int
+    model: LocalModel,
+    corpora: Corpora,
+    files: Sequence[str],
+    count: int,
+    seed: int,
+    whole: bool = False,
 ) -> list[LearntText]:
     """Return beginnings of each corpus, `count` unless it says how many, or all it has.
 
-    Raises `ConfigError`.
+    With `whole`, the corpora's whole texts. Raises `ConfigError`.
     """
     found: list[LearntText] = []
     for name, own in corpora:
         if name == "word_problems":
             for problem in problems(f"heads-{seed}", own or count):
-                found.append(_question(model.encode(Chat.of_user(problem.question))))
-        else:
-            found += _windows(model, own or count, seed, _WINDOW)
-    for file in files:
-        found += (_question(model.encode(p.to_request())) for p in read_prompts(file, count))
-    return _fitting(model, found)
-
-
-def whole_texts(model: LocalModel, corpora: Corpora, count: int, seed: int) -> list[LearntText]:
-    """Return each corpus's own texts, as many as of `beginnings`. Raises `ConfigError`."""
-    found: list[LearntText] = []
-    for name, own in corpora:
-        if name == "word_problems":
-            for problem in problems(f"heads-{seed}", own or count):
                 asked = Chat.of_user(problem.question)
+                question = model.encode(asked)
                 answer = {"role": "assistant", "content": problem.solution}
                 both = Chat((*asked.messages, answer), add_generation_prompt=False)
-                found.append(LearntText(model.encode(both), len(model.encode(asked))))
+                text = model.encode(both) if whole else question
+                found.append(LearntText(text, len(question)))
         else:
-            found += _windows(model, own or count, seed, _WHOLE_WINDOW)
-    return _fitting(model, found)
-
-
-def _question(token_ids: list[int]) -> LearntText:
-    return LearntText(token_ids, len(token_ids))
-
-
-def _fitting(model: LocalModel, found: Sequence[LearntText]) -> list[LearntText]:
+            found += _windows(model, own or count, seed, _WHOLE_WINDOW if whole else _WINDOW)
+    for file in files:
+        asked_ids = [model.encode(prompt.to_request()) for prompt in read_prompts(file, count)]
+        found += [LearntText(ids, len(ids)) for ids in asked_ids]
     longest = model.info.context_length - 2
     texts = [each for each in found if 1 < len(each.token_ids) <= longest]
     if not texts:

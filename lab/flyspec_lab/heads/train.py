@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import LlamaConfig
@@ -24,7 +22,7 @@ from flyspec.errors import ConfigError
 from flyspec.progress import progress, working
 from flyspec.version import __version__
 from flyspec_lab.heads.options import ALL_CORPORA, HeadTrainOptions
-from flyspec_lab.heads.texts import LearntText, beginnings, continued, whole_texts
+from flyspec_lab.heads.texts import beginnings, continued
 from flyspec_lab.heads.training import ALONE_UNTIL, HeadTrainer, batches, frequent_tokens
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.python_source import python_version
@@ -35,13 +33,13 @@ _SAVED_EVERY_S = 180.0
 
 @dataclass(frozen=True)
 class TrainedHead:
-    """A head in its directory, and how its training went.
+    """A head in its directory `output`, with facts of its training.
 
     `agreement`: how often each unrolled step had the target's most likely token, at the end of
     training. `coverage`: the share of the tokens to be learnt that the head can draft at all.
     """
 
-    output: Path
+    output: str
     parameters: int
     texts: int
     tokens: int
@@ -52,21 +50,19 @@ class TrainedHead:
     writing_s: float
     training_s: float
 
-    @property
-    def document(self) -> Mapping[str, Any]:
-        return asdict(self) | {"output": str(self.output)}
-
 
 def train(o: HeadTrainOptions) -> TrainedHead:
     """Train an EAGLE-3 head and write it. Raises `ConfigError`.
 
     Raises `StoppedEarly` with the head as it is by then if Ctrl-C was pressed.
     """
-    if not o.head_directory.expanduser().parent.is_dir():
+    folder = o.head_directory.expanduser()
+    if not folder.parent.is_dir():
         raise ConfigError(
             f"--head-directory {o.head_directory}: no directory {o.head_directory.parent}"
         )
-    if o.answers == "corpus" and o.data:
+    whole = o.answers == "corpus"
+    if whole and o.data:
         raise ConfigError("--answers corpus: --data has prompts alone; leave one of them out")
     with working("loading the target"):
         settings = VerifySettings(
@@ -82,13 +78,11 @@ def train(o: HeadTrainOptions) -> TrainedHead:
     corpora = ALL_CORPORA if o.corpora is None else o.corpora
     shape = before.shape if before else shape_for(target, o)
     began = time.perf_counter()
-    if o.answers == "corpus":
-        with working("reading texts"):
-            texts = whole_texts(model, corpora, o.prompts, o.seed)
-    else:
-        starts = beginnings(model, corpora, o.data, o.prompts, o.seed)
-        with progress("writing texts", len(starts)) as advance:
-            texts = continued(model, starts, o.max_tokens, o.seed, advance)
+    with working("reading texts"):
+        texts = beginnings(model, corpora, o.data, o.prompts, o.seed, whole)
+    if not whole:
+        with progress("writing texts", len(texts)) as advance:
+            texts = continued(model, texts, o.max_tokens, o.seed, advance)
     written = time.perf_counter()
     tokens = before.draft_token_ids if before else None
     if tokens is None:
@@ -101,7 +95,7 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         trainer.network.load_published({"lm_head.weight": target.lm_head, **before.tensors})
     known = set(tokens.tolist())
     learnt = [token for text in texts for token in text.token_ids[text.first :]]
-    coverage = sum(token in known for token in learnt) / len(learnt)
+    size = sum(len(text.token_ids) for text in texts)
     facts = {
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
@@ -115,39 +109,52 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         "flyspec_version": __version__,
     }
 
-    def save(run: TrainingState) -> None:
-        more = {"trained_tokens": run.tokens, "steps": trainer.step}
-        folder = o.head_directory.expanduser()
+    def save() -> None:
+        more = {"trained_tokens": trainer.tokens, "steps": trainer.step}
         write_eagle3(folder, trainer.network, tokens, target.vocab_size, facts | more)
 
-    def trained(run: TrainingState) -> TrainedHead:
-        save(run)
+    def run() -> None:
+        generator = torch.Generator().manual_seed(o.seed)
+        total = o.epochs * size
+        saved = written
+        with UntilCtrlC() as until, progress("training", total) as advance:
+            for _ in range(o.epochs):
+                for batch in batches(texts, model, shape.aux_layers, o.batch_tokens, generator):
+                    now = time.perf_counter()
+                    done = max(trainer.tokens / total, (now - written) / (60 * o.minutes))
+                    if done >= 1.0:
+                        break
+                    trainer.train_step(batch, done)
+                    until.reached = True
+                    advance(batch.size)
+                    if now - saved > _SAVED_EVERY_S:
+                        save()
+                        saved = now
+        until.result(None)
+
+    def trained(_: None) -> TrainedHead:
+        save()
         return TrainedHead(
-            output=o.head_directory,
+            output=str(o.head_directory),
             parameters=sum(p.numel() for p in trainer.network.parameters()),
             texts=len(texts),
-            tokens=sum(len(text.token_ids) for text in texts),
-            trained_tokens=run.tokens,
+            tokens=size,
+            trained_tokens=trainer.tokens,
             steps=trainer.step,
-            agreement=tuple(round(share, 4) for share in run.agreement),
-            coverage=coverage,
+            agreement=tuple(round(share, 4) for share in trainer.agreement),
+            coverage=sum(token in known for token in learnt) / len(learnt),
             writing_s=written - began,
             training_s=time.perf_counter() - written,
         )
 
-    return whatever_reached(lambda: _run(trainer, model, texts, shape.aux_layers, o, save), trained)
+    return whatever_reached(run, trained)
 
 
 def shape_for(target: HeadTarget, o: HeadTrainOptions) -> Eagle3Shape:
     """Return the shape of a head for a target: as wide, with three quarters of its attention heads
     and no more than a third of these as KV heads. Raises `ConfigError`."""
     config, hidden = target.config, target.hidden_size
-    layers = o.hidden_layers or default_layers(target.num_layers)
-    if max(layers) >= target.num_layers:
-        raise ConfigError(
-            f"--hidden-layers {','.join(map(str, layers))}: the target has {target.num_layers} "
-            f"layers, so a head can read the outputs of 1 to {target.num_layers - 1}"
-        )
+    layers = default_layers(target.num_layers)
     dim = head_dim(config)
     heads = max(1, hidden // dim)
     kv_heads = next(n for n in range(max(1, heads // 3), 0, -1) if heads % n == 0)
@@ -175,46 +182,3 @@ def default_layers(num_layers: int) -> tuple[int, ...]:
     if num_layers < 4:
         raise ConfigError(f"a target of {num_layers} layers is too small for an EAGLE-3 head")
     return (1, num_layers // 2, num_layers - 1)
-
-
-@dataclass
-class TrainingState:
-    """How far training has come: tokens seen, and the mean agreement of late."""
-
-    tokens: int = 0
-    agreement: tuple[float, ...] = ()
-
-
-def _run(
-    trainer: HeadTrainer,
-    model: LocalModel,
-    texts: list[LearntText],
-    layers: tuple[int, ...],
-    o: HeadTrainOptions,
-    save: Callable[[TrainingState], None],
-) -> TrainingState:
-    """Train for all epochs or until the time is up, and save now and then.
-
-    Raises `StoppedEarly` with how far it came if Ctrl-C was pressed.
-    """
-    generator = torch.Generator().manual_seed(o.seed)
-    total = o.epochs * sum(len(text.token_ids) for text in texts)
-    run = TrainingState()
-    began = saved = time.perf_counter()
-    with UntilCtrlC() as until, progress("training", total) as advance:
-        for _ in range(o.epochs):
-            for batch in batches(texts, model.model, layers, o.batch_tokens, generator):
-                now = time.perf_counter()
-                done = max(run.tokens / total, (now - began) / (60 * o.minutes))
-                if done >= 1.0:
-                    break
-                own = trainer.train_step(batch, done)
-                before = run.agreement if len(run.agreement) == len(own) else own
-                run.agreement = tuple(0.95 * a + 0.05 * b for a, b in zip(before, own, strict=True))
-                run.tokens += batch.size
-                until.reached = True
-                advance(batch.size)
-                if now - saved > _SAVED_EVERY_S:
-                    save(run)
-                    saved = now
-    return until.result(run)

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, Eagle3Shape, rotary_angles
 from flyspec.engine.draft_heads.target import HeadTarget
-from flyspec.engine.model import Model, Step
 from flyspec_lab.heads.texts import LearntText
+from flyspec_lab.local_model import LocalModel
 
 STEP_DECAY = 0.8
 ALONE_UNTIL = 0.5
@@ -63,7 +63,7 @@ def frequent_tokens(texts: Sequence[LearntText], size: int, vocab_size: int) -> 
 
 def batches(
     texts: Sequence[LearntText],
-    model: Model,
+    model: LocalModel,
     layers: tuple[int, ...],
     tokens: int,
     generator: torch.Generator,
@@ -86,7 +86,7 @@ def batches(
         yield _batch(groups[i], model, layers)
 
 
-def _batch(texts: Sequence[LearntText], model: Model, layers: tuple[int, ...]) -> HeadBatch:
+def _batch(texts: Sequence[LearntText], model: LocalModel, layers: tuple[int, ...]) -> HeadBatch:
     width = max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), width, dtype=torch.int64)
     rows: list[Tensor] = []
@@ -96,9 +96,12 @@ def _batch(texts: Sequence[LearntText], model: Model, layers: tuple[int, ...]) -
     span = torch.arange(max(counts))
     places = torch.tensor(firsts)[:, None] + span
     learnt = span < torch.tensor(counts)[:, None]
-    for index, (text, own) in enumerate(zip(texts, hidden_rows(texts, model, layers), strict=True)):
-        token_ids[index, : len(text.token_ids)] = torch.tensor(text.token_ids)
-        rows.append(F.pad(own, (0, 0, 0, width - own.shape[1])))
+    ids = [text.token_ids for text in texts]
+    read = model.rows(ids, [*map(len, ids)], (*layers, -1))
+    for index, (own, of) in enumerate(zip(ids, read, strict=True)):
+        token_ids[index, : len(own)] = torch.tensor(own)
+        hidden = torch.stack([*of.hidden]).to("cpu", torch.bfloat16)
+        rows.append(F.pad(hidden, (0, 0, 0, width - len(own))))
     stacked = torch.stack(rows, dim=1)
     size = sum(len(text.token_ids) for text in texts)
     return HeadBatch(
@@ -106,27 +109,12 @@ def _batch(texts: Sequence[LearntText], model: Model, layers: tuple[int, ...]) -
     )
 
 
-def hidden_rows(
-    texts: Sequence[LearntText], model: Model, layers: tuple[int, ...]
-) -> Iterator[Tensor]:
-    """Yield each text's rows of `layers` and of the last one: [layers + 1, tokens, hidden size]."""
-    cache = model.cache
-    for at in range(0, len(texts), cache.num_slots):
-        part = texts[at : at + cache.num_slots]
-        slots = [cache.acquire().slot for _ in part]
-        wanted = (*layers, -1)
-        steps = [
-            Step(slot, 0, text.token_ids, len(text.token_ids), wanted)
-            for slot, text in zip(slots, part, strict=True)
-        ]
-        for rows in model.forward(steps):
-            yield torch.stack([*rows.hidden]).to("cpu", torch.bfloat16)
-        for slot in slots:
-            cache.release(slot)
-
-
 class HeadTrainer:
-    """One head's training. The network is on the CPU in float32, its products in bf16."""
+    """One head's training. The network is on the CPU in float32, its products in bf16.
+
+    `step` and `tokens` count what it was trained on; `agreement` is how often each unrolled step
+    has had the target's most likely token of late.
+    """
 
     def __init__(
         self,
@@ -160,7 +148,8 @@ class HeadTrainer:
             if shape.config.hidden_size == target.lm_head.shape[1]:
                 self.network.lm_head.weight.copy_(target.lm_head[draft_token_ids])
         self._optimizers = self._make_optimizers(muon_lr, adam_lr)
-        self.step = 0
+        self.step = self.tokens = 0
+        self.agreement: tuple[float, ...] = ()
 
     def _make_optimizers(
         self, muon_lr: float, adam_lr: float
@@ -179,11 +168,8 @@ class HeadTrainer:
             found.append((muon(inner, lr=muon_lr, weight_decay=0.01), muon_lr))
         return found
 
-    def train_step(self, batch: HeadBatch, progress: float) -> list[float]:
-        """Run a step; return how often each unrolled step has the target's most likely token.
-
-        `progress` from 0 to 1 decides the learning rate.
-        """
+    def train_step(self, batch: HeadBatch, progress: float) -> None:
+        """Run a step. `progress` from 0 to 1 decides the learning rate."""
         rate = min(1.0, (self.step + 1) / _WARM_UP) * min(1.0, (1.0 - progress) / 0.5 + 0.01)
         for optimizer, lr in self._optimizers:
             for group in optimizer.param_groups:
@@ -196,7 +182,9 @@ class HeadTrainer:
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
-        return right
+        self.tokens += batch.size
+        before = self.agreement if len(self.agreement) == len(right) else right
+        self.agreement = tuple(0.95 * a + 0.05 * b for a, b in zip(before, right, strict=True))
 
     def _unroll(self, batch: HeadBatch, steps: int) -> tuple[Tensor, list[float]]:
         wanted, best = self._wanted(batch, steps)

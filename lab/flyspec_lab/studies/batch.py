@@ -32,9 +32,15 @@ from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems, read_problems
 from flyspec_lab.report import Plot, Report, Section
 from flyspec_lab.row_files import RowFiles
-from flyspec_lab.run_directory import SETTINGS, continued
+from flyspec_lab.run_directory import (
+    SETTINGS,
+    RunSettings,
+    code_version,
+    continued,
+    fingerprints,
+    model_facts,
+)
 from flyspec_lab.samples import schema_of
-from flyspec_lab.settings import RunSettings, code_version, fingerprints, model_facts
 from flyspec_lab.statistics import Interval, wins_more
 from flyspec_lab.studies.fuzzy import TOTAL_VARIATION
 from flyspec_lab.studies.study import CLAIMS_HEADING, VERDICTS, facts_of

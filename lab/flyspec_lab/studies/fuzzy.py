@@ -22,8 +22,8 @@ from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import EXACT, PLAIN
 from flyspec_lab.compare import ConditionReport
+from flyspec_lab.curves import AtEqualSpeed, EqualSpeedThreshold, equal_speed_threshold
 from flyspec_lab.drawing import COLORS
-from flyspec_lab.frontier import AtEqualSpeed, EqualSpeedThreshold, equal_speed_threshold
 from flyspec_lab.loss_bound import LossBound, loss_bound
 from flyspec_lab.report import Plot, Section
 from flyspec_lab.statistics import POINT, upper_bound
@@ -39,7 +39,7 @@ from flyspec_lab.studies.study import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from flyspec_lab.tuning.divergences import DraftedDivergences
+    from flyspec_lab.tuning.replay import DraftedDivergences
 
 SOURCE = "Fuzzy Speculative Decoding, arXiv 2502.20704"
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -124,7 +124,7 @@ def threshold_rows(answered: Answered) -> list[ThresholdRow]:
     def threshold(of: Answered, arms: Sequence[Arm], by: str) -> EqualSpeedThreshold | None:
         assert of.bootstrap is not None
         values = [arm.rule.divergence_threshold or 0.0 for arm in arms]
-        (quality,) = of.curve([plain], by).quality.T
+        quality = of.curve([plain], by)[:, 2]
         return equal_speed_threshold(
             of.bootstrap, of.curve([base], by), of.curve(arms, by), values, quality
         )

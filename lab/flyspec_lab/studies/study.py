@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from flyspec.cli.conditions import Condition
 from flyspec.tables import FittedTable, make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec_lab.allocation import AllocationLead
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, parse_grid
 from flyspec_lab.bench.conditions import PLAIN, parse_conditions
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import EqualCost
+from flyspec_lab.curves import AllocationLead, EqualCost
 from flyspec_lab.drawing import COLORS, MARKERS, draw_intervals
 from flyspec_lab.evaluation import Evaluation
 from flyspec_lab.options import EvalOptions, ProblemOptions, StudyOptions, TaskPaths

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,24 +72,14 @@ class MultipleChoice(Task):
     stop = ("</s>", "\n")
     header = ""
 
-    def problems(self) -> list[Problem]:
-        return [self._problem(item, pool) for item, pool in self.items()[: self.limit]]
-
-    @abstractmethod
-    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
-        """Return the questions, each with what its examples are taken from."""
-
-    @abstractmethod
-    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
-        """Return the examples for a question."""
-
     def score(self, problem: Problem, text: str) -> Score:
         answer = choose_letter(self.until_stop(text.lstrip()), problem.reference["choices"])
         return Score(float(answer == problem.reference["answer"]), answer)
 
-    def _problem(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> Problem:
+    def problem(self, item: AnswerChoices, examples: Sequence[AnswerChoices]) -> Problem:
+        """Return a question after its examples."""
         header = self.header.format(category=item.category.replace("_", " "))
-        shots = [f"{shot.shown()} {shot.answer}\n\n" for shot in self.examples(item, pool)]
+        shots = [f"{shot.shown()} {shot.answer}\n\n" for shot in examples]
         reference = {"answer": item.answer, "choices": len(item.choices)}
         return Problem(item.key, header + "".join(shots) + item.shown(), reference, item.category)
 
@@ -112,19 +101,22 @@ class CommonsenseQa(MultipleChoice):
     )
     default_shots = 0
 
-    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
+    def problems(self) -> list[Problem]:
         assert self.path is not None
         questions = question_files(self.path, ("validation", "dev"))
         found = [_commonsense(row) for row in read_rows(questions)]
-        if not any(item.answer for item in found):
+        answered = [item for item in found if item.answer]
+        if not answered:
             raise ConfigError(f"{self.path}: has no answers; give the validation (dev) split")
         files = example_files(questions, ("train",)) if self.num_shots else []
         pool = [_commonsense(row) for row in read_rows(files)] if files else found
-        return [(item, pool) for item in found if item.answer]
-
-    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
-        known = [other for other in pool if other.answer]
-        return choose_examples(known, self.num_shots, self.seed, item.key, but=item)
+        known = [item for item in pool if item.answer]
+        return [
+            self.problem(
+                item, choose_examples(known, self.num_shots, self.seed, item.key, but=item)
+            )
+            for item in answered[: self.limit]
+        ]
 
 
 class Mmlu(MultipleChoice):
@@ -143,7 +135,14 @@ class Mmlu(MultipleChoice):
     default_shots = 5
     header = "The following are multiple choice questions (with answers) about {category}.\n\n"
 
-    def items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
+    def problems(self) -> list[Problem]:
+        return [
+            self.problem(item, self._examples(item, pool))
+            for item, pool in self._items()[: self.limit]
+        ]
+
+    def _items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
+        """Return the questions, each with the rows of its subject's dev set."""
         assert self.path is not None
         given = Path(self.path).expanduser()
         tables = sorted(given.rglob("*_test.csv")) if given.is_dir() else []
@@ -156,12 +155,10 @@ class Mmlu(MultipleChoice):
         files = example_files(questions, ("dev",)) if self.num_shots else []
         if self.num_shots and not files:
             raise self._no_examples(given)
-        pools: dict[str, list[AnswerChoices]] = {item.category: [] for item in found}
-        for shot in map(_of_hub, read_rows(files) if files else ()):
-            pools.setdefault(shot.category, []).append(shot)
-        return [(item, pools[item.category]) for item in found]
+        shots = [_of_hub(row) for row in read_rows(files)] if files else []
+        return [(item, [s for s in shots if s.category == item.category]) for item in found]
 
-    def examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
+    def _examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
         if len(pool) < self.num_shots:
             raise ConfigError(
                 f"{item.key}: the dev set of {item.category} has {len(pool)} rows for "

@@ -11,33 +11,14 @@ from flyspec.word_problems import problems
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 _NUM_DEPTHS = 40
-_QUALITIES = [
-    "brave",
-    "calm",
-    "dusty",
-    "eager",
-    "faint",
-    "gentle",
-    "hollow",
-    "icy",
-    "jolly",
-    "keen",
-    "lively",
-    "mellow",
-]
-_THINGS = [
-    "anchor",
-    "basket",
-    "candle",
-    "dolphin",
-    "engine",
-    "falcon",
-    "garden",
-    "hammer",
-    "island",
-    "jacket",
-    "kettle",
-]
+_QUALITIES = (
+    "brave", "calm", "dusty", "eager", "faint", "gentle", "hollow", "icy", "jolly", "keen",
+    "lively", "mellow",
+)  # fmt: skip
+_THINGS = (
+    "anchor", "basket", "candle", "dolphin", "engine", "falcon", "garden", "hammer", "island",
+    "jacket", "kettle",
+)  # fmt: skip
 
 
 class Needle(Task):

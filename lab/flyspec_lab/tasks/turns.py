@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from flyspec.values.chat import Chat
-from flyspec_lab.tasks.answers import last_number
-from flyspec_lab.tasks.gsm8k import reference_number
+from flyspec_lab.tasks.numbers import last_number, reference_number
 from flyspec_lab.tasks.rows import DataRow, question_files, read_rows
 from flyspec_lab.tasks.task import Problem, Score, Task
 

@@ -1,9 +1,10 @@
-"""What replay needs, in one file: the target's text of each prompt, in rounds of exact decoding.
+"""A recording: all that replay needs, in one file, made by running both models once.
 
-A round begins where exact decoding with K drafts begins one. It has the drafts, what both models
-say about each of them, and for each mismatch that a rule might accept the score of the text that
-the target writes after it: the mismatch is put in, and the target finishes greedily. That is how
-AutoJudge labels mismatches (arXiv 2504.20039); here the drafts before it stand, too.
+It has the target's text of each prompt, in rounds of exact decoding with K drafts. A round has the
+drafts, what both models say about each of them, and for each mismatch that a rule might accept the
+score of the text that the target writes after it: the mismatch is put in, and the target finishes
+greedily. That is how AutoJudge labels mismatches (arXiv 2504.20039); here the drafts before it
+stand, too.
 """
 
 from __future__ import annotations
@@ -12,16 +13,36 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from numpy.typing import NDArray
 from pyarrow import parquet
 
+from flyspec.engine.distributions import round_off
 from flyspec.errors import ConfigError
+from flyspec.prefix import num_same
+from flyspec.progress import progress
+from flyspec.rules import Rule
+from flyspec.rules.resolve import resolve_rule
+from flyspec.validation import distribution_spec
+from flyspec.values.tokens import SamplingParams
+from flyspec.version import __version__
+from flyspec_lab.tasks import Problem, Task
+from verify_service.rules.criteria.entropy import entropy_nats
+from verify_service.rules.guard import Guard
+
+if TYPE_CHECKING:
+    from flyspec_lab.local_model import LocalModel
 
 VERSION = 1
+TOP_LOGITS = 64
+"""Largest logits recorded a position. The rest is taken for uniform when it is replayed."""
+MAX_GAP_NATS = 8.0
+"""Mismatches that the target thinks this much less likely than its own token are not put in: no
+sensible threshold accepts them. RuleReplay counts one that a rule accepts as an answer lost."""
 _META = b"flyspec.recording"
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
@@ -59,9 +80,22 @@ class RecordedRound:
     fork_scores: Floats
 
 
+_ARRAYS: Mapping[str, Any] = {
+    # column: (type, rows beyond those of the drafts; None for a single number a row)
+    "logits": (np.float32, 1), "logit_ids": (np.int32, 1), "log_totals": (np.float32, None),
+    "entropies": (np.float32, None), "draft_log_probs": (np.float16, 0), "draft_ids": (np.int32, 0),
+    "fork_scores": (np.float32, None),
+}  # fmt: skip
+_SCHEMA = pa.schema(
+    {"text": pa.int32(), "prompt_id": pa.string(), "start": pa.int32()}
+    | {"draft_token_ids": pa.list_(pa.int32())}
+    | {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, (dtype, _) in _ARRAYS.items()}
+)
+
+
 @dataclass(frozen=True)
 class TuningRecordInfo:
-    """What was recorded, and how."""
+    """Models, task and settings of a recording."""
 
     target: str
     target_fingerprint: str
@@ -90,12 +124,18 @@ class TuningRecord:
         return sum(len(r.log_totals) for r in self.rounds)
 
     def save(self, path: Path) -> None:
-        """Write it as Parquet: a row per round, with its text's facts repeated."""
-        rows = [_row(r, self.texts[r.text]) for r in self.rounds]
-        table = pa.Table.from_pylist(rows, schema=_SCHEMA)
+        """Write it as Parquet: a row per round, with its text's prompt id repeated."""
+        rows = [
+            {
+                **vars(round_),
+                "prompt_id": self.texts[round_.text].prompt_id,
+                **{name: getattr(round_, name).reshape(-1) for name in _ARRAYS},
+            }
+            for round_ in self.rounds
+        ]
         meta = {**asdict(self.info), "texts": [asdict(t) for t in self.texts]}
-        table = table.replace_schema_metadata({_META: json.dumps(meta).encode()})
-        parquet.write_table(table, path, compression="zstd")
+        schema = _SCHEMA.with_metadata({_META: json.dumps(meta).encode()})
+        parquet.write_table(pa.Table.from_pylist(rows, schema), path, compression="zstd")
 
     @classmethod
     def load(cls, path: Path) -> TuningRecord:
@@ -118,45 +158,168 @@ class TuningRecord:
         return cls(TuningRecordInfo(**meta), texts, [_round(row) for row in table.to_pylist()])
 
 
-_SCHEMA = pa.schema(
-    [
-        ("text", pa.int32()),
-        ("prompt_id", pa.string()),
-        ("start", pa.int32()),
-        ("draft_token_ids", pa.list_(pa.int32())),
-        ("logits", pa.list_(pa.float32())),
-        ("logit_ids", pa.list_(pa.int32())),
-        ("log_totals", pa.list_(pa.float32())),
-        ("entropies", pa.list_(pa.float32())),
-        ("draft_log_probs", pa.list_(pa.float16())),
-        ("draft_ids", pa.list_(pa.int32())),
-        ("fork_scores", pa.list_(pa.float32())),
-    ]
-)
-_ARRAYS: Mapping[str, Any] = {
-    "logits": np.float32, "logit_ids": np.int32, "log_totals": np.float32,
-    "entropies": np.float32, "draft_log_probs": np.float16, "draft_ids": np.int32,
-    "fork_scores": np.float32,
-}  # fmt: skip
-
-
-def _row(round_: RecordedRound, text: RecordedText) -> dict[str, Any]:
-    flat = {name: getattr(round_, name).reshape(-1) for name in _ARRAYS}
-    return {
-        "text": round_.text,
-        "prompt_id": text.prompt_id,
-        "start": round_.start,
-        "draft_token_ids": round_.draft_token_ids,
-        **flat,
-    }
-
-
 def _round(row: Mapping[str, Any]) -> RecordedRound:
-    drafts = row["draft_token_ids"]
-    arrays = {name: np.array(row[name], dtype) for name, dtype in _ARRAYS.items()}
-    for name, count in {
-        "logits": len(drafts) + 1, "logit_ids": len(drafts) + 1,
-        "draft_log_probs": len(drafts), "draft_ids": len(drafts),
-    }.items():  # fmt: skip
-        arrays[name] = arrays[name].reshape(count, -1)
+    drafts, arrays = row["draft_token_ids"], dict[str, Any]()
+    for name, (dtype, more) in _ARRAYS.items():
+        flat = np.array(row[name], dtype)
+        arrays[name] = flat if more is None else flat.reshape(len(drafts) + more, -1)
     return RecordedRound(row["text"], row["start"], drafts, **arrays)
+
+
+class Recorder:
+    """Records prompts of a task, `num_speculative_tokens` drafts a round."""
+
+    def __init__(
+        self,
+        target: LocalModel,
+        draft: LocalModel,
+        task: Task,
+        num_speculative_tokens: int,
+        max_tokens: int,
+    ) -> None:
+        if target.info.tokenizer_fingerprint != draft.info.tokenizer_fingerprint:
+            raise ConfigError(
+                f"{draft.info.name} has another tokenizer than {target.info.name}; thresholds are "
+                "recorded with a draft model of the target's own"
+            )
+        self._target, self._draft, self._task = target, draft, task
+        self._k, self._max_tokens = num_speculative_tokens, max_tokens
+        self._spec = distribution_spec(resolve_rule(Rule("fuzzy")), SamplingParams())
+        self._guard = Guard(target.bundle.control_token_ids, target.eos, ())
+
+    def record(self, problems: Sequence[Problem], forks: bool = True) -> TuningRecord:
+        """Record the problems. Raises `ConfigError` if one's texts cannot be scored.
+
+        Without `forks` no mismatch is put in and no text is scored (NaN), which is enough for what
+        both models say of the drafts.
+        """
+        target = self._target
+        with torch.inference_mode():
+            prompts = [target.encode(problem.prompt) for problem in problems]
+            with progress("decoding the target's texts", len(prompts)) as advance:
+                outputs = target.continued(prompts, [self._max_tokens] * len(prompts), advance)
+            texts = [
+                RecordedText(
+                    problem.prompt_id,
+                    len(prompt),
+                    len(output),
+                    self._score(problem, output) if forks else np.nan,
+                )
+                for problem, prompt, output in zip(problems, prompts, outputs, strict=True)
+            ]
+            rounds = self._rounds(prompts, outputs)
+            if forks:
+                self._fork(problems, prompts, outputs, rounds)
+        info = TuningRecordInfo(
+            target=target.info.name,
+            target_fingerprint=target.info.weights_fingerprint,
+            draft=self._draft.info.name,
+            task=self._task.name,
+            vocab_size=target.info.vocab_size,
+            num_speculative_tokens=self._k,
+            max_tokens=self._max_tokens,
+            eos_token_ids=target.bundle.eos_token_ids,
+            control_token_ids=target.bundle.control_token_ids,
+            flyspec_version=__version__,
+        )
+        return TuningRecord(info, texts, rounds)
+
+    def _rounds(
+        self, prompts: Sequence[list[int]], outputs: Sequence[list[int]]
+    ) -> list[RecordedRound]:
+        """Decode exactly, all texts side by side: each draws a round's drafts at a time."""
+        rounds: list[RecordedRound] = []
+        # The target decodes the first token while the drafter reads the prompt.
+        ends = [1] * len(outputs)
+        with progress("drafting along them", sum(map(len, outputs))) as advance:
+            while left := [i for i, output in enumerate(outputs) if ends[i] < len(output)]:
+                before = [prompts[i] + outputs[i][: ends[i]] for i in left]
+                drafts = self._draft.continued(before, [self._k] * len(left))
+                rounds += self._described(
+                    [
+                        (i, ends[i], own, sequence + own)
+                        for i, own, sequence in zip(left, drafts, before, strict=True)
+                        if own
+                    ]
+                )
+                for i, own in zip(left, drafts, strict=True):
+                    begin = ends[i]
+                    same = num_same(own, outputs[i][begin:])
+                    ends[i] = min(begin + same + 1, len(outputs[i]))
+                    advance(ends[i] - begin)
+        return rounds
+
+    def _described(
+        self, rounds: Sequence[tuple[int, int, list[int], list[int]]]
+    ) -> list[RecordedRound]:
+        """Return rounds, given with the sequences that end in their drafts, as both models see."""
+        assert self._spec is not None
+        counts = [len(drafts) for _, _, drafts, _ in rounds]
+        sequences = [sequence for *_, sequence in rounds]
+        said: list[dict[str, Any]] = []
+        for logits in self._target.logits(sequences, [count + 1 for count in counts]):
+            rows = logits.float()
+            top = rows.topk(min(TOP_LOGITS, rows.shape[-1]), dim=-1)
+            said.append(
+                {
+                    "logits": top.values.numpy(force=True),
+                    "logit_ids": top.indices.numpy(force=True).astype(np.int32),
+                    "log_totals": rows.logsumexp(dim=-1).numpy(force=True),
+                    "entropies": entropy_nats(rows).numpy(force=True),
+                }
+            )
+        drawn = self._draft.logits([sequence[:-1] for sequence in sequences], counts)
+        for of, logits in zip(said, drawn, strict=True):
+            rounded = round_off(logits, self._spec)
+            assert rounded.token_ids is not None
+            of["draft_log_probs"] = rounded.log_probs.numpy(force=True)
+            of["draft_ids"] = rounded.token_ids.numpy(force=True).astype(np.int32)
+        return [
+            RecordedRound(
+                text, start, drafts, **of, fork_scores=np.full(len(drafts), np.nan, np.float32)
+            )
+            for (text, start, drafts, _), of in zip(rounds, said, strict=True)
+        ]
+
+    def _fork(
+        self,
+        problems: Sequence[Problem],
+        prompts: Sequence[list[int]],
+        outputs: Sequence[list[int]],
+        rounds: Sequence[RecordedRound],
+    ) -> None:
+        """Put in each mismatch that a rule might accept, and score what the target makes of it."""
+        forks = [(round_, index) for round_ in rounds for index in self._mismatches(round_)]
+        parts = [outputs[r.text][: r.start] + r.draft_token_ids[: index + 1] for r, index in forks]
+        with progress("finishing after each mismatch", len(forks)) as advance:
+            ends = self._target.continued(
+                [prompts[r.text] + part for (r, _), part in zip(forks, parts, strict=True)],
+                [max(0, self._max_tokens - len(part)) for part in parts],
+                advance,
+            )
+        for (round_, index), part, end in zip(forks, parts, ends, strict=True):
+            round_.fork_scores[index] = self._score(problems[round_.text], part + end)
+
+    def _mismatches(self, round_: RecordedRound) -> list[int]:
+        """Indices of mismatches, up to the first that no rule accepts."""
+        found = []
+        logits, ids = round_.logits, round_.logit_ids
+        for index, draft in enumerate(round_.draft_token_ids):
+            own = int(ids[index, 0])
+            if draft == own:
+                continue
+            (place,) = np.nonzero(ids[index] == draft)
+            likely = place.size and logits[index, 0] - logits[index, place[0]] <= MAX_GAP_NATS
+            if not likely or not self._guard.allows(draft, own):
+                break
+            found.append(index)
+        return found
+
+    def _score(self, problem: Problem, token_ids: Sequence[int]) -> float:
+        score = self._task.score(problem, self._target.tokenizer.decode(token_ids))
+        if score is None:
+            raise ConfigError(
+                f"{self._task.name}: {problem.prompt_id} has no known answer; thresholds are tuned "
+                "on prompts with answers"
+            )
+        return score.value

@@ -1,11 +1,10 @@
 """Judges a recording by any rule, without a model.
 
 Each recorded round is judged by the verify service's own judge, on logits rebuilt from the record:
-those beyond the largest are taken for equal, which changes entropies a little (`entropy_error`) and
-no token. What replay cannot know is the text after a mismatch that a rule accepts. It supposes that
-what follows is like the target's own text: the next rounds are those that follow the target's text,
-and a text is right if each of its accepted mismatches, put in alone, leaves it right. How far that
-is from the truth is measured, on generations (`flyspec tune --confirm`).
+those beyond the largest are taken for equal, which changes entropies a little and no token. What
+replay cannot know is the text after a mismatch that a rule accepts. It supposes that what follows
+is like the target's own text: the next rounds are those that follow the target's text, and a text
+is right if each of its accepted mismatches, put in alone, leaves it right.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
 from flyspec.errors import InvalidArgumentError
-from flyspec.rules import Rule
+from flyspec.rules import Divergence, Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
@@ -29,7 +28,7 @@ from flyspec.values.rounds import Outcome
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.tuning.recording import RecordedRound, TuningRecord
 from verify_service.rules import judge
-from verify_service.rules.criteria.entropy import entropy_nats
+from verify_service.rules.criteria.divergence import FORMULAS, comparable
 
 Floats = NDArray[np.float64]
 _GREEDY = SamplingParams()
@@ -41,8 +40,7 @@ class Replayed:
 
     `num_rounds` and `num_tokens` are of the recorded rounds, as this rule would have ended them;
     `num_loose` its loose tokens. `changes` is the expected change of the text's score, `flips`
-    whether any accepted mismatch takes a right answer away. `tokens_per_text` is the mean length of
-    the target's own texts.
+    whether any accepted mismatch takes a right answer away.
     """
 
     rule: Rule
@@ -52,7 +50,6 @@ class Replayed:
     scores: Floats
     changes: Floats
     flips: NDArray[np.bool_]
-    tokens_per_text: float = 0.0
 
     @property
     def tokens_per_round(self) -> float:
@@ -71,25 +68,15 @@ class RuleReplay:
     def __init__(self, recording: TuningRecord) -> None:
         self.recording = recording
         info = recording.info
-        self._settled = [_matches(r) for r in recording.rounds]
+        self._settled = [bool(_matches(r).all()) for r in recording.rounds]
         self.logits = functools.cache(lambda i: rebuilt(recording.rounds[i], info.vocab_size))
         self._judged: dict[Rule, Replayed] = {}
 
-    @property
-    def entropy_error(self) -> float:
-        """Largest error of a rebuilt row's entropy, nats."""
-        worst = 0.0
-        for index, round_ in enumerate(self.recording.rounds):
-            entropies = entropy_nats(self.logits(index).double())
-            error = (entropies - torch.from_numpy(round_.entropies)).abs().max()
-            worst = max(worst, float(error))
-        return worst
-
     def by(self, rule: Rule) -> Replayed:
-        """Judge all rounds by a rule. Raises `InvalidArgumentError` like `check_replayable`."""
-        recording, k = self.recording, self.recording.info.num_speculative_tokens
-        resolved = resolve_rule(rule, k)
-        check_replayable(resolved)
+        """Judge all rounds by a rule. Raises `InvalidArgumentError` for what is not recorded."""
+        recording = self.recording
+        resolved = resolve_rule(rule, recording.info.num_speculative_tokens)
+        _check_replayable(resolved)
         if resolved in self._judged:
             return self._judged[resolved]
         count = len(recording.texts)
@@ -111,8 +98,7 @@ class RuleReplay:
         weights = np.minimum(1.0, own_tokens / np.maximum(1, tokens))
         scores = np.array([text.score for text in recording.texts])
         changes = np.clip(changes * weights, -scores, 1.0 - scores)
-        length = float(np.mean([text.num_tokens for text in recording.texts]))
-        found = Replayed(resolved, rounds, tokens, loose, scores, changes, flips, length)
+        found = Replayed(resolved, rounds, tokens, loose, scores, changes, flips)
         self._judged[resolved] = found
         return found
 
@@ -140,17 +126,44 @@ class RuleReplay:
         return verdict.num_accepted, loose
 
 
-def check_replayable(rule: Rule) -> None:
+def _check_replayable(rule: Rule) -> None:
     """Raise `InvalidArgumentError`, with the reason, if a record lacks what the rule needs."""
-    preset = RULE_PRESETS[rule.name]
     spec = distribution_spec(rule, _GREEDY)
-    if preset.hidden_layers:
+    if RULE_PRESETS[rule.name].hidden_layers:
         raise InvalidArgumentError(f"{rule.name}: reads hidden rows, which are not recorded")
     if spec is not None and (spec.top_k == 0 or spec.raw):
         raise InvalidArgumentError(
             f"{rule.name}: compares whole distributions, of which the most likely tokens are "
             "recorded; set divergence_top_k"
         )
+
+
+@dataclass(frozen=True)
+class DraftedDivergences:
+    """A divergence at each drafted position, and whether the draft is the target's own token.
+
+    Positions after a round's first mismatch count as well: there both models go on from the draft.
+    """
+
+    kind: Divergence
+    values: Floats
+    matches: NDArray[np.bool_]
+
+
+def drafted_divergences(
+    recording: TuningRecord, kind: Divergence = Divergence.JS
+) -> DraftedDivergences:
+    """Return a recording's divergences, as the rule `fuzzy` compares distributions.
+
+    That is at temperature 1, over the draft's most likely tokens and one bucket for the rest.
+    """
+    values, matches = [np.empty(0)], [np.empty(0, np.bool_)]
+    for round_ in recording.rounds:
+        logits = rebuilt(round_, recording.info.vocab_size)[:-1]
+        compared = comparable(logits, distributions_of(round_), 0)
+        values.append(FORMULAS[kind](*compared).clamp_(min=0.0).double().numpy(force=True))
+        matches.append(_matches(round_))
+    return DraftedDivergences(kind, np.concatenate(values), np.concatenate(matches))
 
 
 def rebuilt(round_: RecordedRound, vocab_size: int) -> Tensor:
@@ -170,7 +183,7 @@ def distributions_of(round_: RecordedRound) -> Distributions:
     )
 
 
-def _matches(round_: RecordedRound) -> bool:
-    """Whether all drafts are the target's own tokens."""
-    own: list[int] = round_.logit_ids[: len(round_.draft_token_ids), 0].tolist()
-    return own == round_.draft_token_ids
+def _matches(round_: RecordedRound) -> NDArray[np.bool_]:
+    """Whether each draft is the target's own token."""
+    found: NDArray[np.bool_] = round_.logit_ids[:-1, 0] == np.array(round_.draft_token_ids)
+    return found

@@ -12,8 +12,7 @@ from scipy.stats import gamma
 from flyspec.errors import ConfigError
 from flyspec.progress import progress
 from flyspec.rules import Divergence, Rule
-from flyspec_lab.certify import Certificate, Flips, Promise, certify
-from flyspec_lab.loss_bound import LossBound, loss_bound
+from flyspec_lab.tuning.certificates import Certificate, Promise, certify
 from flyspec_lab.tuning.replay import Replayed, RuleReplay
 
 
@@ -52,26 +51,23 @@ AXES: tuple[Axis, ...] = (
 # fmt: on
 """What is searched. Other parameters are the presets' own, but for `typical`, whose δ would keep
 the probabilities that it accepts below 0.3 of the entropy's bound."""
-EXACT = Rule("exact")
 
 
 def axes_of(names: Collection[str] | None) -> Sequence[Axis]:
     """Return the axes of these rules, None: of all. Raises `ConfigError` for a rule without one."""
-    if names is None:
-        return AXES
     known = {axis.rule.name: None for axis in AXES}
-    if unknown := next((name for name in names if name not in known), None):
+    if unknown := next((name for name in names or () if name not in known), None):
         raise ConfigError(
             f"--rules: {unknown!r} has no threshold to tune; known are {', '.join(known)}"
         )
-    return [axis for axis in AXES if axis.rule.name in names]
+    return [axis for axis in AXES if names is None or axis.rule.name in names]
 
 
 @dataclass(frozen=True)
 class RuleCandidate:
     """A rule with a threshold; `axis` and `value` are empty for exact decoding.
 
-    `recovery` is expected; `recovery_low` its lower bound at the search's confidence, or that of a
+    `recovery_low` is the lower bound of the recovery at the search's confidence, or that of a
     stricter threshold if it is lower: a looser one is no safer, only luckier.
     """
 
@@ -79,25 +75,6 @@ class RuleCandidate:
     value: float | None
     replayed: Replayed
     recovery_low: float
-
-    @property
-    def recovery(self) -> float:
-        return self.replayed.recovery
-
-    @property
-    def tokens_per_round(self) -> float:
-        return self.replayed.tokens_per_round
-
-    @property
-    def loss_bound(self) -> LossBound | None:
-        """The bound on what texts sampled by the rule lose, if it has one (`lab.loss_bound`).
-
-        Lengths and the share of drafts are those of the recording, which is greedy.
-        """
-        replayed = self.replayed
-        tokens = max(1, int(replayed.num_tokens.sum()))
-        drafted = tokens - int(replayed.num_rounds.sum())
-        return loss_bound(replayed.rule, replayed.tokens_per_text, drafted / tokens)
 
     @property
     def num_flips(self) -> int:
@@ -121,8 +98,7 @@ def recovery_low(replayed: Replayed, confidence: float) -> float:
 
 def candidates(replay: RuleReplay, axes: Sequence[Axis], confidence: float) -> list[RuleCandidate]:
     """Replay exact decoding and every threshold of every axis."""
-    exact = replay.by(EXACT)
-    found = [RuleCandidate("exact", None, exact, 1.0)]
+    found = [RuleCandidate("exact", None, replay.by(Rule("exact")), 1.0)]
     with progress("replaying", sum(len(axis.values) for axis in axes)) as advance:
         for axis in axes:
             low = 1.0
@@ -137,30 +113,21 @@ def candidates(replay: RuleReplay, axes: Sequence[Axis], confidence: float) -> l
 def fastest(found: Sequence[RuleCandidate], target_recovery: float) -> RuleCandidate:
     """Return the candidate with most tokens a round among those whose bound reaches the target."""
     good = [c for c in found if c.value is None or c.recovery_low >= target_recovery]
-    return max(good, key=lambda c: c.tokens_per_round)
-
-
-def flips_of(found: Sequence[RuleCandidate], axes: Sequence[Axis]) -> dict[str, Flips]:
-    """Return by axis which right answers of the target each of its thresholds takes away."""
-    right = found[0].replayed.scores >= 1.0
-    return {
-        axis.name: np.stack([c.replayed.flips[right] for c in found if c.axis == axis.name], axis=1)
-        for axis in axes
-    }
+    return max(good, key=lambda c: c.replayed.tokens_per_round)
 
 
 def certified(
     found: Sequence[RuleCandidate], axes: Sequence[Axis], promise: Promise
-) -> list[tuple[RuleCandidate | None, Certificate]]:
-    """Return the loosest certified threshold of each axis, with its certificate.
+) -> dict[str, tuple[RuleCandidate | None, Certificate]]:
+    """Return the loosest certified threshold of each axis by its name, with its certificate.
 
-    All certificates hold together (`Promise.shared`).
+    All certificates hold together (`Promise.shared`), for the right answers of the target.
     """
-    share = promise.shared(len(axes))
-    results: list[tuple[RuleCandidate | None, Certificate]] = []
-    for name, flips in flips_of(found, axes).items():
-        certificate = certify(flips, share)
-        own = [c for c in found if c.axis == name]
+    share, right = promise.shared(len(axes)), found[0].replayed.scores >= 1.0
+    results: dict[str, tuple[RuleCandidate | None, Certificate]] = {}
+    for axis in axes:
+        own = [c for c in found if c.axis == axis.name]
+        certificate = certify(np.stack([c.replayed.flips[right] for c in own], axis=1), share)
         chosen = None if certificate.index is None else own[certificate.index]
-        results.append((chosen, certificate))
+        results[axis.name] = chosen, certificate
     return results

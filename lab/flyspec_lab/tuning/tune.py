@@ -1,135 +1,241 @@
-"""`flyspec tune`: records, replays, chooses, and measures how far replay was off."""
+"""`flyspec tune`: its options, its run on a recording, and the report and preset of the choice."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 
-from flyspec.cli.conditions import Condition
+from flyspec.cli.options import ModelFlags
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError
+from flyspec.flags import Flag
+from flyspec.rules import PARAMETERS, Rule
+from flyspec.tables import FittedTable, make_table
 from flyspec.version import __version__
-from flyspec_lab.certify import Certificate, Promise
-from flyspec_lab.local_model import LocalModel
-from flyspec_lab.options import EvalOptions
-from flyspec_lab.problems import TaskProblems, read_problems
-from flyspec_lab.resplits import Resplits, resplit
-from flyspec_lab.tuning.options import TuneOptions
-from flyspec_lab.tuning.record import Recorder
-from flyspec_lab.tuning.recording import TuningRecord
+from flyspec_lab.bench.options import names_of
+from flyspec_lab.options import ProblemOptions
+from flyspec_lab.problems import read_problems
+from flyspec_lab.tuning.certificates import Certificate, Promise
+from flyspec_lab.tuning.recording import Recorder, TuningRecord
 from flyspec_lab.tuning.replay import RuleReplay
 from flyspec_lab.tuning.search import (
+    AXES,
     Axis,
     RuleCandidate,
     axes_of,
     candidates,
     certified,
     fastest,
-    flips_of,
 )
+
+_promise = partial(Flag, group="Certificate")
+
+
+# fmt: off
+@dataclass(frozen=True)
+class TuneOptions(ProblemOptions):
+    """`flyspec tune`. Problems are recorded unless the recording exists."""
+
+    recording: Annotated[Path, Flag(
+        "Recording of both models on the problems: made if it does not exist, else replayed.",
+    )] = Path("recording.parquet")
+    target_recovery: Annotated[float, Flag(
+        "Minimum share of the target's score to keep.", min=0,
+    )] = 0.99
+    confidence: Annotated[float, Flag(
+        "Confidence that a threshold keeps it.", min=0,
+    )] = 0.8
+    rules: Annotated[tuple[str, ...] | None, Flag(
+        "Rules to tune, comma-separated.", metavar="RULE,...", listed=True, default="all",
+        read=names_of({axis.rule.name: None for axis in AXES}),
+    )] = None
+    certify_rate: Annotated[float | None, _promise(
+        "Also certify thresholds: at most this rate of right answers made wrong.", min=0,
+        default="none",
+    )] = None
+    certify_confidence: Annotated[float, _promise(
+        "Confidence of the certificates, together.", min=0,
+    )] = 0.9
+    num_speculative_tokens: Annotated[int, Flag("K: drafted tokens per round.", min=1)] = 15
+    name: Annotated[str, Flag("Name of the rule in the preset file.")] = "tuned"
+    preset_file: Annotated[Path | None, Flag(
+        "Write the rule found, with its evidence, as a file for --rules-file.", default="none",
+    )] = None
+    # fmt: on
+
+    def check(self) -> None:
+        """Raise `ConfigError` for shares that are none."""
+        if not 0 < self.target_recovery <= 1 or not 0 < self.confidence < 1:
+            raise ConfigError("--target-recovery and --confidence must be between 0 and 1")
+        if self.certify_rate is not None and not 0 < self.certify_rate < 1:
+            raise ConfigError("--certify-rate must be between 0 and 1")
+
+
+def obtain(o: TuneOptions, pair: tuple[str, str], models: ModelFlags) -> TuningRecord:
+    """Return the recording, made now with a target and a draft model if its file does not exist.
+
+    Raises `ConfigError`.
+    """
+    if o.recording.exists():
+        return TuningRecord.load(o.recording)
+    tasks = read_problems(o)
+    if len(tasks) != 1:
+        raise ConfigError(
+            f"--task: {len(tasks)} tasks are named; a recording has the problems of one"
+        )
+    from flyspec_lab.local_model import LocalModel
+
+    task = tasks[0].task
+    same: dict[str, Any] = {
+        "device": models.device, "dtype": models.dtype, "threads": models.threads
+    }  # fmt: skip
+    target = LocalModel(VerifySettings(model=pair[0], **same))
+    draft = LocalModel(DraftSettings(model=pair[1], **same))
+    max_tokens = o.max_tokens or task.max_tokens
+    recorder = Recorder(target, draft, task, o.num_speculative_tokens, max_tokens)
+    recording = recorder.record(tasks[0].problems)
+    recording.save(o.recording)
+    return recording
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found on a recording. Certificates are by axis, none unless they were asked for."""
+    """The candidates on a recording, exact decoding first, and the choice among them.
+
+    Certificates are by axis, none unless they were asked for.
+    """
 
     recording: TuningRecord
     axes: Sequence[Axis]
     candidates: Sequence[RuleCandidate]
     chosen: RuleCandidate
     certificates: Mapping[str, tuple[RuleCandidate | None, Certificate]]
-    resplits: Resplits | None = None
 
-    def best_of(self, axis: Axis, target_recovery: float) -> RuleCandidate | None:
-        """Return the axis's loosest threshold whose bound reaches the target, if any does."""
-        good = [
-            c for c in self.candidates if c.axis == axis.name and c.recovery_low >= target_recovery
-        ]
-        return good[-1] if good else None
+    @classmethod
+    def search(cls, o: TuneOptions, recording: TuningRecord) -> Tuned:
+        """Replay the recording by every rule and threshold, and choose."""
+        # Rounds are small: more threads would wait for each other.
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            axes = axes_of(o.rules)
+            found = candidates(RuleReplay(recording), axes, o.confidence)
+        finally:
+            torch.set_num_threads(threads)
+        proofs: Mapping[str, tuple[RuleCandidate | None, Certificate]] = {}
+        if o.certify_rate is not None:
+            proofs = certified(found, axes, Promise(o.certify_rate, o.certify_confidence))
+        return cls(recording, axes, found, fastest(found, o.target_recovery), proofs)
 
-    def evidence(self, o: TuneOptions) -> str:
-        """Say in sentences what the choice rests on."""
+    def preset(self, o: TuneOptions) -> str:
+        """Return the choice as the TOML of a rules file, with its evidence as comments."""
         chosen, info, texts = self.chosen, self.recording.info, self.recording.texts
-        text = (
+        replayed, exact = chosen.replayed, self.candidates[0].replayed
+        evidence = (
             f"Found by flyspec tune {__version__} for the target {info.target} "
             f"({info.target_fingerprint}) with the draft model {info.draft}, K = "
             f"{info.num_speculative_tokens}, on {len(texts)} problems of {info.task}, "
-            f"{chosen.replayed.scores.mean():.1%} of which the target answers correctly. Expected "
-            f"recovery {chosen.recovery:.1%}, at least {chosen.recovery_low:.1%} with confidence "
-            f"{o.confidence:.0%}; {chosen.num_flips} answers lost; {chosen.tokens_per_round:.2f} "
-            f"tokens a round, where exact decoding has {self.candidates[0].tokens_per_round:.2f}."
+            f"{replayed.scores.mean():.1%} of which the target answers correctly. Expected "
+            f"recovery {replayed.recovery:.1%}, at least {chosen.recovery_low:.1%} with confidence "
+            f"{o.confidence:.0%}; {chosen.num_flips} answers lost; {replayed.tokens_per_round:.2f} "
+            f"tokens a round, where exact decoding has {exact.tokens_per_round:.2f}."
         )
-        proof = self.certificates.get(chosen.axis)
-        if proof is not None and proof[1].index is not None:
-            promise = proof[1].promise
-            text += (
-                f" Certified up to {proof[0].value if proof[0] else 0:g}: at most "
-                f"{promise.max_rate:.1%} of right answers are lost, with confidence "
-                f"{o.certify_confidence:.0%} for all certificates together."
+        proven, proof = self.certificates.get(chosen.axis, (None, None))
+        if proven is not None and proof is not None:
+            evidence += (
+                f" Certified up to {proven.value:g}: at most {proof.promise.max_rate:.1%} of right "
+                f"answers are lost, with confidence {o.certify_confidence:.0%} for all "
+                "certificates together."
             )
-        return text
+        return rules_file(o.name, replayed.rule, evidence)
+
+    def table(self, o: TuneOptions) -> FittedTable:
+        """Return each rule's loosest threshold that reaches the target, and the one certified."""
+        columns = ["rule", "threshold", "value", "recovery", "at least", "lost", "tok/round"]
+        if self.certificates:
+            columns.append(f"certified {o.certify_rate:.2%}")
+        rows = []
+        for axis in self.axes:
+            own = [c for c in self.candidates if c.axis == axis.name]
+            good = [c for c in own if c.recovery_low >= o.target_recovery]
+            row = [axis.name, axis.parameter, _value(good[-1] if good else None)]
+            for best in good[-1:]:
+                row += [f"{best.replayed.recovery:.1%}", f"{best.recovery_low:.1%}"]
+                row += [str(best.num_flips), f"{best.replayed.tokens_per_round:.2f}"]
+            row += [""] * (7 - len(row))
+            if self.certificates:
+                row.append(_value(self.certificates[axis.name][0]))
+            rows.append(row)
+        return make_table(columns, rows, left=2)
+
+    def summary(self, o: TuneOptions) -> str:
+        """Return lines about the recording and the choice."""
+        recording, chosen, exact = self.recording, self.chosen, self.candidates[0].replayed
+        size = o.recording.stat().st_size / max(1, recording.num_positions)
+        lines = [
+            f"{len(recording.texts)} problems of {recording.info.task}: "
+            f"{recording.num_positions:,} positions, {size:.0f} bytes each",
+            f"exact decoding: {exact.tokens_per_round:.2f} tokens a round",
+        ]
+        if chosen.value is None:
+            lines.append(
+                f"chosen: exact decoding; no threshold keeps {o.target_recovery:.1%} with "
+                f"confidence {o.confidence:.0%} on these problems: record more, or ask for less"
+            )
+        else:
+            lines.append(
+                f"chosen: {chosen.axis}, threshold {chosen.value:g}: expected recovery "
+                f"{chosen.replayed.recovery:.1%}, at least {chosen.recovery_low:.1%}; "
+                f"{chosen.replayed.tokens_per_round:.2f} tokens a round"
+            )
+        for axis, (_, certificate) in self.certificates.items():
+            if certificate.problem:
+                lines.append(f"not certified: {axis}: {certificate.problem}")
+        if o.preset_file is not None:
+            lines.append(f"wrote {o.preset_file}: serve it with --rules-file, and --rule {o.name}")
+        return "\n".join(lines)
+
+    def document(self, o: TuneOptions) -> dict[str, Any]:
+        """Return everything for JSON."""
+        return {
+            **vars(o),
+            "recording_info": self.recording.info,
+            "num_positions": self.recording.num_positions,
+            "candidates": [
+                {
+                    "axis": c.axis,
+                    "value": c.value,
+                    "recovery": c.replayed.recovery,
+                    "recovery_low": c.recovery_low,
+                    "flips": c.num_flips,
+                    "tokens_per_round": c.replayed.tokens_per_round,
+                }
+                for c in self.candidates
+            ],
+            "chosen": {"axis": self.chosen.axis, "value": self.chosen.value},
+            "certificates": {axis: proof for axis, (_, proof) in self.certificates.items()},
+        }
 
 
-def obtain(
-    o: TuneOptions, models: tuple[str, str], device: str, dtype: str, threads: int
-) -> TuningRecord:
-    """Return the recording, made now if its file does not exist. Raises `ConfigError`."""
-    if o.recording.exists():
-        return TuningRecord.load(o.recording)
-    (problems,) = _one_task(o)
-    same: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
-    target = LocalModel(VerifySettings(model=models[0], **same))
-    draft = LocalModel(DraftSettings(model=models[1], **same))
-    max_tokens = o.max_tokens or problems.task.max_tokens
-    recorder = Recorder(target, draft, problems.task, o.num_speculative_tokens, max_tokens)
-    recording = recorder.record(problems.problems)
-    recording.save(o.recording)
-    return recording
+def _value(candidate: RuleCandidate | None) -> str:
+    return "none" if candidate is None or candidate.value is None else f"{candidate.value:g}"
 
 
-def _one_task(o: TuneOptions) -> list[TaskProblems]:
-    found = read_problems(o)
-    if len(found) != 1:
-        raise ConfigError(
-            f"--task: {len(found)} tasks are named; a recording has the problems of one"
-        )
-    return found
-
-
-def search(o: TuneOptions, recording: TuningRecord) -> Tuned:
-    """Replay the recording by every rule and threshold, and choose."""
-    # Rounds are small: more threads would wait for each other.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        axes = axes_of(o.rules)
-        found = candidates(RuleReplay(recording), axes, o.confidence)
-    finally:
-        torch.set_num_threads(threads)
-    proofs, resplits = {}, None
-    if o.certify_rate is not None:
-        promise = Promise(o.certify_rate, o.certify_confidence)
-        results = certified(found, axes, promise)
-        proofs = {axis.name: result for axis, result in zip(axes, results, strict=True)}
-        if o.resplits:
-            resplits = resplit(flips_of(found, axes), promise, o.resplits)
-    return Tuned(recording, axes, found, fastest(found, o.target_recovery), proofs, resplits)
-
-
-def confirming(o: TuneOptions, tuned: Tuned) -> EvalOptions:
-    """Return the run that generates the recorded texts again, by the rule found."""
-    k = tuned.recording.info.num_speculative_tokens
-    rule = Condition(o.name, tuned.chosen.replayed.rule)
-    shared: dict[str, Any] = {
-        name: getattr(o, name) for name in ("task", "num_shots", "allow_code_execution",
-        "problems", "problem_seed", "prompt_file", "limit", "chat")
-    }  # fmt: skip
-    return EvalOptions(
-        **shared,
-        max_tokens=tuned.recording.info.max_tokens,
-        rules=(rule,),
-        num_speculative_tokens=k,
-    )
+def rules_file(name: str, rule: Rule, evidence: str) -> str:
+    """Return the TOML of a named rule, for `--rules-file`; `evidence` goes before it."""
+    lines = [f"# {line}".rstrip() for line in textwrap.wrap(evidence, 96)]
+    lines += ["", f"[rules.{name}]", f'preset = "{rule.name}"']
+    for field in fields(rule):
+        value = getattr(rule, field.name)
+        if field.name not in PARAMETERS or value is None:
+            continue
+        shown = PARAMETERS[field.name].show(value)
+        lines.append(f"{field.name} = " + (f'"{shown}"' if isinstance(value, IntEnum) else shown))
+    return "\n".join(lines) + "\n"

@@ -267,7 +267,7 @@ class _Face:
         )
 
     async def health(self) -> Response:
-        """Whether requests are accepted: 200, else 503."""
+        """True if requests are accepted: 200, else 503."""
         if self._generations.accepting:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "unavailable"}, 503)

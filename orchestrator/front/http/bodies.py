@@ -1,4 +1,4 @@
-"""What clients send: OpenAI's parameters, vLLM's extras and ours.
+"""Bodies of requests: OpenAI's parameters, vLLM's extras and ours.
 
 Parameters that exist elsewhere but are not served are refused by name, unless they have the value
 that changes nothing.
@@ -114,13 +114,13 @@ def refused(param: str, reason: str) -> PydanticCustomError:
 
 
 class StreamOptions(Body):
-    """How a stream is sent."""
+    """Options of a stream."""
 
     include_obfuscation: bool = Field(False, description="Accepted; chunks are never padded.")
 
 
 class ChunkOptions(StreamOptions):
-    """What a stream of chunks contains besides text."""
+    """Contents of a stream of chunks besides text."""
 
     include_usage: bool = Field(False, description="Send a last chunk with the token counts.")
     include_elapsed_ms: bool = Field(
@@ -145,7 +145,7 @@ _Sampled: type[Body] = create_model("_Sampled", __base__=Body, **_SAMPLING)
 
 
 class SampledBody(_Sampled):
-    """What all endpoints that generate take; sampling parameters are those of gRPC."""
+    """Parameters of all endpoints that generate; sampling parameters are those of gRPC."""
 
     model: str | None = Field(None, description="The served name, or NAME:RULE.")
     stream: bool = Field(False, description="Send text as it becomes final (server-sent events).")
@@ -197,7 +197,7 @@ class SampledBody(_Sampled):
 
 
 class GenerationBody(SampledBody):
-    """What the endpoints with choices take."""
+    """Parameters of the endpoints with choices."""
 
     stream_options: ChunkOptions | None = Field(
         None, description="What a stream contains; only with stream."
@@ -242,12 +242,12 @@ class ToolsBody(Body):
 
     @property
     def shows_tools(self) -> bool:
-        """Whether the chat template gets them."""
+        """True if the chat template gets them."""
         return bool(self.tools)
 
 
 class CallingBody(ToolsBody):
-    """Whether and how the model calls them."""
+    """Permission for the model to call them, or duty to."""
 
     tool_choice: Literal["auto", "none"] | None = Field(
         None, description="none: tools are not shown to the model."
@@ -262,7 +262,7 @@ class CallingBody(ToolsBody):
 
 
 class TemplateBody(ToolsBody):
-    """How the chat template renders a chat's messages."""
+    """Options of the chat template for rendering a chat's messages."""
 
     documents: Objects | None = Field(
         None, description="Documents to answer from, if the chat template reads them."

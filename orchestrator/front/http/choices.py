@@ -60,7 +60,7 @@ class Gathered:
 
 
 class _Room:
-    """How many choices of a request are running, and when the next may try."""
+    """Count of a request's running choices, and the time at which the next may try."""
 
     def __init__(self) -> None:
         self._running, self._any_ended = 0, False
@@ -77,7 +77,7 @@ class _Room:
 
     @property
     def is_shared(self) -> bool:
-        """Whether another choice runs, or has been completed: the request was admitted."""
+        """True if another choice runs, or has been completed: the request was admitted."""
         return self._running > 1 or self._any_ended
 
     async def end(self) -> None:

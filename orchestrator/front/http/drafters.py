@@ -17,7 +17,7 @@ from orchestrator.front.statuses import drafter_status
 log = logging.getLogger(__name__)
 
 TOLD = ("name", "kind", "state", "active", "usable", "share", "translated")
-"""What everybody is told; the rest has addresses and what others do."""
+"""Fields for everybody; the rest has addresses and the activity of others."""
 
 
 class ActivationBody(Body):

@@ -87,7 +87,7 @@ DESCRIPTIONS = {
 
 
 class ErrorFields(BaseModel):
-    """What is wrong."""
+    """Description of the error."""
 
     message: str
     type: str

@@ -1,4 +1,4 @@
-"""What every HTTP request passes: its id, access, limits, metrics, and who has left.
+"""Gate of every HTTP request: its id, access, limits, metrics, and who has left.
 
 Plain ASGI around the application, so that nothing is parsed for refused clients.
 """

@@ -21,7 +21,7 @@ def chat_logprobs(chunks: Sequence[Chunk]) -> dict[str, Any]:
 
 
 class Offsets:
-    """Where tokens begin in a text, in characters, however the text is cut into parts."""
+    """Offsets of tokens in a text, in characters, however the text is cut into parts."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._detokenizer, self._at = tokenizer.detokenizer(), 0

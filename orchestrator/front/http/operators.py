@@ -65,14 +65,14 @@ class Operators:
         return owner.name
 
     def is_told_details(self, scope: Any) -> bool:
-        """Whether a request is told addresses and statistics.
+        """True if a request is told addresses and statistics.
 
         Without keys everybody is, if nobody but this machine reaches this port and the admin port.
         """
         return self.admits(scope) if self._keys else self._is_closed
 
     def admits(self, scope: Any) -> bool:
-        """Whether a request is an operator's."""
+        """True if a request is an operator's."""
         try:
             self.admit(scope)
         except PermissionDeniedError:

@@ -39,7 +39,7 @@ MIXED = (
 
 
 class Reply(ABC):
-    """What clients get for a request with `count` choices, from the choices' events.
+    """Replies to a request with `count` choices, from the choices' events.
 
     The choices are those of the first prompt, then those of the next: choice i is of prompt i // n.
     """
@@ -187,7 +187,7 @@ class Reply(ABC):
 
     @property
     def _tells_tokens(self) -> bool:
-        """Whether chunks say something of tokens that have completed no text."""
+        """True if chunks say something of tokens that have completed no text."""
         body = self._body
         asked = body.return_token_ids, body.return_token_texts, body.return_origins
         return any(asked) or self.wants_logprobs

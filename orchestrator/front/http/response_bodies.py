@@ -1,4 +1,4 @@
-"""What clients send to `/v1/responses`."""
+"""Bodies of requests to `/v1/responses`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.front.http.bodies import Body, CallingBody, Metadata, Objects,
 
 
 class ReasoningBody(Body):
-    """How the model reasons."""
+    """Options of the model's reasoning."""
 
     effort: Literal["none"] | None = Field(None, description="Only none.")
     summary: str | None = Field(None, description="Accepted; there is none without effort.")

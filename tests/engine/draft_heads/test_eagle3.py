@@ -155,7 +155,7 @@ def test_a_cached_prefix_may_be_missing(head, logits):
 )
 def test_samples_follow_the_keyed_noise(head, logits, sampling):
     hidden = rows(7)
-    for seed in range(8):
+    for seed in range(3):
         (drafted,) = head.draft([HeadStep(0, 0, hidden, TOKENS[:7], 5, sampling, seed)])
         expected, chances = drawn(logits, hidden, TOKENS[:7], 5, sampling, seed)
         assert drafted.token_ids == expected

@@ -1,4 +1,4 @@
-"""Medusa heads in both layouts guess what their formula says, each token by itself."""
+"""Medusa heads and MTP layers in the published layouts draft what their definitions say."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from tests.engine.draft_heads.layouts import (
     DRAFTED,
     HIDDEN,
     LAYERS,
+    MTP_KINDS,
     make_target,
     medusa_tensors,
     write_medusa,
+    write_mtp,
     write_vllm_medusa,
 )
 from tests.engine.draft_heads.test_eagle3 import TOKENS, drawn
@@ -74,3 +76,35 @@ def test_vllms_layout_may_share_the_targets_output_layer(target, tmp_path):
     y = tensors["blocks.0.layers.0.weight"] @ hidden[0][-1]
     assert drafted.token_ids == [int((target.lm_head @ (hidden[0][-1] + y * y.sigmoid())).argmax())]
     assert head.num_parameters == 3 * HIDDEN * HIDDEN
+
+
+@pytest.mark.parametrize("kind", MTP_KINDS)
+def test_a_targets_own_layer_drafts(kind, tmp_path):
+    folder, target, alone = write_mtp(tmp_path, kind)
+    head = load_head(folder, target, 2)
+    assert (head.kind, head.hidden_layers) == ("mtp", (2,))
+    logits = restated.mtp(alone, kind.startswith("qwen"), target)
+    first, second = rows(9), rows(4, seed=1)
+    sampling = SamplingParams(temperature=1.0)
+    # One slot's cache is filled in two pieces, with something drafted and dropped in between.
+    head.draft([HeadStep(0, 0, (first[0][:6],), TOKENS[:6], 3)])
+    found = head.draft(
+        [
+            HeadStep(0, 5, (first[0][5:],), TOKENS[5:9], 5),
+            HeadStep(1, 0, second, TOKENS[:4], 4, sampling, 7),
+        ]
+    )
+    expected = [
+        drawn(logits, first, TOKENS[:9], 5),
+        drawn(logits, second, TOKENS[:4], 4, sampling, 7),
+    ]
+    for drafted, (tokens, chances) in zip(found, expected, strict=True):
+        assert drafted.token_ids == tokens
+        assert drafted.confidences == pytest.approx(chances, rel=1e-5)
+
+
+def test_its_parameters_are_those_of_the_layer(tmp_path):
+    folder, target, alone = write_mtp(tmp_path, "qwen3")
+    head = load_head(folder, target, 1)
+    shared = alone.embed_tokens.weight.numel()
+    assert head.num_parameters == sum(p.numel() for p in alone.parameters()) - shared

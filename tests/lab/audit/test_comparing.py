@@ -12,16 +12,16 @@ from flyspec.engine.distributions import round_off
 from flyspec.values.generation import RoundRecord
 from flyspec.values.rounds import Decision, DistributionSpec, Outcome, Verdict
 from flyspec_lab.audit.comparing import (
-    Difference,
     NumberPair,
     RoundComparison,
+    chance_of_rounding,
+    combined,
     compare,
     first_misdrawn,
+    within_rounding,
 )
-from flyspec_lab.audit.noise import chance_of_rounding, combined
-from flyspec_lab.audit.report import DiscrepancyKind
+from flyspec_lab.audit.report import Discrepancy, DiscrepancyKind
 from flyspec_lab.audit.retelling import RetoldRound
-from flyspec_lab.audit.rounding import within_rounding
 
 EXACT = Decision(Outcome.EXACT)
 SCALES = [8.0] * 9
@@ -60,12 +60,12 @@ def test_the_first_decision_that_differs(now, kind, row) -> None:
     verdict = Verdict(keep, 9, tuple(now), start_length=10)
     found = compare(then, verdict, 4, SCALES)
     if kind is None:
-        assert found.difference is None
+        assert found.discrepancy is None
         assert found.numbers == [NumberPair(7, "gap_nats", 0.5, 0.5, 8.0)]
     else:
-        assert found.difference is not None
-        assert (found.difference.kind, found.difference.row) == (kind, row)
-        assert found.difference.position == 10 + row
+        assert found.discrepancy is not None
+        assert (found.discrepancy.kind, found.row) == (kind, row)
+        assert found.discrepancy.token_index == 6 + row
 
 
 def test_numbers_differ_by_more_than_single_precision_or_the_tolerance() -> None:
@@ -85,13 +85,13 @@ def test_drafts_are_what_their_distributions_draw() -> None:
     rounded = round_off(torch.randn(3, 40, generator=torch.Generator().manual_seed(2)), spec)
     drafts = rounded.draw([10, 11, 12], 77).tolist()
     honest = told([EXACT] * 3, drafts, 13, draft_distributions=rounded.encode())
-    assert first_misdrawn(honest, 77, drawn_from=True) is None
+    assert first_misdrawn(honest, 4, 77, drawn_from=True) is None
     other = [drafts[0], (drafts[1] + 1) % 40, drafts[2]]
     forged = told([EXACT] * 3, other, 13, draft_distributions=rounded.encode())
-    found = first_misdrawn(forged, 77, drawn_from=True)
+    found = first_misdrawn(forged, 4, 77, drawn_from=True)
     assert found is not None
-    assert found.position == 11
-    assert first_misdrawn(forged, 77, drawn_from=False) is None
+    assert found.token_index == 7
+    assert first_misdrawn(forged, 4, 77, drawn_from=False) is None
 
 
 def test_rounding_explains_a_near_tie_and_nothing_else() -> None:
@@ -99,13 +99,13 @@ def test_rounding_explains_a_near_tie_and_nothing_else() -> None:
 
     def rejudge(rows: torch.Tensor) -> RoundComparison:
         if int(rows[0].argmax()) == 1:
-            return RoundComparison(None, ())
-        return RoundComparison(Difference(DiscrepancyKind.TOKEN, 0, 10, "1", "0", 1), ())
+            return RoundComparison(None)
+        return RoundComparison(Discrepancy(DiscrepancyKind.TOKEN, 10, "1", "0"), (), 0, 1)
 
     for behind, explained in ((0.05, True), (3.0, False)):
         rows = torch.tensor([[4.0, 4.0 - behind, 1.0, 0.0]])
         found, ties = within_rounding(rows, [], rejudge(rows), 2**-5, rejudge)
-        assert (found.difference is None, ties) == (explained, {0} if explained else set())
+        assert (found.discrepancy is None, ties) == (explained, {0} if explained else set())
         assert float(rows[0, 1]) == pytest.approx(4.0 - behind)  # as it was
 
 

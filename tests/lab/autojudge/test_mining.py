@@ -10,12 +10,13 @@ import torch
 
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.concurrency import StoppedEarly
+from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.loading import load_model
-from flyspec.engine.runner import ModelRunner
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.chat import Chat
 from flyspec_lab.autojudge.mining import Miner
-from flyspec_lab.tasks import TASKS, Problem
+from flyspec_lab.local_model import LocalModel
+from flyspec_lab.tasks import TASKS, Problem, Task
 
 MOST = 80
 SEED, COUNT = 11, 3
@@ -66,18 +67,12 @@ def pair() -> Any:
     return [load_model(str(path), "cpu", "float32") for path in (TARGET, DRAFT)]
 
 
-def miner_of(pair: Any, num_slots: int) -> tuple[Miner, list[tuple[Problem, list[int]]]]:
-    target, draft = (ModelRunner(load_model(str(p), "cpu", "float32"), num_slots)
-                     for p in (TARGET, DRAFT))  # fmt: skip
+def miner_of(num_slots: int) -> tuple[Miner, list[tuple[Task, Problem]]]:
+    same: dict[str, Any] = {"dtype": "float32", "threads": 1, "max_sessions": num_slots}
+    target = LocalModel(VerifySettings(model=str(TARGET), **same))
+    draft = LocalModel(DraftSettings(model=str(DRAFT), **same))
     task = TASKS["word_problems"](limit=COUNT, seed=SEED)
-    bundle = pair[0].tokenizer
-    tokenizer = Tokenizer(bundle)
-    problems = []
-    for problem in task.problems():
-        assert isinstance(problem.prompt, Chat)
-        problems.append((problem, tokenizer.encode_chat(problem.prompt)))
-    eos, control = frozenset(bundle.eos_token_ids), frozenset(bundle.control_token_ids)
-    return Miner(target, draft, lambda _: task, tokenizer.decode, eos, control), problems
+    return Miner(target, draft, MOST, num_slots), [(task, each) for each in task.problems()]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +82,9 @@ def expected(pair: Any) -> list[list[Any] | None]:
     tokenizer = Tokenizer(bundle)
     ids = set(bundle.eos_token_ids), set(bundle.control_token_ids)
     found = []
-    for problem, prompt in miner_of(pair, 1)[1]:
+    for problem in TASKS["word_problems"](limit=COUNT, seed=SEED).problems():
+        assert isinstance(problem.prompt, Chat)
+        prompt = tokenizer.encode_chat(problem.prompt)
 
         def answer_of(output: list[int], problem: Problem = problem) -> str | None:
             score = task.score(problem, tokenizer.decode(output))
@@ -99,12 +96,10 @@ def expected(pair: Any) -> list[list[Any] | None]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-def test_mining_is_the_algorithm(
-    pair: Any, expected: list[list[Any] | None], concurrency: int
-) -> None:
-    miner, problems = miner_of(pair, concurrency)
+def test_mining_is_the_algorithm(expected: list[list[Any] | None], concurrency: int) -> None:
+    miner, problems = miner_of(concurrency)
     advanced: list[int] = []
-    mined = miner.run(problems, MOST, concurrency, lambda: advanced.append(1))
+    mined = miner.run(problems, lambda: advanced.append(1))
     assert mined.problems == len(advanced) == COUNT
     assert mined.unanswered == expected.count(None)
     assert mined.mismatches
@@ -117,9 +112,9 @@ def test_mining_is_the_algorithm(
             torch.testing.assert_close(one.hidden, hidden.float(), atol=2e-3, rtol=2e-3)
 
 
-def test_ctrl_c_keeps_the_finished_problems(pair: Any) -> None:
-    miner, problems = miner_of(pair, 1)
-    whole = miner.run(problems, MOST, 1)
+def test_ctrl_c_keeps_the_finished_problems() -> None:
+    miner, problems = miner_of(1)
+    whole = miner.run(problems)
     done = 0
 
     def advance() -> None:
@@ -128,9 +123,8 @@ def test_ctrl_c_keeps_the_finished_problems(pair: Any) -> None:
         if done == 2:
             raise KeyboardInterrupt
 
-    miner, _ = miner_of(pair, 1)
     with pytest.raises(StoppedEarly) as caught:
-        miner.run(problems, MOST, 1, advance)
+        miner.run(problems, advance)
     kept = caught.value.reached
     assert kept.problems == 2
     assert [m.output_token_index for m in kept.mismatches] == [

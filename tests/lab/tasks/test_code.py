@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import itertools
 import json
 from pathlib import Path
 
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec_lab.tasks.code import pass_at_k
-from flyspec_lab.tasks.humaneval import HumanEval
-from flyspec_lab.tasks.mbpp import Mbpp
+from flyspec_lab.tasks.code import HumanEval, Mbpp
 from tests.lab.sandboxes import needs_bubblewrap
 from tests.lab.tasks.data_files import json_array, json_lines, parquet, real
 
@@ -142,18 +139,3 @@ def test_mbpp_scores_in_every_format(tmp_path: Path, form: str) -> None:
         assert task.score(problem, text).correct, text
     for text in ("def g(x): return x", "def f(x): return 0.5", "```\nprose", ""):
         assert not task.score(problem, text).correct, text
-
-
-def test_pass_at_k_is_the_chance_of_a_correct_one_among_k() -> None:
-    """Compared with the definition: all choices of k of the samples."""
-    for n in range(1, 7):
-        for c, k in itertools.product(range(n + 1), range(1, n + 1)):
-            samples = [True] * c + [False] * (n - c)
-            chosen = list(itertools.combinations(samples, k))
-            expected = sum(map(any, chosen)) / len(chosen)
-            assert pass_at_k(n, c, k) == pytest.approx(expected)
-    assert pass_at_k(200, 0, 100) == 0
-    assert pass_at_k(200, 101, 100) == 1
-    for n, c, k in ((3, 1, 4), (3, 4, 1), (3, 1, 0)):
-        with pytest.raises(ValueError, match="no pass@"):
-            pass_at_k(n, c, k)

@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec_lab.tasks.answers import last_number
-from flyspec_lab.tasks.gsm8k import Gsm8k
-from flyspec_lab.tasks.mgsm import Mgsm
+from flyspec_lab.tasks.numbers import Gsm8k, Mgsm, last_number
 from tests.lab.tasks.data_files import json_lines, parquet, real
 
 ROWS = [

@@ -46,10 +46,10 @@ class Evidence:
 
 
 class Measure(ABC):
-    """What can be asked about positions. Equal ones are answered together."""
+    """Questions about positions. Equal ones are answered together."""
 
     needs_draft = False
-    """Whether it needs the drafter's distributions, whose forms differ between rounds."""
+    """True if it needs the drafter's distributions, whose forms differ between rounds."""
 
     @abstractmethod
     def measure(self, at: Evidence) -> Tensor:
@@ -60,20 +60,20 @@ class Criterion(Measure):
     """A test of one position, on numbers measured there."""
 
     entropy = False
-    """Whether the first number is an entropy, reported under that name in verdicts."""
+    """True if the first number is an entropy, reported under that name in verdicts."""
     judges_matches = False
-    """Whether drafts that equal the target's own token must pass, too."""
+    """True if drafts that equal the target's own token must pass, too."""
     needs_hidden = False
-    """Whether it reads the target's hidden rows."""
+    """True if it reads the target's hidden rows."""
 
     @property
     def never(self) -> bool:
-        """Whether nothing is accepted, so that nothing has to be measured."""
+        """True if nothing is accepted, so that nothing has to be measured."""
         return False
 
     @property
     def always(self) -> bool:
-        """Whether everything is accepted, so that nothing has to be measured."""
+        """True if everything is accepted, so that nothing has to be measured."""
         return False
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Criterion(Measure):
 
 
 class Loosening(ABC):
-    """What drafts drawn from q are compared with, in place of the target's p."""
+    """Distribution with which drafts drawn from q are compared, in place of the target's p."""
 
     @abstractmethod
     def ratio(self, at: Evidence, exact: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""What a device allows and what steps, drafting and judging on it take, model by model."""
+"""Times of steps, drafting and judging on a device, model by model, against its bandwidth."""

@@ -1,4 +1,4 @@
-"""What a piece of work asks of a CUDA device: kernels, graphs, copies, and waits of the host."""
+"""Counts of what work asks of a CUDA device: kernels, graphs, copies, and waits of the host."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DeviceCalls(NamedTuple):
 
     @property
     def launches(self) -> int:
-        """What the device is told to run: a graph counts once."""
+        """Things that the device is told to run: a graph counts once."""
         return self.kernels + self.graphs
 
 

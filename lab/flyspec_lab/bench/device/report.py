@@ -63,7 +63,7 @@ class JudgingTime:
 
 @dataclass(frozen=True)
 class DeviceReport:
-    """What was measured on a device. `bandwidth` is in bytes per second, read and written."""
+    """Measurements on a device. `bandwidth` is in bytes per second, read and written."""
 
     device: str
     dtype: str
@@ -82,17 +82,3 @@ class DeviceReport:
     steps: Sequence[StepTime] = ()
     drafts: Sequence[DraftTime] = ()
     judging: Sequence[JudgingTime] = ()
-
-
-def bound_ms(num_bytes: int, bandwidth: float) -> float:
-    """Milliseconds in which a device reads so many bytes once."""
-    return num_bytes / bandwidth * 1e3
-
-
-def worst(costs: Sequence[BoundedCost]) -> dict[str, BoundedCost]:
-    """Return the cost furthest above its bound of each mode."""
-    found: dict[str, BoundedCost] = {}
-    for cost in costs:
-        if cost.mode not in found or cost.ratio > found[cost.mode].ratio:
-            found[cost.mode] = cost
-    return found

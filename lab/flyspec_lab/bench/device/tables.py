@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from flyspec.tables import Column, FittedTable, record_table
-from flyspec_lab.bench.device.report import BoundedCost, DeviceReport, worst
-
-
-def _known(name: str) -> Callable[[Any], str]:
-    """Return the form of a number that is known on CUDA alone."""
-
-    def show(record: Any) -> str:
-        value = getattr(record, name)
-        return "-" if value is None else str(value)
-
-    return show
-
+from flyspec_lab.bench.device.report import BoundedCost, DeviceReport
 
 MODE_NAMES = {
     "eager": "eager",
@@ -37,7 +26,7 @@ _TIMES: tuple[Column, ...] = (
     ("bound", "{.bound_ms:.3f}"),
     ("x bound", "{.ratio:.2f}"),
 )
-_DRAFT: tuple[Column, ...] = (("ms/token", "{.token_ms:.3f}"), ("waits", _known("waits")))
+_DRAFT: tuple[Column, ...] = (("ms/token", "{.token_ms:.3f}"), ("waits", "{.waits:d}"))
 _JUDGING: tuple[Column, ...] = (
     ("rule", "{.rule}"),
     ("temperature", "{.temperature:g}"),
@@ -45,8 +34,8 @@ _JUDGING: tuple[Column, ...] = (
     ("rounds", "{.rounds}"),
     ("ms", "{.answer_ms:.3f}"),
     ("slowest", "{.slowest_ms:.3f}"),
-    ("launches", _known("launches")),
-    ("waits", _known("waits")),
+    ("launches", "{.launches:d}"),
+    ("waits", "{.waits:d}"),
 )
 NOTES = (
     "ms: median of steps that follow each other; until answered: of one that the host waits for; "
@@ -57,7 +46,7 @@ NOTES = (
 
 
 def device_shown(report: DeviceReport) -> list[Any]:
-    """Return everything to show, the worst cases last."""
+    """Return everything to show, what failed last."""
     shown: list[Any] = [device_summary(report)]
     if report.steps:
         shown.append(_sorted_table((*_CELL, *_TIMES), report.steps, f"steps of {report.target}"))
@@ -68,7 +57,7 @@ def device_shown(report: DeviceReport) -> list[Any]:
     if report.judging:
         title = f"judging rounds together, vocabulary of {report.vocab_size:,}"
         shown.append(record_table(_JUDGING, report.judging, title, keys=4))
-    return [*shown, *worst_lines(report)]
+    return [*shown, *(f"not measured: {what}: {why}" for what, why in report.failures.items())]
 
 
 def device_summary(report: DeviceReport) -> str:
@@ -79,23 +68,6 @@ def device_summary(report: DeviceReport) -> str:
         f"{report.target_parameters / 1e6:,.0f} M parameters, {report.attention} attention over "
         f"blocks of {report.block_size}; medians of {report.repeats} runs"
     )
-
-
-def worst_lines(report: DeviceReport) -> list[str]:
-    """Say which case of each mode is furthest above its bound, and what failed."""
-    lines = [
-        f"worst {what}, {MODE_NAMES[mode]}: {c.ratio:.2f} x bound, batch {c.batch}, "
-        f"{c.tokens} tokens, context {c.context:,}"
-        for what, costs in (("step", report.steps), ("proposal", report.drafts))
-        for mode, c in worst(costs).items()
-    ]
-    if report.judging:
-        slowest = max(report.judging, key=lambda j: j.answer_ms)
-        lines.append(
-            f"slowest judging: {slowest.rule} at temperature {slowest.temperature:g}, "
-            f"{slowest.rounds} rounds: {slowest.answer_ms:.2f} ms"
-        )
-    return [*lines, *(f"not measured: {what}: {why}" for what, why in report.failures.items())]
 
 
 def _sorted_table(

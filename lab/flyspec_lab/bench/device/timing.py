@@ -1,16 +1,17 @@
-"""Times work on a device: by CUDA events where there are any, elsewhere by the clock."""
+"""Times of work on a device, by the clock, which waits for the device."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 
 IN_A_ROW = 4
-"""Runs between two events: the host prepares the next while the device works, as in a service."""
+"""Runs timed together: the host prepares the next while the device works, as in a service."""
 WARM_UP = 3
 
 
@@ -44,14 +45,14 @@ class DeviceTimes(NamedTuple):
 def measure_times(work: Work, device: torch.device, repeats: int) -> DeviceTimes:
     for _ in range(WARM_UP):
         work()
-    rows = [_in_a_row(work, device) for _ in range(repeats)]
+    rows = [_each_ms(work, device, IN_A_ROW) for _ in range(repeats)]
     answers = answer_times(work, device, repeats)
     return DeviceTimes(statistics.median(rows), max(rows), statistics.median(answers))
 
 
 def answer_times(work: Work, device: torch.device, repeats: int) -> list[float]:
     """Milliseconds of each run until the host, which waits for it, goes on."""
-    return [_until_answered(work, device) for _ in range(repeats)]
+    return [_each_ms(work, device, 1) for _ in range(repeats)]
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int, repeats: int = 20) -> float:
@@ -61,40 +62,18 @@ def copy_bandwidth(device: torch.device, num_bytes: int, repeats: int = 20) -> f
     """
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-
-    def copy() -> None:
-        target.copy_(source)
-
+    copy = partial(target.copy_, source)
     copy()
-    best = min(_in_a_row(copy, device) for _ in range(repeats))
+    best = min(_each_ms(copy, device, IN_A_ROW) for _ in range(repeats))
     return 2 * num_bytes / (best / 1e3)
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _in_a_row(work: Work, device: torch.device) -> float:
-    """Milliseconds per run."""
-    if device.type != "cuda":
-        began = time.perf_counter_ns()
-        for _ in range(IN_A_ROW):
-            work()
-        return (time.perf_counter_ns() - began) / 1e6 / IN_A_ROW
-    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize(device)
-    first.record()
-    for _ in range(IN_A_ROW):
-        work()
-    last.record()
-    last.synchronize()
-    return float(first.elapsed_time(last)) / IN_A_ROW
-
-
-def _until_answered(work: Work, device: torch.device) -> float:
-    synchronize(device)
+def _each_ms(work: Work, device: torch.device, runs: int) -> float:
+    """Return the milliseconds of each of several runs, one after the other."""
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else int
+    synchronize()
     began = time.perf_counter_ns()
-    work()
-    synchronize(device)
-    return (time.perf_counter_ns() - began) / 1e6
+    for _ in range(runs):
+        work()
+    synchronize()
+    return (time.perf_counter_ns() - began) / 1e6 / runs

@@ -1,1 +1,0 @@
-"""What trained parts and FLy keep on texts that nothing was trained on, as the FLy paper asks."""

@@ -1,0 +1,157 @@
+"""Models beside a stack that a command started: further draft models, and the rival.
+
+A draft model gets a draft service, and is a drafter of the stack by the name that it was given,
+such as for `--grid drafter=...`. The rival of an evaluation is a smaller model alone, on a stack of
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from flyspec.addresses import address_problem
+from flyspec.config import GENERATION_PORT
+from flyspec.errors import ConfigError, FlyspecError
+from flyspec.flags import Flag
+
+if TYPE_CHECKING:
+    from flyspec.cli.service import Child
+    from flyspec.cli.stack import Stack
+    from flyspec.credentials import Credentials
+    from flyspec.values.admin import DrafterStatus
+    from flyspec_lab.run import ServedModel
+
+T = TypeVar("T")
+
+DRAFT = "draft"
+"""As `--rival`: the draft model."""
+DraftModels = Sequence[tuple[str, str]]
+
+
+def read_drafts(texts: Sequence[str]) -> DraftModels:
+    """Parse NAME=MODEL texts. Raises `ValueError`."""
+    found: list[tuple[str, str]] = []
+    for text in texts:
+        name, equals, model = text.partition("=")
+        if not (name and equals and model):
+            raise ValueError(f"{text!r}: must be NAME=MODEL, such as small=models/draft")
+        if name in dict(found):
+            raise ValueError(f"{text!r}: {name!r} is there twice")
+        found.append((name, model))
+    return tuple(found)
+
+
+Drafts = Annotated[DraftModels, Flag(
+    "Another draft model (a directory or hub id) for the stack, and the name of its drafter; "
+    "repeatable.", metavar="NAME=MODEL", read=read_drafts, default="none", name="--draft",
+)]  # fmt: skip
+
+
+async def with_added_drafters(stack: Stack, drafts: DraftModels, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, done while the stack has the drafters.
+
+    Raises why if one of their services dies meanwhile, since other drafters would take its place.
+    """
+    try:
+        if not drafts:
+            return await work
+        async with _added(stack, drafts):
+            return await stack.guard(work)
+    finally:
+        work.close()
+
+
+@asynccontextmanager
+async def _added(stack: Stack, drafts: DraftModels) -> AsyncIterator[None]:
+    """Start a draft service for each model and register it. Raises `ConfigError`."""
+    from flyspec.cli.service import Child
+    from flyspec.cli.stack import torch_threads
+    from flyspec.client import AdminClient
+    from flyspec.progress import working
+
+    known = [drafter.name for drafter in await drafters_of(stack)]
+    children: dict[str, Child] = {}
+    try:
+        for name, model in drafts:
+            if name in known:
+                raise ConfigError(f"--draft {name}={model}: the stack has a drafter {name!r}")
+            options = replace(stack.options, draft_model=model, draft_port=0, drafter="").resolved()
+            threads = options.draft_threads or torch_threads()
+            with working(f"starting the draft model {name}"):
+                child = await Child.start(
+                    "draft", "draft_service", options.flags("draft"), threads, lambda _: None
+                )
+                children[f"draft model {name}"] = child
+                try:
+                    await child.ready()
+                    async with AdminClient(stack.admin_address) as admin:
+                        address = f"127.0.0.1:{child.facts['port']}"
+                        await admin.register_drafter(name, address, "model")
+                except FlyspecError as error:
+                    raise ConfigError(f"--draft {name}={model}: {error}") from error
+        stack.services |= children
+        yield
+    finally:
+        for name in children:
+            stack.services.pop(name, None)
+        await _end(list(children.values()), stack.options.drain_grace_s)
+
+
+async def _end(children: Sequence[Child], grace_s: float) -> None:
+    for child in children:
+        child.send(signal.SIGTERM)
+    ends = [asyncio.ensure_future(child.process.wait()) for child in children]
+    if ends:
+        await asyncio.wait(ends, timeout=grace_s + 2.0)
+    for child in children:
+        child.send(signal.SIGKILL)
+        await child.ended()
+
+
+async def drafters_of(stack: Stack | None) -> list[DrafterStatus]:
+    """Return a stack's drafters, the active one first; of one that runs elsewhere, none.
+
+    Those tell only their operators.
+    """
+    from flyspec.client import AdminClient
+
+    if stack is None:
+        return []
+    async with AdminClient(stack.admin_address) as admin:
+        return await admin.list_drafters()
+
+
+def is_address(text: str) -> bool:
+    return not address_problem(text, "generation", GENERATION_PORT)
+
+
+async def served_rival(
+    resources: AsyncExitStack, rival: str | None, stack: Stack | None, connection: Credentials
+) -> ServedModel | None:
+    """Return the stack that serves the rival; started here, unless it is an address."""
+    from flyspec.cli.stack import Stack
+    from flyspec.cli.starting import shown
+    from flyspec.client import AsyncClient
+    from flyspec.progress import error_console
+    from flyspec_lab.run import ServedModel
+
+    if rival is None:
+        return None
+    if is_address(rival):
+        client = AsyncClient(rival, credentials=connection, max_retries=0)
+        client.hint = "give another --rival"
+    else:
+        assert stack is not None
+        model = stack.options.draft_model if rival == DRAFT else rival
+        if not model:
+            raise ConfigError(f"--rival {DRAFT}: there is no draft model; set --draft-model")
+        second = Stack(stack.options.with_target(model).on_free_ports(draft_model=""))
+        await resources.enter_async_context(shown(second, error_console()))
+        client = AsyncClient(second.address, max_retries=0)
+    await resources.enter_async_context(client)
+    return ServedModel(client, (await client.list_models()).target)
