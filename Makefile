@@ -282,7 +282,7 @@ $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed-dev
 	@$(BIN)/flyspec bench pair $(pair-$*) $(WRITE)
 
 performance: $(VENV)/.installed-dev ## write its tables and plots from build/performance
-	@$(BIN)/python -m bench.performance $(PERFORMANCE)
+	@$(BIN)/python -m bench.documents $(PERFORMANCE) --document docs/measurements/performance.md
 
 # Each piece has its share of ten minutes; one that fails or takes longer leaves the others alone.
 # For one alone: make gpu-bench GPU_PIECES=pair gpu-limit-pair=580
@@ -303,7 +303,7 @@ gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CU
 	@$(foreach piece,$(GPU_PIECES),echo "== flyspec bench: $(piece)"; $(gpu-env) timeout $(gpu-limit-$(piece)) \
 		$(GPU_PYTHON) -m flyspec.cli bench $(gpu-$(piece)) --device $(GPU_DEVICE) $(ARGS) \
 		--output $(GPU_RESULTS)/$(piece).json || echo "$(piece) failed or took too long";)
-	@$(gpu-env) $(GPU_PYTHON) -m bench.gpu $(GPU_RESULTS) --document $(GPU_DOCUMENT)
+	@$(gpu-env) $(GPU_PYTHON) -m bench.documents $(GPU_RESULTS) --document $(GPU_DOCUMENT)
 
 SCENARIO ?= ramp
 RAMP := --steps 1,2,4,8,16 --rule fly --num-speculative-tokens 15 --against 0

@@ -1,62 +1,137 @@
-"""Reads JSON reports in a folder, and writes what they say into a document."""
+"""`python -m bench.documents`: tables and plots of a document, from JSON reports in a folder.
+
+A document says itself what it shows. Between <!-- measured NAME... --> and its end, the same with
+a slash, are the tables of the reports FOLDER/NAME.json, those of equal columns as one; between
+<!-- plotted KIND NAME... --> is a plot of reports of `flyspec bench` (`bench.plots`). Names may
+have wildcards. After `: ` comes the heading of the only section to show.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from bench.plots import PLOTS
+from flyspec.cli.options import with_flags
+from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError
-from flyspec.tables import FittedTable, markdown
+from flyspec.flags import Flag
+from flyspec.tables import FittedTable
+from flyspec_lab.report import joined, markdown, write_into
+
+Documents = Mapping[str, Mapping[str, Any]]
+"""Reports by their names."""
+_MARK = re.compile(r"<!-- ((measured|plotted) (.*?)) -->\n")
 
 
-def read_documents(
-    folder: Path, kinds: Mapping[str, str]
-) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield each file's path, the kind of its report and the report, in the order of the names.
+def read_documents(folder: Path, names: Sequence[str]) -> Documents:
+    """Return the reports in a folder, in the order of the names; none if one of them is missing.
 
-    `kinds` maps a field that only this kind has to the kind; it is empty for others. Raises
-    `ConfigError` for a file that is no JSON.
+    Raises `ConfigError` for a file that is no JSON.
     """
-    for path in sorted(folder.glob("*.json")):
-        try:
-            document = json.loads(path.read_text())
-        except ValueError as error:
-            raise ConfigError(f"{path}: not JSON: {error}") from None
-        yield path, next((kind for field, kind in kinds.items() if field in document), ""), document
+    found = {}
+    for name in names:
+        paths = sorted(folder.glob(f"{name}.json"))
+        if not paths:
+            return {}
+        for path in paths:
+            try:
+                document = json.loads(path.read_text())
+            except ValueError as error:
+                raise ConfigError(f"{path}: not JSON: {error}") from None
+            found[str(path.relative_to(folder).with_suffix(""))] = document
+    return found
 
 
-def write_part(path: Path, name: str, tables: Sequence[FittedTable] | None) -> None:
-    """Replace a part of a document by tables in Markdown, each below its title.
+def measured_part(documents: Documents, heading: str, images: str) -> str:
+    """Return what reports show: facts, tables, text, and plots, which are at `images`NAME.svg."""
+    tables, text, plots = [], [], []
+    for name, document in documents.items():
+        label = name.removesuffix("/report")
+        for section in document["report"]["sections"]:
+            if heading not in ("", section["heading"]):
+                continue
+            for table in section["tables"]:
+                title = ": ".join([label] * (len(documents) > 1) + [table["title"] or ""])
+                tables.append(FittedTable(**{**table, "title": title.removesuffix(": ")}))
+            text += section["paragraphs"]
+            plots += [
+                f"![{plot['caption']}]({images}{_slug(label)}-{plot['name']}.svg)"
+                for plot in section["plots"]
+            ]
+    facts = [] if heading else [_facts(name, of) for name, of in documents.items()]
+    parts = ["\n".join(facts), markdown(joined(tables)), *dict.fromkeys(text), *plots]
+    return "\n\n".join(part for part in parts if part)
 
-    With None, only check that the document has the part. Raises `ConfigError`.
+
+def _slug(label: str) -> str:
+    return label.replace("/", "-")
+
+
+def _facts(name: str, document: Mapping[str, Any]) -> str:
+    """Return a line that says how a report was made, on which machine."""
+    facts = [f"{key} {value}" for key, value in document["report"]["facts"].items()]
+    if "command" in document:
+        facts.append(f"`{' '.join(document['command'])}`")
+    if machine := document.get("machine"):
+        names = [machine.get("accelerator") or machine.get("processor", "")]
+        names += [f"{machine['cores']} cores"] if "cores" in machine else []
+        names += [f"{package} {of}" for package, of in machine.get("versions", {}).items()]
+        facts.append(", ".join(names))
+    return f"- {name.removesuffix('/report')}: {'; '.join(facts)}"
+
+
+def _copy_plots(documents: Documents, folder: Path, start: Path) -> None:
+    """Copy the plots that lie beside reports."""
+    for name, document in documents.items():
+        for section in document["report"]["sections"]:
+            for plot in section["plots"]:
+                beside = (folder / name).with_name(f"{plot['name']}.svg")
+                label = _slug(name.removesuffix("/report"))
+                if beside.is_file():
+                    shutil.copy(beside, f"{start}{label}-{plot['name']}.svg")
+
+
+@with_flags
+def documents(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of JSON reports.")],
+    document: Annotated[Path, Flag("Document to update.")],
+) -> None:
+    """Write measurements into a document, between its marks.
+
+    Parts of which reports are missing are left as they are.
     """
-    parts = [
-        f"{table.title}:\n\n{markdown(table.columns, _texts(table), table.left)}"
-        for table in tables or ()
-        if table.rows
-    ]
-    try:
-        written = write_between(path.read_text(), {name: "\n\n".join(parts)})
-        if tables is not None:
-            path.write_text(written)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-
-
-def _texts(table: FittedTable) -> list[list[str]]:
-    return [[str(cell) for cell in row] for row in table.rows]
-
-
-def write_between(text: str, parts: Mapping[str, str]) -> str:
-    """Replace the text between each part's two marks. Raises `ConfigError`."""
-    for name, part in parts.items():
-        marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
-        pieces = re.split(marks, text, flags=re.DOTALL)
-        if len(pieces) == 4:
-            text = f"{pieces[0]}{pieces[1]}\n{part}\n\n{pieces[2]}{pieces[3]}"
+    if not document.is_file():
+        raise ConfigError(f"--document {document}: no such file")
+    marks = _MARK.findall(document.read_text())
+    if not marks:
+        raise ConfigError(f"--document {document}: has no <!-- measured NAME --> mark")
+    start = document.parent / "images" / f"{document.stem}-"
+    start.parent.mkdir(exist_ok=True)
+    images, parts = f"images/{document.stem}-", {}
+    for mark, kind, rest in marks:
+        named, _, heading = rest.partition(": ")
+        names = named.split()
+        if kind == "measured":
+            found = read_documents(folder, names)
+            _copy_plots(found, folder, start)
+            parts[mark] = measured_part(found, heading, images) if found else None
         else:
-            raise ConfigError(f"the document must have <!-- {name} --> and <!-- /{name} --> once")
-    return text
+            plot = PLOTS[names[0]](list(read_documents(folder, names[1:]).values()))
+            if plot is not None:
+                Path(f"{start}{plot.name}.svg").write_text(plot.svg)
+            parts[mark] = f"![{plot.caption}]({images}{plot.name}.svg)" if plot else None
+    if not any(parts.values()):
+        raise ConfigError(f"{folder}: has none of the reports that {document} shows")
+    write_into(document, parts)
+    print(f"wrote {document}")
+
+
+if __name__ == "__main__":
+    run(single(documents))

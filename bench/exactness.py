@@ -29,7 +29,7 @@ from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.conditions import parse_ks
 from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
 from flyspec_lab.bench.reference import Reference
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 
 CONCURRENCY = 8
 DRAFTERS = (*(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE), *HEAD_DRAFTERS)
@@ -188,7 +188,7 @@ async def compare(
     return list(rows.values())
 
 
-async def measure(o: ExactnessOptions) -> BenchReport:
+async def measure(o: ExactnessOptions) -> Report:
     if o.reference == "transformers" and o.dtype != "float64":
         raise ConfigError(
             f"--dtype {o.dtype}: transformers' bits differ from flyspec's; add --reference plain"
@@ -221,7 +221,7 @@ async def measure(o: ExactnessOptions) -> BenchReport:
     texts, wrong = (sum(getattr(row, figure) for row in rows) for figure in ("texts", "wrong"))
     summary = f"{texts} texts in {o.dtype}: {wrong} wrong"
     table = table_of(list(map(vars, rows)), left=4)
-    return BenchReport({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
+    return Report({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
 
 
 @with_flags

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from flyspec_lab.results import BenchReport
+from flyspec_lab.report import Part, Report, Section
 from loadtest.record import METRICS, Metric
 from loadtest.summary import Limits, PhaseResult
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 _goal = partial(Flag, group="Goals (the exit code is 1 if one is missed)")
 
@@ -28,14 +25,13 @@ class Check:
     said: str
 
 
-def checked(
-    checks: Sequence[Check], shown: Sequence[RenderableType], document: Mapping[str, Any]
-) -> BenchReport:
+def checked(checks: Sequence[Check], parts: Sequence[Part], document: Mapping[str, Any]) -> Report:
     """Return the report of a run from its checks, its tables and lines, and further JSON."""
     passed = all(check.passed for check in checks)
     said = [f"{'ok    ' if c.passed else 'BROKEN'} {c.name}: {c.said}" for c in checks]
     document = {"passed": passed, "checks": checks, **document}
-    return BenchReport(document, [*shown, *said, "PASSED" if passed else "FAILED"], passed=passed)
+    verdict = Section("Checks", [*said, "PASSED" if passed else "FAILED"])
+    return Report(document, [*parts, verdict], passed=passed)
 
 
 def read_limits(text: str) -> Limits:

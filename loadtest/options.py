@@ -16,10 +16,10 @@ from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.values.requests import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.report import PageResults
 from loadtest.connection import Endpoint
 from loadtest.goals import Goals
 from loadtest.prompts import FRESH, VARIED, Source
-from loadtest.report.files import LabResults
 
 ProtocolName = Literal["grpc", "http"]
 DEFAULT_ADDRESSES: Mapping[ProtocolName, str] = {
@@ -139,7 +139,7 @@ class LoadOptions:
     credentials: Credentials = field(default_factory=Credentials)
     requests: Requests = field(default_factory=Requests)
     goals: Goals = field(default_factory=Goals)
-    results: LabResults = field(default_factory=LabResults)
+    results: PageResults = field(default_factory=PageResults)
 
     def validate(self) -> None:
         """Refuse what cannot work before anything runs. Raises `ConfigError`."""

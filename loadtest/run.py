@@ -17,6 +17,7 @@ from locust.env import Environment
 
 from flyspec.client import Status
 from flyspec.errors import ConfigError, FlyspecError
+from flyspec_lab.report import Report
 from loadtest.admin import Admin, left_open, slots
 from loadtest.connection import Endpoint
 from loadtest.control import Control
@@ -24,9 +25,7 @@ from loadtest.goals import Check
 from loadtest.options import LoadOptions
 from loadtest.prompts import prompt_mix
 from loadtest.record import Record
-from loadtest.report.base import VERSION
-from loadtest.report.files import write_records
-from loadtest.report.load import LoadReport
+from loadtest.report import VERSION, load_report, write_records
 from loadtest.sampler import Sampler
 from loadtest.scenarios import Scenario, ScenarioVerdict, World
 from loadtest.summary import PhaseResult, timeline
@@ -115,7 +114,7 @@ class LoadTest:
         if self._world.admin:
             self._world.admin.close()
 
-    def run(self) -> LoadReport:
+    def run(self) -> Report:
         """Run all of it. Raises `FlyspecError` if it cannot begin."""
         models, admin = self._transport.list_models(), self._world.admin
         target, drafters, before = models.target, models.drafters, None
@@ -177,7 +176,7 @@ class LoadTest:
             "status": self._sampler.status_document(),
             "timeline": timeline(self.records, seconds),
         }
-        return LoadReport(document)
+        return load_report(document)
 
     # --- phases ---------------------------------------------------------------------------------
 

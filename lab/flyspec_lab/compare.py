@@ -184,7 +184,9 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         failed=answered.failed[name],
         tokens=tokens,
         **_quality(answered, name),
-        **{f"distinct_{n}": _mean(rows, f"distinct_{n}") for n in (1, 2, 3)},
+        distinct_1=_mean(rows, "distinct_1"),
+        distinct_2=_mean(rows, "distinct_2"),
+        distinct_3=_mean(rows, "distinct_3"),
         mean_accepted_tokens=tokens / rounds,
         mean_accepted_tokens_interval=_interval(
             answered, ratio, (name, "num_tokens"), (name, "num_rounds")

@@ -1,10 +1,11 @@
-"""What `flyspec eval` can be told, declared as in `flyspec_lab.bench.options`."""
+"""Options of `flyspec eval` and `flyspec study`, declared as in `flyspec_lab.bench.options`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from flyspec.cli.conditions import Condition
@@ -17,6 +18,7 @@ from flyspec_lab.bench.conditions import CONDITIONS, parse_conditions
 from flyspec_lab.bench.options import RULES_HELP, Chat, Drafter, KOrAuto, ProblemSeed
 
 _request = partial(request_flag, group=None)
+_OF_STUDY = "the study's own"
 TaskPaths = Sequence[tuple[str, str | None]]
 
 
@@ -104,4 +106,33 @@ class EvalOptions(ProblemOptions):
     @property
     def conditions(self) -> tuple[Condition, ...]:
         return CONDITIONS if self.rules is None else self.rules
+
+
+@dataclass(frozen=True)
+class StudyOptions(ProblemOptions):
+    """`flyspec study`. A study goes on where it was interrupted."""
+
+    task: Annotated[Sequence[tuple[str, str | None]], task_flag(
+        "the study's own, mostly word_problems",
+    )] = ()
+    problems: GeneratedProblems = 1000
+    output: Annotated[Path, Flag(
+        "Directory of the studies: each has its run and its report.html in a directory of its own.",
+    )] = Path("studies")
+    num_speculative_tokens: Annotated[int, Flag(
+        "K, where a study does not vary it.", min=1,
+    )] = 15
+    temperature: Annotated[float | None, request_flag(
+        "temperature", group=None, default=_OF_STUDY,
+    )] = None
+    seeds: Annotated[int | None, Flag(
+        "Texts of each problem and rule; 1 if greedy.", min=1, default=_OF_STUDY,
+    )] = None
+    concurrency: Annotated[int, Flag("Concurrent requests.", min=1)] = 8
+    repeats: Annotated[int, Flag(
+        "Runs of each batch size and rule, where a study measures speed by them.", min=1,
+    )] = 6
+    mixed_versions: Annotated[bool, Flag(
+        "Go on with a study although another version of flyspec made the rest.",
+    )] = False
 # fmt: on

@@ -1,4 +1,4 @@
-"""Reports of `flyspec eval` as tables for a terminal."""
+"""The section of a task in the reports of `flyspec eval` and `flyspec study`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from flyspec.tables import Column, FittedTable, make_table, record_table
+from flyspec.tables import Column, FittedTable, record_table
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import AllocationLead, EqualCost
+from flyspec_lab.report import Section
+from flyspec_lab.statistics import upper_bound
 
 
 def _part(path: str, form: str) -> Callable[[Any], str]:
-    """Return how to render a part of a record, which may be None."""
+    """Return a column's form for a part of a record, which may be None."""
     part = attrgetter(path)
     return lambda record: "-" if part(record) is None else form.format(part(record))
 
@@ -23,39 +25,29 @@ _ANSWERS: tuple[Column, ...] = (
     ("recovery", _part("recovery", "{.value:.1%}")),
     ("95 %", _part("recovery", "{0.low:.1%} to {0.high:.1%}")),
 )
-_LIKELIHOOD: tuple[Column, ...] = (
-    ("log p", "{.log_likelihood_per_token:.4f}"),
-    ("distinct-2", "{.distinct_2:.3f}"),
-    ("broken", "{.broken_endings}"),
-)
-_ACCEPTED: tuple[Column, ...] = (
+_FIGURES: tuple[Column, ...] = (
     ("tok/round", "{.mean_accepted_tokens:.2f}"),
+    ("x base", _part("mean_accepted_tokens_ratio", "{.value:.3f}")),
+    ("95 %", _part("mean_accepted_tokens_ratio", "{0.low:.3f} to {0.high:.3f}")),
     ("loose", "{.loose_share:.2%}"),
-)
-_SHORT: tuple[Column, ...] = (
-    ("nats/text", lambda r: f"{r.loose_cost_nats / max(1, r.samples):.2f}"),
-    ("same", "{0.same_as_plain}/{0.samples}"),
-)
-_BASE = "exact"
-"""What speeds are relative to, where it is compared; else plain decoding."""
-_RULES: tuple[Column, ...] = (
     ("tok/s", "{.speed:.0f}"),
-    (f"x {_BASE}", _part("speed_ratio", "{.value:.2f}")),
+    ("x base", _part("speed_ratio", "{.value:.3f}")),
+    ("95 %", _part("speed_ratio", "{0.low:.3f} to {0.high:.3f}")),
     ("gap loose", "{.mean_loose_gap_nats:.2f}"),
     ("90 %", "{.costs.loose[1]:.2f}"),
     ("gap rejected", "{.mean_rejected_gap_nats:.2f}"),
     ("rollbacks", "{.rollbacks}"),
     ("loops", "{0.loops} (< {0.loop_rate_upper:.1%})"),
+    ("same", "{0.same_as_plain}/{0.samples}"),
     ("dist. B", "{.distribution_bytes_per_round:,.0f}"),
 )
-RULES_NOTES = (
-    "correct: answers; recovery: relative to plain decoding's, with its 95 % bootstrap interval; "
-    "log p: the target's mean raw log-probability per output token, nats; distinct-2: distinct "
-    "pairs of tokens as a share of all; broken: texts cut off; loose: share of tokens; "
-    "x: tokens per second relative to it; gap: mean of log p(most likely token) - log "
-    "p(token) of loose (and its 90 % quantile) and of rejected tokens, nats; loops: texts that "
-    "start to repeat themselves, and the 95 % bound of their rate; dist. B: bytes of the drafts' "
-    "distributions per round with drafts, mean"
+_FIGURES_NOTES = (
+    "Correct: answers; recovery: relative to plain decoding's; 95 %: bootstrap interval; loose: "
+    "share of tokens; x: tokens per round, and per second, relative to it; gap: mean of log p(most "
+    "likely token) - log p(token) of loose (and its 90 % quantile) and of rejected tokens, nats; "
+    "loops: texts that "
+    "start to repeat themselves, and the 95 % bound of their rate; same: texts that are plain "
+    "decoding's; dist. B: bytes of the drafts' distributions per round with drafts, mean."
 )
 _TIMES: tuple[Column, ...] = (
     ("rule", "{.condition}"),
@@ -69,10 +61,11 @@ _TIMES: tuple[Column, ...] = (
     (f"x {PLAIN}", _part("speedup", "{.value:.2f}")),
     ("95 %", _part("speedup", "{0.low:.2f} to {0.high:.2f}")),
 )
-TIMES_NOTES = (
-    "draft: in the draft model; verify: the target's forward pass; gate: sampling and the rule; "
-    "rest: messages between the services, tokens to text and waiting; all are means per round, the "
-    "prompt included"
+_TIMES_NOTES = (
+    "One request at a time; all conditions of a problem run one after the other. Draft: in the "
+    "draft model; verify: the target's forward pass; gate: sampling and the rule; rest: messages "
+    "between the services, tokens to text and waiting; all are means per round, the prompt "
+    "included."
 )
 _FLIPS: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
@@ -81,21 +74,20 @@ _FLIPS: tuple[Column, ...] = (
     ("recovery >", lambda r: f"{1.0 - r.flips.harmful_rate_upper:.1%}"),
     ("McNemar p", "{.flips.mcnemar_p:.3f}"),
 )
-FLIPS_NOTES = (
-    "harmful: right answers of plain decoding that became wrong; helpful: wrong ones that became "
-    "right; recovery >: exact one-sided 95 % bound, as if none were helpful"
+_FLIPS_NOTES = (
+    "Harmful: right answers of plain decoding that became wrong; helpful: wrong ones that became "
+    "right; recovery >: exact one-sided 95 % bound, as if none were helpful. These count "
+    "problems, by the first text of each; recoveries are over all texts."
 )
 _VERSUS: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
+    ("against", "{.versus.of}"),
     ("won", "{.versus.won:d}"),
     ("lost", "{.versus.lost:d}"),
     ("McNemar p", "{.versus.mcnemar_p:.3f}"),
     ("score", _part("versus.score_difference", "{.value:+.2%}")),
     ("more loose", _part("versus.loose_share_difference", "{.value:+.2%}")),
-    (
-        "95 %",
-        _part("versus.loose_share_difference", "{0.low:+.2%} to {0.high:+.2%}"),
-    ),
+    ("95 %", _part("versus.loose_share_difference", "{0.low:+.2%} to {0.high:+.2%}")),
 )
 _EQUAL: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
@@ -105,79 +97,79 @@ _EQUAL: tuple[Column, ...] = (
     ("equal tok/s", _part("speed", "{.difference:+.2%}")),
     ("95 %", _part("speed", "{0.low:+.2%} to {0.high:+.2%}")),
 )
-EQUAL_NOTES = (
-    "difference of the score from the other rule's, its thresholds (and exact) joined by lines, "
-    "where both have the same tokens per round, or per second"
+_EQUAL_NOTES = (
+    "At equal cost: difference of the score from the other rule's, its thresholds (and exact) "
+    "joined by lines, where both have the same tokens per round, or per second."
 )
-ALLOCATION_NOTES = (
-    "difference of the score from that of the straight line between the large model (decoding "
-    "plainly, or speculating exactly) and the rival alone at the same tokens per second, as if "
-    "each problem went to one of them at random; beyond the rival's speed, from the rival's score"
+_ALLOCATION: tuple[Column, ...] = (
+    ("decoding", "{.condition}"),
+    ("large", "{.large}"),
+    ("small", "{.small}"),
+    ("score", _part("at", "{.difference:+.2%}")),
+    ("95 %", _part("at", "{0.low:+.2%} to {0.high:+.2%}")),
+)
+_ALLOCATION_NOTES = (
+    "Random allocation: difference of the score from that of the straight line between the large "
+    "model (decoding plainly, or speculating exactly) and the rival alone at the same tokens per "
+    "second, as if each problem went to one of them at random; beyond the rival's speed, from the "
+    "rival's score."
+)
+_TEXTS: tuple[Column, ...] = (
+    ("rule", "{.condition}"),
+    ("loops", "{0.loops} (< {0.loop_rate_upper:.1%})"),
+    ("to the end", lambda r: f"{r.ending_loops} (< {upper_bound(r.ending_loops, r.samples):.1%})"),
+    ("new", "{0.new_loops} (< {0.new_loop_rate_upper:.1%})"),
+    ("broken", "{.broken_endings}"),
+    ("cut off", "{.cut_off}"),
+    ("distinct-1", "{.distinct_1:.3f}"),
+    ("-2", "{.distinct_2:.3f}"),
+    ("-3", "{.distinct_3:.3f}"),
+    ("log p", "{.log_likelihood_per_token:.4f}"),
+)
+_TEXTS_NOTES = (
+    "Loops: texts that start to repeat themselves; to the end: those that never stop; new: those "
+    "that do not under `exact` with the same seed; with the exact 95 % bounds of the rates for "
+    "these prompts (Clopper and Pearson). Broken: texts that end in the middle of a sentence, a "
+    "word or a code block, as texts that are cut off by the limit of tokens mostly do. Distinct: "
+    "n-grams of tokens that differ, as a share of all. log p: the target's mean raw "
+    "log-probability per token, nats."
 )
 
 
-def accuracy_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return the conditions' results on a task, briefly."""
-    return _conditions(name, "decoding", _SHORT, reports)
+def task_section(
+    title: str,
+    reports: Sequence[ConditionReport],
+    equal_costs: Sequence[EqualCost] = (),
+    allocations: Sequence[AllocationLead] = (),
+    times: bool = False,
+) -> Section:
+    """Return the tables of a task's conditions, and what their columns mean.
 
-
-def rules_table(name: str, reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return the rules' results on a task, with what each accepted loosely and its cost."""
-    return _conditions(name, "rule", _RULES, reports)
-
-
-def times_table(reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return where the time of a round goes, and the speed that comes of it."""
-    return record_table(_TIMES, reports, "a round")
-
-
-def flips_table(reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return answers that changed against plain decoding's, with bounds.
-
-    They count problems, by the first text of each; recoveries are over all texts.
+    With `times`, those of a round's parts as well.
     """
-    plain = reports[0]
-    changed = [r for r in reports if r.flips and r.condition != plain.condition]
-    basis = ", first text of each problem" if plain.samples > plain.problems else ""
-    return record_table(_FLIPS, changed, f"answers against {plain.condition}{basis}")
-
-
-def versus_table(reports: Sequence[ConditionReport]) -> FittedTable:
-    """Return a comparison of each condition with the first named, problem by problem."""
+    if not reports:
+        return Section(title, ["No problem has an answer under every condition yet."])
+    texts = [r for r in reports if r.log_likelihood_per_token is not None]
+    changed = [r for r in reports[1:] if r.flips]
     compared = [r for r in reports if r.versus]
-    return record_table(_VERSUS, compared, f"against {compared[0].versus.of}")  # type: ignore[union-attr]
+    every = (
+        (_FIGURES_NOTES, figures_table(title, reports)),
+        (_TEXTS_NOTES, record_table(_TEXTS, texts, "texts")),
+        (_TIMES_NOTES, record_table(_TIMES, reports if times else (), "times of a round")),
+        (_FLIPS_NOTES, record_table(_FLIPS, changed, f"answers against {reports[0].condition}")),
+        ("", record_table(_VERSUS, compared, "problem by problem", left=2)),
+        (_EQUAL_NOTES, record_table(_EQUAL, equal_costs, "at equal cost", left=2)),
+        (_ALLOCATION_NOTES, record_table(_ALLOCATION, allocations, "random allocation", left=3)),
+    )
+    shown = [(notes, table) for notes, table in every if table.rows]
+    return Section(title, [notes for notes, _ in shown if notes], [table for _, table in shown])
 
 
-def equal_table(costs: Sequence[EqualCost]) -> FittedTable:
-    return record_table(_EQUAL, costs, "at equal cost", left=2)
-
-
-def allocation_table(leads: Sequence[AllocationLead]) -> FittedTable:
-    """Return each condition's lead over random allocations, a pair of columns for each line."""
-    lines = dict.fromkeys((lead.large, lead.small) for lead in leads)
-    of = {(lead.condition, lead.large): lead.at for lead in leads}
-    columns = ["decoding"]
-    for large, small in lines:
-        columns += [f"{large} to {small}", "95 %"]
-    rows = []
-    for condition in dict.fromkeys(lead.condition for lead in leads):
-        row = [condition]
-        for large, _ in lines:
-            at = of.get((condition, large))
-            row += ["-", "-"] if at is None else [
-                f"{at.difference:+.2%}", f"{at.low:+.2%} to {at.high:+.2%}"
-            ]  # fmt: skip
-        rows.append(row)
-    return make_table(columns, rows, "against a random allocation of problems")
-
-
-def _conditions(
-    name: str, first: str, columns: Sequence[Column], reports: Sequence[ConditionReport]
-) -> FittedTable:
-    """Return a table of quality (by answers, or by the target), acceptance, and `columns`."""
-    quality = _LIKELIHOOD if reports[0].accuracy is None else _ANSWERS
-    every: list[Column] = [(first, "{.condition}"), *quality, *_ACCEPTED, *columns]
-    if all(r.speed_base in (None, PLAIN) for r in reports):
-        every = [(heading.replace(f"x {_BASE}", f"x {PLAIN}"), form) for heading, form in every]
+def figures_table(title: str, reports: Sequence[ConditionReport]) -> FittedTable:
+    """Return the right answers of conditions, if there are any, acceptance and speed."""
+    answers = () if reports[0].accuracy is None else _ANSWERS
+    base = "exact" if any(r.speed_base not in (None, PLAIN) for r in reports) else PLAIN
+    columns = [("decoding", "{.condition}"), *answers, *_FIGURES]
+    named: list[Column] = [(name.replace("base", base), form) for name, form in columns]
     texts = f", {reports[0].samples} texts" if reports[0].samples != reports[0].problems else ""
-    return record_table(every, reports, f"{name}, {reports[0].problems} problems{texts}")
+    return record_table(named, reports, f"{title}, {reports[0].problems} problems{texts}")

@@ -20,7 +20,7 @@ from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
 from flyspec.tables import make_table
 from flyspec_lab.audit import AuditedTarget, Auditor
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 from loadtest.admin import left_open
 from loadtest.chaos.faults import KINDS, Fault, Saboteur, one_of_each, random_tracks
 from loadtest.chaos.fleet import FOREIGN_DRAFTER, ProxiedFleet
@@ -173,7 +173,7 @@ def judge_again(requests: Sequence[Request]) -> dict[str, str]:
     return found
 
 
-def report(done: ChaosRun, say: Callable[[str], None] = say) -> BenchReport:
+def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
     """Judge a run, and sum it up."""
     complete = [request for request in done.requests if request.generation is not None]
     lossy = [request for request in complete if request.lossy]

@@ -17,7 +17,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.flags import Flag
 from flyspec.tables import make_table
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 from loadtest.fuzz.run import FuzzRun
 from loadtest.fuzz.sessions import FILES, LENGTH, PROMPT
 from loadtest.goals import checked
@@ -53,7 +53,7 @@ def fuzz(options: FuzzOptions, results: Results) -> None:
     results.of(lambda: uvloop.run(_fuzz(options)))
 
 
-async def _fuzz(options: FuzzOptions) -> BenchReport:
+async def _fuzz(options: FuzzOptions) -> Report:
     checks, servers, calls = [], [], []
     for name in FILES if options.server == "all" else [options.server]:
         done = await _attack(name, options)

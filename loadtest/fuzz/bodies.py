@@ -27,7 +27,7 @@ from flyspec.flags import Flag
 from flyspec.rpc import max_request_bytes
 from flyspec.tables import make_table
 from flyspec.v1 import generation_pb2
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 from loadtest.goals import Check, checked
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
@@ -211,7 +211,7 @@ def _attacks(only: str, size: int, port: int, channel: Any) -> Iterator[tuple[st
             yield name, len(body), partial(_call, channel, body)
 
 
-async def attack(options: BodyOptions) -> BenchReport:
+async def attack(options: BodyOptions) -> Report:
     """Send every shape to a stack with the bundled models, and report how long a stream waited."""
     stack_options = StackOptions(
         device="cpu", dtype="float32", draft_dtype="float32", threads=1, draft_threads=1,

@@ -119,15 +119,10 @@ def evaluation() -> list[FittedTable]:
     reports = many(compare.ConditionReport, "condition", RULES, **known)
     at = curves.AtEqualSpeed(11.23, 0.0123, -0.0123, 0.0345)
     equal = many(curves.EqualCost, "condition", RULES[1:], acceptance=at, speed=at, of="random")
-    return [
-        lab_tables.rules_table("gsm8k/test.jsonl", reports),
-        lab_tables.accuracy_table("gsm8k/test.jsonl", reports),
-        lab_tables.flips_table(reports),
-        lab_tables.versus_table(reports),
-        lab_tables.equal_table(equal),
-    ]
-
-
+    leads = many(curves.AllocationLead, "condition", RULES[1:], at=at)
+    return list(
+        lab_tables.task_section("gsm8k/test.jsonl", reports, equal, leads, times=True).tables
+    )
 
 
 def devices() -> list[FittedTable]:
@@ -151,7 +146,7 @@ def others() -> list[FittedTable]:
 
 
 MAKERS: list[Callable[[], list[FittedTable]]] = [
-    speed, drafters_table, evaluation, devices, others
+    drafters_table, evaluation, speed, devices, others
 ]  # fmt: skip
 GOLDEN = Path(__file__).with_name("tables-80.txt")
 
@@ -197,12 +192,3 @@ def test_tables_at_80_columns_look_as_they_did() -> None:
     if os.environ.get("RENEW_GOLDEN"):
         GOLDEN.write_text(shown)
     assert shown == GOLDEN.read_text(), "if that is as it should be: RENEW_GOLDEN=1 pytest ..."
-
-
-def test_a_table_of_flips_says_which_texts_it_counts() -> None:
-    of = {"problems": 25, "flips": filled(statistics.Flips)}
-    for samples, title in ((25, "against random"), (75, "against random, first text of each")):
-        reports = many(compare.ConditionReport, "condition", RULES, samples=samples, **of)
-        reports[0] = dataclasses.replace(reports[0], condition="random")
-        assert title in str(lab_tables.flips_table(reports).title)
-        assert ("first text" in str(lab_tables.flips_table(reports).title)) == (samples > 25)

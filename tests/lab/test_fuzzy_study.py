@@ -15,6 +15,7 @@ from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import make_arms, rival_arm
 from flyspec_lab.curves import AllocationLead, AtEqualSpeed
 from flyspec_lab.evaluation import compared
+from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, wanted_samples
 from flyspec_lab.statistics import Interval
@@ -23,12 +24,13 @@ from flyspec_lab.studies.fuzzy import (
     GREEDY,
     SAMPLED,
     TRIALS,
+    divergence_section,
+    exact_speculation,
     sampled_bounds,
+    threshold_rows,
+    thresholds_and_bound,
 )
-from flyspec_lab.studies.options import StudyOptions
-from flyspec_lab.studies.report import page_of
-from flyspec_lab.studies.study import Found
-from flyspec_lab.studies.thresholds import exact_speculation, threshold_rows, threshold_table
+from flyspec_lab.studies.study import Found, report_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from flyspec_lab.tuning.replay import DraftedDivergences
@@ -153,7 +155,7 @@ def by_hand(name, by, arms, keep):
 
 def test_thresholds_are_those_at_equal_speed(part):
     _, of = part
-    rows = threshold_rows(of.answered["word_problems"], TRIALS)
+    rows = threshold_rows(of.answered["word_problems"])
     assert [(row.name, row.by) for row in rows] == [
         (f"{rule} {kind.name}", by)
         for rule in ("fuzzy", "fuzzy-reference")
@@ -177,13 +179,14 @@ def test_thresholds_are_those_at_equal_speed(part):
 
 
 def test_the_table_has_means_and_spreads(part):
-    _, of = part
-    rows = threshold_rows(of.answered["word_problems"], TRIALS)
-    cells = threshold_table(rows).rows
-    for row, shown in zip(rows, cells, strict=True):
+    name, of = part
+    rows = threshold_rows(of.answered["word_problems"])
+    (section,) = thresholds_and_bound(found_of(name, of))
+    assert len(section.tables) == 1 + (name == SAMPLED)
+    for row, shown in zip(rows, section.tables[0].rows, strict=True):
         recoveries = [t.recovery.value for t in row.trials if t is not None]
         spread = f"{statistics.mean(recoveries):.1%} ± {statistics.stdev(recoveries):.1%}"
-        assert shown[7] == spread
+        assert shown[6] == spread
         assert shown[3].startswith("≤") == row.found.all_faster
 
 
@@ -202,30 +205,27 @@ def test_the_bound_has_what_was_measured(part):
 def test_a_report_has_both_parts():
     values = np.array([0.0, 0.01, 0.2, 0.6])
     drafted = DraftedDivergences(Divergence.JS, values, values < 0.1)
-    page = page_of(
-        STUDY, {name: evaluation(name) for name in PARTS}, [WORDS], TARGET, "flyspec study fuzzy",
-        7, divergences={"word_problems": drafted, "gsm8k": drafted},
+    divergences = divergence_section({"word_problems": drafted, "gsm8k": drafted})
+    report = report_of(
+        STUDY, {name: evaluation(name) for name in PARTS}, [WORDS], TARGET, StudyOptions(),
+        "flyspec study fuzzy", further=[divergences],
     )  # fmt: skip
-    headings = [section.heading for section in page.sections]
+    headings = [section.heading for section in report.sections]
+    thresholds = "thresholds as fast as exact speculation"
     for name in PARTS:
-        for heading in ("figures", "thresholds as fast as exact speculation",
-                        "against a random allocation", "at equal cost"):  # fmt: skip
-            assert f"{name}: {heading}" in headings
-    assert headings.count("sampled: the paper's bound") == 1
-    assert page.facts["problems"] == (
+        title = f"word_problems, {name}"
+        assert headings.count(title) == headings.count(f"{title}: {thresholds}") == 1
+    assert report.facts["problems"] == (
         "greedy: 12 of word_problems; sampled: 12 of word_problems; seed 7"
     )
-    (last,) = [section for section in page.sections if "by data set" in section.heading]
-    assert [row[:3] for row in last.tables[0].rows] == [
+    assert [row[:3] for row in divergences.tables[0].rows] == [
         ["word_problems", "4", "50.0%"], ["gsm8k", "4", "50.0%"],
     ]  # fmt: skip
-    titles = [table.title for section in page.sections for table in section.tables]
-    assert len(set(titles)) == len(titles)
-    assert "greedy: at equal cost" in titles
-    html = page.to_html()
+    html = report.page()
     assert html.count("<svg") == 5
-    assert "random allocation" in html
-    assert "sampled: as good as exact speculation, and faster" in html
+    for text in ("random allocation", "at equal cost", "the bound on the loss"):
+        assert text in html
+    assert "word_problems, sampled: as good as exact speculation, and faster" in html
 
 
 def verdict_of(claim, found):
@@ -234,12 +234,16 @@ def verdict_of(claim, found):
 
 
 def found_with(costs=(), allocations=(), reports=None):
-    arms = arms_of(STUDY.run(StudyOptions()))
+    arms = arms_of(STUDY.runs(StudyOptions())[GREEDY])
     reports = reports or [SimpleNamespace(condition=arm.name) for arm in arms]
     return Found("task", arms, reports, costs, allocations)
 
 
-NAMES = [arm.name for arm in arms_of(STUDY.run(StudyOptions())) if arm.name.startswith("fuzzy JS")]
+NAMES = [
+    arm.name
+    for arm in arms_of(STUDY.runs(StudyOptions())[GREEDY])
+    if arm.name.startswith("fuzzy JS")
+]
 LEADS = [
     ([], None),
     ([(0.02, 0.01, 0.03), (0.05, 0.04, 0.06)], True),
@@ -303,6 +307,6 @@ def test_as_good_and_faster(speed, loss, problems, holds):
             versus=SimpleNamespace(score_difference=score),
         )
 
-    arms = arms_of(STUDY.run(StudyOptions()))
+    arms = arms_of(STUDY.runs(StudyOptions())[GREEDY])
     found = found_with(reports=[report(arm) for arm in arms])
     assert verdict_of("as good as", found) == holds

@@ -1,133 +1,128 @@
-"""Reports of studies over one task and over several."""
+"""A report: its page, its JSON, and its parts between the marks of a document."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import json
+import re
+from html.parser import HTMLParser
 
 import pytest
 
-from flyspec.rules.presets import RULE_PRESETS
-from flyspec_lab.answered import Answered
-from flyspec_lab.arms import make_arms
-from flyspec_lab.evaluation import compared
-from flyspec_lab.problems import TaskProblems
-from flyspec_lab.run import Progressed, Unit, wanted_samples
-from flyspec_lab.studies.catalogue import STUDIES
-from flyspec_lab.studies.options import StudyOptions
-from flyspec_lab.studies.page import Page
-from flyspec_lab.studies.report import CLAIMS_HEADING, page_of
-from flyspec_lab.studies.study import Study
-from flyspec_lab.tasks import Problem
-from flyspec_lab.tasks.open_ended import OpenEnded
-from flyspec_lab.tasks.word_problems import WordProblems
-from tests.lab.test_compare import TARGET, rows_of
-
-STRICT = TaskProblems("words", WordProblems(), [Problem(f"{i}", "Q", "7") for i in range(6)])
-OPEN = TaskProblems("tales/of <two>", OpenEnded("x"), [Problem(f"{i}", "Q") for i in range(6)])
-LOOSE = {
-    "num_loose_tokens": 2, "loose_gaps_nats": [0.1, 0.3], "loose_cost_nats": 0.4,
-    "num_rejected_tokens": 1, "rejected_gaps_nats": [9.0], "rejected_cost_nats": 9.0,
-}  # fmt: skip
+from flyspec.errors import ConfigError
+from flyspec.tables import make_table
+from flyspec_lab.report import Plot, Report, Section, joined, markdown, write_into
 
 
-def row_of(unit: Unit) -> dict[str, Any]:
-    """Rules gain more on the open task; texts differ a little."""
-    found: dict[str, Any] = {
-        "score": None if unit.task is OPEN else 1.0, "log_likelihood": -3.0, "num_rounds": 10.0
-    }  # fmt: skip
-    if unit.arm.rule.name in ("exact", "plain"):
-        return found
-    rounds = (4.0 if unit.task is OPEN else 8.0) + unit.index % 3 / 4
-    return {**found, **LOOSE, "num_rounds": rounds}
+def draw(figure):
+    ax = figure.subplots()
+    ax.plot([1, 2], [3, 4], label="<b>fly & exact</b>")
+    ax.legend()
 
 
-def page(study: Study, tasks: list[TaskProblems], without: str | None = None) -> Page:
-    """Return the report of texts under all conditions but those that start with `without`."""
-    run = study.run(StudyOptions(seeds=1))
-    arms = make_arms(
-        run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
+TABLE = make_table(["rule", "correct"], [["fly<", "98 %"], ["exact", "99 %"]], "A title")
+REPORT = Report(
+    {"rate": 3.5},
+    [
+        Section(
+            "Results & more",
+            ["One `<script>` paragraph."],
+            [TABLE],
+            [Plot("one", "What `W` does.", draw), Plot("two", "Again.", draw)],
+        ),
+        "One `<script>` paragraph.",
+        "A note.",
+    ],
+    {"samples": [1, 2]},
+    title="W <4> & θ",
+    subtitle="Does `W = 0` lose <i>answers</i>?",
+    facts={"target": "a <model>"},
+)
+
+
+class Reader(HTMLParser):
+    """Collects tags with their attributes, and the text of cells."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.cells, self.open = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("td", "th") and data.strip():
+            self.cells.append(data)
+
+
+def test_html_is_whole_and_escaped():
+    html = REPORT.page()
+    reader = Reader()
+    reader.feed(html)
+    names = [tag for tag, _ in reader.tags]
+    assert names.count("svg") == 2
+    assert "script" not in names
+    assert "i" not in names
+    assert reader.cells == ["rule", "correct", "fly<", "98 %", "exact", "99 %"]
+    assert "<code>W = 0</code>" in html
+    assert "<code>&lt;script&gt;</code>" in html
+    fetched = [v for _, attrs in reader.tags for k, v in attrs.items() if k in ("src", "href")]
+    assert all((v or "").startswith("#") for v in fetched)
+
+
+def test_ids_of_two_plots_differ():
+    ids = re.findall(r'\bid="([^"]+)"', REPORT.page())
+    assert len(ids) == len(set(ids))
+
+
+def test_it_is_written_as_data_too(tmp_path):
+    assert REPORT.write(tmp_path).read_text() == REPORT.page()
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert (document["rate"], document["samples"]) == (3.5, [1, 2])
+    assert document["report"]["title"] == REPORT.title
+    section, nothing, note = document["report"]["sections"]
+    assert section["tables"] == [
+        {
+            "title": "A title",
+            "columns": ["rule", "correct"],
+            "rows": [["fly<", "98 %"], ["exact", "99 %"]],
+            "left": 1,
+        }
+    ]
+    assert nothing["paragraphs"] == [], "what was said is not said again"
+    assert note["paragraphs"] == ["A note."]
+    for plot in section["plots"]:
+        assert "<svg" in (tmp_path / f"{plot['name']}.svg").read_text()
+
+
+def test_a_terminal_gets_tables_and_text(capsys):
+    REPORT.show()
+    printed = capsys.readouterr().out
+    for text in ("Results & more", "fly<", "99 %", "A note.", "<script>"):
+        assert printed.count(text) == 1
+
+
+def test_tables_of_equal_columns_become_one():
+    other = make_table(["rule", "correct"], [["kl", "97 %"]], "Another")
+    empty = make_table(["nothing"], [], "Empty")
+    (one, alone) = joined([TABLE, other, make_table(["x"], [["1"]])])
+    assert (one.columns, one.left) == (["", "rule", "correct"], 2)
+    assert [row[0] for row in one.rows] == ["A title", "A title", "Another"]
+    assert markdown([other, empty, alone]) == (
+        "Another:\n\n| rule | correct |\n| --- | ---: |\n| kl | 97 % |\n\n| x |\n| --- |\n| 1 |"
     )
-    wanted = wanted_samples(run, tasks, arms, TARGET, None)
-    made = {
-        key: unit
-        for key, unit in wanted.items()
-        if without is None or not unit.arm.name.startswith(without)
-    }
-    rows = rows_of(made, row_of)
-    answered = {t.name: Answered(t.name, arms, wanted, rows) for t in tasks}
-    evaluation = compared(arms, Progressed(), answered, run.conditions[0].name)
-    return page_of(study, {"": evaluation}, tasks, TARGET, "flyspec study", 7)
 
 
-def test_one_task_needs_no_name_in_headings() -> None:
-    found = page(STUDIES["window"], [STRICT])
-    assert [s.heading for s in found.sections[:2]] == [CLAIMS_HEADING, "Figures"]
-    assert found.facts["problems"] == "6 of words, seed 7"
-    assert found.to_html().count("<svg") == 2
-
-
-def test_several_tasks_have_sections_each_after_what_is_said_of_all(tmp_path: Path) -> None:
-    found = page(STUDIES["strict-open"], [STRICT, OPEN])
-    headings = [section.heading for section in found.sections]
-    assert headings[:3] == [CLAIMS_HEADING, "Gain by task", "words: figures"]
-    assert "tales/of <two>: figures" in headings
-    assert found.facts["problems"] == "6 of words; 6 of tales/of <two>; seed 7"
-    claims = found.sections[0].tables[0].rows
-    assert [row[2] for row in claims] == ["yes"] * 5
-    gains = found.sections[1].tables[0]
-    rows = [dict(zip(gains.columns, row, strict=True)) for row in gains.rows]
-    assert [(row["task"], row["kind"]) for row in rows[:2]] == [
-        ("words", "strict"), ("tales/of <two>", "open"),
-    ]  # fmt: skip
-    assert [row["rule"] for row in rows[:2]] == ["margin", "margin"]
-    assert "exact" not in [row["rule"] for row in rows]
-    assert len(rows) == 2 * len({row["rule"] for row in rows})
-    said = [text for section in found.sections for text in section.paragraphs]
-    assert len(said) == len(set(said))
-    html = found.to_html()
-    assert "hollow marks" in html
-    assert "tales/of &lt;two&gt;" in html
-    found.write(tmp_path)
-    assert len(list(tmp_path.glob("*.svg"))) == html.count("<svg")
-
-
-def test_claims_say_which_of_several_tasks_they_are_about() -> None:
-    found = page(STUDIES["window"], [STRICT, OPEN])
-    (section,) = (s for s in found.sections if s.heading == CLAIMS_HEADING)
-    assert [row[0].split(":")[0] for row in section.tables[0].rows] == [
-        *["words"] * 3, *["tales/of <two>"] * 3
-    ]  # fmt: skip
-
-
-def test_texts_without_answers_are_described_in_tables_and_histograms() -> None:
-    found = page(STUDIES["open-ended"], [OPEN])
-    (section,) = (s for s in found.sections if s.heading == "Texts and gaps")
-    speeds, texts = section.tables
-    by_rule = {row[0]: dict(zip(speeds.columns, row, strict=True)) for row in speeds.rows}
-    assert "plain" not in by_rule
-    assert by_rule["fly"]["of rejected"] == "9.00"
-    assert by_rule["exact"]["tok/s over exact"] == "-"
-    assert [row[0] for row in texts.rows][:2] == ["plain", "exact"]
-    html = found.to_html()
-    assert "per 1,000 tokens" in html
-    assert "log p per token, nats" in html  # over τ as well
-    assert html.count("<svg") == 3
-
-
-def test_a_task_without_samples_is_named_and_nothing_else() -> None:
-    found = page(STUDIES["strict-open"], [STRICT], without="")
-    assert [(s.heading, len(s.tables)) for s in found.sections] == [("Figures", 0)]
-    assert found.facts["problems"] == "0 of words, seed 7"
-
-
-def test_claims_about_conditions_without_texts_stay_open() -> None:
-    claims = page(STUDIES["window"], [STRICT], without="fly").sections[0].tables[0].rows
-    assert {tuple(row[2:]) for row in claims} == {("open", "a condition has no texts yet")}
-
-
-@pytest.mark.parametrize("tasks", [[STRICT], [OPEN]])
-def test_one_kind_of_task_alone_tells_nothing(tasks: list[TaskProblems]) -> None:
-    claims = page(STUDIES["strict-open"], tasks).sections[0].tables[0].rows
-    assert {row[2] for row in claims} == {"open"}
-    assert all("name one with --task" in row[3] for row in claims)
+def test_only_what_is_between_marks_is_written(tmp_path):
+    file = tmp_path / "page.md"
+    text = "<!-- a -->\nold\n<!-- /a -->\n<!-- b -->\nold\n<!-- /b -->\n"
+    file.write_text(text)
+    write_into(file, {"a": None, "b": None})
+    assert file.read_text() == text
+    write_into(file, {"a": None, "b": "new"})
+    assert file.read_text() == text.replace("<!-- b -->\nold\n", "<!-- b -->\n\nnew\n\n")
+    with pytest.raises(ConfigError, match="must have <!-- c --> and <!-- /c --> once"):
+        write_into(file, {"b": "newer", "c": "x"})
+    assert "newer" not in file.read_text()
+    with pytest.raises(ConfigError, match="No such file"):
+        write_into(tmp_path / "none.md", {"a": "x"})

@@ -12,14 +12,12 @@ from flyspec.values.admin import DrafterStatus, ModelInfo
 from flyspec_lab import compare
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms
-from flyspec_lab.options import EvalOptions
+from flyspec_lab.options import EvalOptions, StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
-from flyspec_lab.studies.catalogue import STUDIES, studies_named
-from flyspec_lab.studies.options import StudyOptions
-from flyspec_lab.studies.report import facts_of
-from flyspec_lab.studies.study import Found, Study, value_of
+from flyspec_lab.studies.catalogue import STUDIES
+from flyspec_lab.studies.study import Found, Study, facts_of, value_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, rows_of
@@ -42,8 +40,12 @@ DRAFTERS = [
 ]
 
 
+def first_run(study, drafters=(), **options):
+    return next(iter(study.runs(StudyOptions(**options), drafters).values()))
+
+
 def arms_of(study):
-    run = study.run(StudyOptions(problems=3), DRAFTERS)
+    run = first_run(study, DRAFTERS, problems=3)
     return make_arms(
         run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
     )
@@ -79,10 +81,6 @@ def test_a_study_compares_several_conditions(study) -> None:
     assert len(arms) > 3
     assert not study.axis or any(value_of(arm, study.axis) is not None for arm in arms if arm.k)
     assert study.question.endswith("?")
-
-
-def test_studies_are_in_the_catalogues_order() -> None:
-    assert [s.name for s in studies_named(["length", "window"])] == ["window", "length"]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +131,7 @@ def test_thresholds_order_speed_and_accuracy() -> None:
 
 
 def test_settings_of_a_study_reach_its_run() -> None:
-    run = STUDIES["temperature"].run(StudyOptions(problems=7, num_speculative_tokens=9))
+    run = first_run(STUDIES["temperature"], problems=7, num_speculative_tokens=9)
     assert (run.temperature, run.seeds, run.problems) == (1.0, 1, 7)
     assert run.num_speculative_tokens == 9
     assert replace(run, problems=1).problems == 1
@@ -162,7 +160,7 @@ def test_prompt_lookup_before_a_draft_model(alone, after_lookup, gates_ms, holds
 
 
 def chosen(name, drafters):
-    run = STUDIES[name].run(StudyOptions(), drafters)
+    run = first_run(STUDIES[name], drafters)
     return dict(run.grid)["drafter"]
 
 
@@ -175,8 +173,6 @@ def test_drafters_are_chosen_by_tokenizer_and_by_size() -> None:
     ("name", "drafters", "missing"),
     [
         ("window", [], ""),
-        ("drafter", DRAFTERS[:3], ""),
-        ("drafter", DRAFTERS[1:2], "it needs a draft model (--draft-model) for the drafter model"),
         ("multi-level", DRAFTERS[:2], "it needs a draft model (--draft-model) for the drafter mul"),
         ("tokenizer", DRAFTERS[:5], ""),
         ("tokenizer", DRAFTERS[:4], "it needs a draft model with the target's tokenizer"),
@@ -189,31 +185,9 @@ def test_drafters_are_chosen_by_tokenizer_and_by_size() -> None:
     ],
 )
 def test_a_study_says_which_drafters_it_needs(name, drafters, missing) -> None:
-    said = STUDIES[name].missing(drafters, tuple(RULE_PRESETS))
+    said = STUDIES[name].missing(drafters)
     assert said.startswith(missing)
     assert bool(said) == bool(missing)
-
-
-def test_a_study_of_the_judge_needs_one() -> None:
-    rules = [name for name in RULE_PRESETS if name != "autojudge"]
-    assert STUDIES["autojudge"].missing(DRAFTERS, rules).startswith("it needs a judge of this tar")
-    assert not STUDIES["autojudge"].missing(DRAFTERS, tuple(RULE_PRESETS))
-    assert not STUDIES["rules"].missing(DRAFTERS, rules)
-
-
-@pytest.mark.parametrize(
-    ("lost", "tokens", "holds"),
-    [(0.0, 11.0, True), (0.05, 11.0, False), (0.012, 11.0, None), (0.0, 8.0, None)],
-)
-def test_whether_the_judge_is_worth_it(lost, tokens, holds) -> None:
-    def describe(arm):
-        judged = arm.rule.name == "autojudge"
-        found = report(arm, None, tokens if judged else 9.0)
-        found.versus = SimpleNamespace(score_difference=interval(-lost)) if judged else None
-        return found
-
-    study = STUDIES["autojudge"]
-    assert verdicts(study, found_of(study, describe)) == [holds]
 
 
 def test_a_report_names_both_models() -> None:
@@ -230,24 +204,24 @@ def test_a_report_names_both_models() -> None:
 
 def test_a_studys_tasks_are_its_own_unless_some_are_named() -> None:
     study = STUDIES["open-ended"]
-    own = study.run(StudyOptions())
+    own = first_run(study)
     assert [name for name, _ in own.task] == ["word_problems", "python_code"]
     assert (own.problems, own.seeds, own.log_likelihood) == (225, 3, True)
     assert own.temperature > 0  # texts of a prompt differ
-    assert study.run(StudyOptions(problems=20)).problems == 20
-    named = study.run(StudyOptions(task=(("word_problems", None),), limit=5))
+    assert first_run(study, problems=20).problems == 20
+    named = first_run(study, task=(("word_problems", None),), limit=5)
     assert (named.task, named.limit) == ((("word_problems", None),), 5)
-    assert study.run(StudyOptions(prompt_file="x")).task == ()
-    assert STUDIES["window"].run(StudyOptions()).task == ()
+    assert first_run(study, prompt_file="x").task == ()
+    assert first_run(STUDIES["window"]).task == ()
 
 
 def test_greedy_texts_have_one_seed_unless_more_are_asked_for() -> None:
     study = STUDIES["open-ended"]
-    greedy = study.run(StudyOptions(temperature=0.0))
+    greedy = first_run(study, temperature=0.0)
     assert (greedy.temperature, greedy.seeds) == (0.0, 1)
-    assert study.run(StudyOptions(temperature=0.0, seeds=2)).seeds == 2
-    assert study.run(StudyOptions(temperature=0.5)).seeds == 3
-    assert STUDIES["window"].run(StudyOptions(temperature=0.5)).seeds == 1
+    assert first_run(study, temperature=0.0, seeds=2).seeds == 2
+    assert first_run(study, temperature=0.5).seeds == 3
+    assert first_run(STUDIES["window"], temperature=0.5).seeds == 1
 
 
 def test_what_parts_of_a_study_differ_in_stays() -> None:

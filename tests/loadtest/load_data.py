@@ -6,7 +6,7 @@ import random
 
 from flyspec.client import GenerateOptions
 from loadtest.record import Record
-from loadtest.report.base import VERSION
+from loadtest.report import VERSION
 from loadtest.summary import PhaseResult, timeline
 from loadtest.work import Closed, LoadPhase, Variant
 

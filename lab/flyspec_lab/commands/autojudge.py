@@ -10,7 +10,7 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import needing
 from flyspec.concurrency import whatever_reached
 from flyspec_lab.autojudge.options import JudgeTrainOptions
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec_lab.autojudge.train import Trained
@@ -35,7 +35,7 @@ def train(options: JudgeTrainOptions, results: Results) -> None:
     results.of(lambda: whatever_reached(lambda: training.train(options), _report))
 
 
-def _report(found: Trained) -> BenchReport:
+def _report(found: Trained) -> Report:
     from flyspec.tables import record_table
 
     facts = found.judge.facts
@@ -61,4 +61,4 @@ def _report(found: Trained) -> BenchReport:
         f"ones. Mining took {found.mining_s:.0f} s, training {found.training_s:.0f} s. "
         f"Wrote {found.file}; serve it with --autojudge-file and --rule autojudge."
     )
-    return BenchReport(found.document, [table, notes(summary)], found.samples)
+    return Report(found.document, [table, summary], found.samples)

@@ -19,7 +19,7 @@ from flyspec_lab.commands.other_models import (
     with_added_drafters,
 )
 from flyspec_lab.options import EvalOptions
-from flyspec_lab.results import BenchReport, RunResults, notes
+from flyspec_lab.report import Part, Report, RunResults
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
@@ -54,11 +54,11 @@ def evaluate(
         )
     tasks = read_problems(options)
 
-    async def use(client: AsyncClient, stack: Stack | None) -> BenchReport:
+    async def use(client: AsyncClient, stack: Stack | None) -> Report:
         work = evaluated(client, stack)
         return await (work if stack is None else with_added_drafters(stack, draft, work))
 
-    async def evaluated(client: AsyncClient, stack: Stack | None) -> BenchReport:
+    async def evaluated(client: AsyncClient, stack: Stack | None) -> Report:
         from flyspec_lab.evaluation import run_evaluation
         from flyspec_lab.run import ServedModel
         from flyspec_lab.run_directory import fingerprints
@@ -84,33 +84,17 @@ def evaluate(
 
 def _report(
     o: EvalOptions, found: Evaluation, models: dict[str, Any], results: RunResults
-) -> BenchReport:
-    from flyspec_lab import plots, tables
+) -> Report:
+    from flyspec_lab.plots import quality_plot
+    from flyspec_lab.tables import task_section
 
-    shown: list[Any] = []
-    explained: dict[str, None] = {}  # once, below all tables
-    for task, reports in found.conditions.items():
-        if not reports:
-            shown.append(notes(f"{task}: no problem has an answer under every condition yet"))
-            continue
-        answered = reports[0].accuracy is not None
-        if o.rules is None and answered and not o.grid:
-            shown.append(tables.accuracy_table(task, reports))
-        else:
-            shown.append(tables.rules_table(task, reports))
-            explained[tables.RULES_NOTES] = None
-        if len(reports) > 1 and any(r.flips for r in reports):
-            shown.append(tables.flips_table(reports))
-            explained[tables.FLIPS_NOTES] = None
-        if any(r.versus for r in reports):
-            shown.append(tables.versus_table(reports))
-        if equal := found.equal_costs[task]:
-            shown.append(tables.equal_table(equal))
-            explained[tables.EQUAL_NOTES] = None
-        if leads := found.allocations[task]:
-            shown.append(tables.allocation_table(leads))
-            explained[tables.ALLOCATION_NOTES] = None
-    shown += [notes(line) for line in [*explained, *_remarks(found, results)]]
+    parts: list[Part] = [
+        task_section(task, reports, found.equal_costs[task], found.allocations[task])
+        for task, reports in found.conditions.items()
+    ]
+    parts += _remarks(found, results)
+    if any(found.conditions.values()):
+        parts.append(quality_plot("quality", found.arms, found.conditions))
     document = {
         **vars(o),
         **models,
@@ -120,12 +104,7 @@ def _report(
         "allocations": [lead for of in found.allocations.values() for lead in of],
         "missing": found.missing,
     }
-    return BenchReport(
-        document,
-        shown,
-        plot=lambda path: plots.plot_quality(path, found.arms, found.conditions),
-        passed=not (found.progressed.failed or found.progressed.lost),
-    )
+    return Report(document, parts, passed=not (found.progressed.failed or found.progressed.lost))
 
 
 def _remarks(found: Evaluation, results: RunResults) -> list[str]:

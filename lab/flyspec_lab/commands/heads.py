@@ -10,7 +10,7 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import needing
 from flyspec.concurrency import whatever_reached
 from flyspec_lab.heads.options import HeadMeasureOptions, HeadTrainOptions
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec_lab.heads.measure import Measured
@@ -45,7 +45,7 @@ def measure(options: HeadMeasureOptions, results: Results) -> None:
     results.of(lambda: _measured(options, measuring.measure(options)))
 
 
-def _trained(found: TrainedHead) -> BenchReport:
+def _trained(found: TrainedHead) -> Report:
     shares = ", ".join(f"{share:.1%}" for share in found.agreement)
     summary = (
         f"{found.parameters / 1e6:.2f} M parameters, trained on {found.trained_tokens:,} tokens of "
@@ -54,10 +54,10 @@ def _trained(found: TrainedHead) -> BenchReport:
         f"tokens it learnt. Writing took {found.writing_s:.0f} s, training {found.training_s:.0f} "
         f"s. Wrote {found.output}."
     )
-    return BenchReport(vars(found), [notes(summary)])
+    return Report(vars(found), [summary])
 
 
-def _measured(o: HeadMeasureOptions, found: list[Measured]) -> BenchReport:
+def _measured(o: HeadMeasureOptions, found: list[Measured]) -> Report:
     from flyspec.tables import record_table
 
     columns: list[tuple[str, Any]] = [
@@ -66,4 +66,4 @@ def _measured(o: HeadMeasureOptions, found: list[Measured]) -> BenchReport:
     for i, k in enumerate(o.k):
         columns.append((f"K = {k}", lambda row, i=i: f"{row.tokens_per_round[i]:.2f}"))
     table = record_table(columns, found, title="Tokens per round on the target's greedy text")
-    return BenchReport({"k": o.k, "rows": found}, [table])
+    return Report({"k": o.k, "rows": found}, [table])

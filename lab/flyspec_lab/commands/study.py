@@ -6,8 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,25 +17,22 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands.other_models import (
-    Drafts,
-    drafters_of,
-    with_added_drafters,
-)
-from flyspec_lab.studies.options import StudyOptions
+from flyspec_lab.commands.other_models import Drafts, drafters_of, with_added_drafters
+from flyspec_lab.options import StudyOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from flyspec.client import AsyncClient, Models
     from flyspec.values.admin import DrafterStatus
+    from flyspec_lab.evaluation import Evaluation
     from flyspec_lab.problems import TaskProblems
+    from flyspec_lab.report import Section
     from flyspec_lab.studies.batch import BatchStudy
-    from flyspec_lab.studies.divergences import Divergences
-    from flyspec_lab.studies.page import Page
     from flyspec_lab.studies.study import Study
 
 _ALL = "all"
+Tasks = Mapping[str, "Sequence[TaskProblems]"]
 
 
 @with_flags
@@ -55,8 +51,8 @@ def study(
     """
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.spelling import did_you_mean
-    from flyspec_lab.studies.batch import BatchStudy
-    from flyspec_lab.studies.catalogue import STUDIES, studies_named
+    from flyspec_lab.studies.catalogue import STUDIES
+    from flyspec_lab.studies.study import Study
 
     if not names:
         for each in STUDIES.values():
@@ -67,46 +63,42 @@ def study(
             raise ConfigError(
                 f"{name!r} is no study{did_you_mean(name, STUDIES)}; `flyspec study` lists them"
             )
-    chosen = studies_named(list(STUDIES) if _ALL in names else names)
+    chosen = [each for name, each in STUDIES.items() if name in names or _ALL in names]
     tasks = {each.name: each.problems(options) for each in chosen}
-    command = shlex.join(["flyspec", *sys.argv[1:]])
-
-    drafts = dict(draft)
-    slots = StackOptions.max_sessions
+    drafts, slots = dict(draft), StackOptions.max_sessions
     for each in chosen:
-        if isinstance(each, BatchStudy):
+        if not isinstance(each, Study):
             slots = max(slots, each.slots)
         elif models.model is None:  # the bundled pair
             drafts = {name: str(path) for name, path in each.drafts.items()} | drafts
+    settings = StackOptions(**vars(models), log_level="warning", max_sessions=slots).resolved()
+    # Before the stack starts, which needs the devices, too.
+    further = {
+        each.name: _divergences(tasks[each.name], settings, options)
+        for each in chosen
+        if isinstance(each, Study) and each.divergences
+    }
 
     async def use(client: AsyncClient, stack: Stack | None) -> None:
         assert stack is not None
-        asker = _Asker(client, stack, options, command)
-        work = asker.answer(chosen, tasks, divergences)
+        work = _answer(chosen, tasks, further, client, stack, options)
         await with_added_drafters(stack, tuple(drafts.items()), work)
 
-    settings = StackOptions(**vars(models), log_level="warning", max_sessions=slots).resolved()
-    # Before the stack starts, which needs the devices, too.
-    divergences = {
-        each.name: _divergences(tasks[each.name], settings, options)
-        for each in chosen
-        if not isinstance(each, BatchStudy) and each.divergences
-    }
     run_async(with_server(settings, None, use))
 
 
 def _divergences(
     tasks: Sequence[TaskProblems], stack: StackOptions, o: StudyOptions
-) -> Divergences:
-    """Return how far draft and target are apart on each task; empty if there is no draft model."""
+) -> list[Section]:
+    """Return how far draft and target are apart on each task; nothing without a draft model."""
     from flyspec.config import DraftSettings, VerifySettings
     from flyspec_lab.local_model import LocalModel
-    from flyspec_lab.studies.divergences import MAX_PROMPTS
+    from flyspec_lab.studies.fuzzy import MAX_PROMPTS, divergence_section
     from flyspec_lab.tuning.recording import Recorder
     from flyspec_lab.tuning.replay import drafted_divergences
 
     if not stack.model or not stack.draft_model:
-        return {}
+        return []
     device, threads = stack.draft_device or stack.device, stack.threads
     target = LocalModel(
         VerifySettings(model=stack.model, device=stack.device, dtype=stack.dtype, threads=threads)
@@ -120,104 +112,76 @@ def _divergences(
     for task in tasks:
         most = o.max_tokens or task.task.max_tokens
         recorder = Recorder(target, draft, task.task, o.num_speculative_tokens, most)
-        found[task.name] = drafted_divergences(
-            recorder.record(task.problems[:MAX_PROMPTS], forks=False)
-        )
+        recording = recorder.record(task.problems[:MAX_PROMPTS], forks=False)
+        found[task.name] = drafted_divergences(recording)
+    return [divergence_section(found)]
+
+
+async def _answer(
+    studies: Sequence[Study | BatchStudy],
+    tasks: Tasks,
+    further: Mapping[str, Sequence[Section]],
+    client: AsyncClient,
+    stack: Stack,
+    o: StudyOptions,
+) -> None:
+    """Run the studies that this stack can answer, and write their reports.
+
+    `further` are sections of a study's report that are made already.
+    """
+    from flyspec_lab.studies.batch import batch_report, measure
+    from flyspec_lab.studies.study import Study, report_of
+
+    command = shlex.join(["flyspec", *sys.argv[1:]])
+    drafters = await drafters_of(stack)
+    served = await client.list_models()
+    target = served.target
+    for each in studies:
+        directory, of = o.output / each.name, tasks[each.name]
+        if isinstance(each, Study) and (missing := each.missing(drafters)):
+            say(f"{each.name}: skipped: {missing}")
+            continue
+        directory.mkdir(parents=True, exist_ok=True)
+        say(f"{each.name}: {each.question}")
+        if isinstance(each, Study):
+            found = await _evaluated(each, of, client, served, stack, drafters, o, directory)
+            sections = further.get(each.name, ())
+            report = report_of(each, found, of, target, o, command, drafters, sections)
+        else:
+            samples = await measure(each, of, client, target, drafters, o, directory)
+            report = batch_report(each, samples, of, target, drafters, o, command)
+        file = report.write(directory)
+        report.show()
+        say(f"wrote {file}")
+        if interrupted():
+            return
+
+
+async def _evaluated(
+    study: Study,
+    tasks: Sequence[TaskProblems],
+    client: AsyncClient,
+    served: Models,
+    stack: Stack,
+    drafters: Sequence[DrafterStatus],
+    o: StudyOptions,
+    directory: Path,
+) -> dict[str, Evaluation]:
+    """Evaluate each part of a study, in a directory of its own."""
+    from flyspec_lab.commands.other_models import served_rival
+    from flyspec_lab.evaluation import run_evaluation
+    from flyspec_lab.run import ServedModel
+    from flyspec_lab.run_directory import fingerprints
+
+    found = {}
+    for part, run in study.runs(o, drafters).items():
+        async with AsyncExitStack() as resources:
+            rival = await served_rival(resources, run.rival, stack, Credentials())
+            found[part] = await run_evaluation(
+                run, tasks, served, ServedModel(client, served.target), rival,
+                fingerprints(drafters), directory / part,
+                resume=True, mixed_versions=o.mixed_versions,
+            )  # fmt: skip
+        if interrupted():
+            break
     return found
-
-
-@dataclass(frozen=True)
-class _Asker:
-    """Asks studies of a stack."""
-
-    client: AsyncClient
-    stack: Stack
-    o: StudyOptions
-    command: str
-
-    async def answer(
-        self,
-        studies: Sequence[Study | BatchStudy],
-        tasks: Mapping[str, Sequence[TaskProblems]],
-        divergences: Mapping[str, Divergences],
-    ) -> None:
-        """Run the studies that this stack can answer, and write their reports.
-
-        `tasks` and `divergences` are by study.
-        """
-        from flyspec.tables import result_console
-        from flyspec_lab.studies.batch import BatchStudy
-
-        drafters = await drafters_of(self.stack)
-        served = await self.client.list_models()
-        for each in studies:
-            directory = self.o.output / each.name
-            if not isinstance(each, BatchStudy) and (
-                missing := each.missing(drafters, served.rules)
-            ):
-                say(f"{each.name}: skipped: {missing}")
-                continue
-            directory.mkdir(parents=True, exist_ok=True)
-            say(f"{each.name}: {each.question}")
-            of = tasks[each.name]
-            if isinstance(each, BatchStudy):
-                page = await self._measured(each, of, served, drafters, directory)
-            else:
-                apart = divergences.get(each.name, {})
-                page = await self._evaluated(each, of, served, drafters, apart, directory)
-            file = page.write(directory)
-            console: Any = result_console()
-            for section in page.sections:
-                for table in section.tables:
-                    console.print(table, markup=False, crop=False)
-            say(f"wrote {file}")
-            if interrupted():
-                return
-
-    async def _evaluated(
-        self,
-        study: Study,
-        tasks: Sequence[TaskProblems],
-        served: Models,
-        drafters: Sequence[DrafterStatus],
-        divergences: Divergences,
-        directory: Path,
-    ) -> Page:
-        """Evaluate each part of a study, in a directory of its own, and return the report."""
-        from flyspec_lab.commands.other_models import served_rival
-        from flyspec_lab.evaluation import run_evaluation
-        from flyspec_lab.run import ServedModel
-        from flyspec_lab.run_directory import fingerprints
-        from flyspec_lab.studies.report import page_of
-
-        target = ServedModel(self.client, served.target)
-        found = {}
-        for part, run in study.runs(self.o, drafters).items():
-            async with AsyncExitStack() as resources:
-                rival = await served_rival(resources, run.rival, self.stack, Credentials())
-                found[part] = await run_evaluation(
-                    run, tasks, served, target, rival, fingerprints(drafters), directory / part,
-                    resume=True, mixed_versions=self.o.mixed_versions,
-                )  # fmt: skip
-            if interrupted():
-                break
-        return page_of(
-            study, found, tasks, served.target, self.command, self.o.problem_seed, drafters,
-            divergences,
-        )  # fmt: skip
-
-    async def _measured(
-        self,
-        study: BatchStudy,
-        tasks: Sequence[TaskProblems],
-        served: Models,
-        drafters: Sequence[DrafterStatus],
-        directory: Path,
-    ) -> Page:
-        """Measure a study of batch sizes, and return its report."""
-        from flyspec_lab.studies.batch import measure, page_of_batches
-
-        samples = await measure(
-            study, tasks, self.client, served.target, drafters, self.o, directory
-        )
-        return page_of_batches(study, samples, tasks, served.target, drafters, self.o, self.command)

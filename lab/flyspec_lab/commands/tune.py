@@ -6,7 +6,7 @@ from flyspec.bundled import DRAFT, TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.program import check_file
 from flyspec.errors import ConfigError
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 from flyspec_lab.tuning.tune import Tuned, TuneOptions, obtain
 
 
@@ -26,9 +26,9 @@ def tune(models: ModelFlags, options: TuneOptions, results: Results) -> None:
     results.of(lambda: _tuned(models, options))
 
 
-def _tuned(models: ModelFlags, o: TuneOptions) -> BenchReport:
+def _tuned(models: ModelFlags, o: TuneOptions) -> Report:
     pair = models.model or str(TARGET), models.draft_model or str(DRAFT)
     found = Tuned.search(o, obtain(o, pair, models))
     if o.preset_file is not None:
         o.preset_file.write_text(found.preset(o))
-    return BenchReport(found.document(o), [found.table(o), notes(found.summary(o))])
+    return Report(found.document(o), [found.table(o), found.summary(o)])

@@ -1,6 +1,5 @@
-"""Studies: questions about rules, each answered by runs, tables and plots in one report.
+"""Studies: questions about rules, each answered by runs, with what papers claim beside it.
 
-`study` says what a study is, `catalogue` lists all of them; those of a kind are in `drafting`,
-`open_ended`, `fuzzy` and `batch`. `report` turns what was found into a `page`, of which `axis`,
-`thresholds` and `divergences` make parts.
+`study` has what a study is and makes its report, `catalogue` lists all of them; `fuzzy` and `batch`
+have those that need more than a run of `flyspec eval`.
 """

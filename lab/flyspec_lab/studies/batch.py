@@ -1,4 +1,4 @@
-"""The study of batch sizes: what rules gain over plain decoding while several requests run at once.
+"""The study of batch sizes: the gain of rules over plain decoding with several requests at once.
 
 It is no run of `flyspec eval`, whose conditions share the target's steps: here all requests that
 run at any time are of one condition. They are measured as `flyspec bench --batch` does it, in sets
@@ -7,7 +7,7 @@ of one run of each condition, so that a machine whose speed drifts slows all of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
@@ -17,19 +17,20 @@ from flyspec.cli.conditions import Condition
 from flyspec.client import AsyncClient
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
-from flyspec.tables import FittedTable, make_table
+from flyspec.tables import Column, make_table, record_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec_lab.bench.conditions import EXACT, FLY, PLAIN
+from flyspec_lab.bench.conditions import EXACT, PLAIN
+from flyspec_lab.bench.conditions import FLY as FLY_CONDITION
 from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Item, Noise
 from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.bench.report import BatchReport, batch_ratio, report_batches
+from flyspec_lab.bench.report import batch_ratio, report_batches
 from flyspec_lab.bench.speed import BatchSample, flyspec_modes, measure_batches
 from flyspec_lab.bench.summaries import grouped
-from flyspec_lab.bench.tables import batch_table
-from flyspec_lab.drawing import GREY, powers_of_two
-from flyspec_lab.plots import COLORS, MARKERS
+from flyspec_lab.drawing import COLORS, MARKERS, draw_intervals, powers_of_two
+from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems, read_problems
+from flyspec_lab.report import Plot, Report, Section
 from flyspec_lab.row_files import RowFiles
 from flyspec_lab.run_directory import (
     SETTINGS,
@@ -37,30 +38,43 @@ from flyspec_lab.run_directory import (
     code_version,
     continued,
     fingerprints,
+    model_facts,
 )
-from flyspec_lab.run_directory import model_facts as settings_of_model
 from flyspec_lab.samples import schema_of
-from flyspec_lab.statistics import wins_more
+from flyspec_lab.statistics import Interval, wins_more
 from flyspec_lab.studies.fuzzy import TOTAL_VARIATION
-from flyspec_lab.studies.options import StudyOptions
-from flyspec_lab.studies.page import Page, PagePlot, PageSection
-from flyspec_lab.studies.report import CLAIMS_HEADING, VERDICTS, facts_of
+from flyspec_lab.studies.study import CLAIMS_HEADING, VERDICTS, facts_of
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Ratio = tuple[float, float, float]
-"""A median of ratios within a repeat, and its 95 % interval over the repeats."""
-
+FLY = "FLy, arXiv 2511.22972"
 _PROMPTS = 64
 """Requests of a run: twice the largest batch, lest most of it is its end, where fewer run."""
 _SPARE_SLOTS = 8
 """So that a request that begins finds a slot before those of the last ones are free."""
-_VLLM = "vLLM pull request 53987, on MI355X"
-_OF_VLLM = {32: "1.15 to 1.47"}
-"""Output tokens per second of FLy over exact speculation, on nine data sets with a draft model."""
-_UNKNOWN = "not at hand"
+_CLAIMS = (
+    (2, PLAIN, "2.39", f"{FLY}, Table 10"),
+    (4, PLAIN, "2.09", f"{FLY}, Table 10"),
+    (8, PLAIN, "1.96", f"{FLY}, Table 10"),
+    (16, PLAIN, "1.78", f"{FLY}, Table 10"),
+    (32, EXACT.name, "1.15 to 1.47", "vLLM pull request 53987, on MI355X"),
+)
+"""FLy's output tokens per second over a base at a batch size, and the source. Table 10 is HumanEval
+on Llama 3.1 70B; vLLM's are nine data sets with a draft model."""
+_COLUMNS: tuple[Column, ...] = (
+    ("task", "{.group}"),
+    ("rule", "{.mode}"),
+    ("requests", "{.batch}"),
+    ("tok/s", "{.tokens_per_second:.0f}"),
+    (f"x {PLAIN}", "{.ratio_to_plain:.2f}"),
+    ("95 %", "{0.low:.2f} to {0.high:.2f}"),
+)
+_TEXT = (
+    "Output tokens per second of all requests together. A ratio is taken between two runs of the "
+    "same requests, one after the other; shown is the median, and the 95 % interval over the "
+    "repeats. A claim is decided by a sign test, which takes six of them."
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ BATCHES = BatchStudy(
     question="What do rules gain over plain decoding while several requests run at once?",
     conditions=(
         EXACT,
-        FLY,
+        FLY_CONDITION,
         Condition("margin", Rule("margin")),
         TOTAL_VARIATION,
         Condition("fly, K = auto", Rule("fly"), AUTO),
@@ -116,7 +130,7 @@ async def measure(
     settings = RunSettings(
         code_version(),
         {"num_speculative_tokens": o.num_speculative_tokens},
-        {"target": settings_of_model(target)},
+        {"target": model_facts(target)},
         fingerprints(drafters),
         {t.name: {**t.facts(o), "prompts": len(t.problems)} for t in tasks},
     )
@@ -152,7 +166,7 @@ def _whole_sets(samples: Sequence[BatchSample], modes: Sequence[str]) -> list[Ba
     return [s for of in sets if sorted(s.mode for s in of) == sorted(modes) for s in of]
 
 
-def page_of_batches(
+def batch_report(
     study: BatchStudy,
     samples: Sequence[BatchSample],
     tasks: Sequence[TaskProblems],
@@ -160,143 +174,65 @@ def page_of_batches(
     drafters: Sequence[DrafterStatus],
     o: StudyOptions,
     command: str,
-) -> Page:
-    """Return the report."""
-    reports = report_batches(samples)
-    figures = [
-        "Output tokens per second of all requests together. A ratio is taken between two runs of "
-        "the same requests, one after the other; shown is the median, in brackets the 95 % "
-        "interval over the repeats. A claim is decided by a sign test, which takes six of them."
-    ]
-    sections = [
-        PageSection(CLAIMS_HEADING, [_NOT_AT_HAND], [_claims(samples)]),
-        PageSection("FLy beside other measurements", [], [_beside_others(samples)]),
-        PageSection(
-            "Figures",
-            figures,
-            [batch_table(reports), _ratio_table(reports)],
-            [PagePlot(
-                f"{study.name}-axis",
-                "Speed relative to plain decoding, and tokens per second, over the number of "
-                "concurrent requests.",
-                lambda figure: _draw(figure, reports),
-                (10.5, 4.0),
-            )],
-        ),
-    ]  # fmt: skip
+) -> Report:
+    """Return the report of what was measured."""
     machine = this_machine()
     prompts = "; ".join(f"{len(task.problems)} of {task.name}" for task in tasks)
-    default = [drafter for drafter in drafters if drafter.active]
+    repeats = len({s.repeat for s in samples})
     facts = {
-        "requests": f"{prompts} per run, seed {o.problem_seed}, "
-        f"{len({s.repeat for s in samples})} repeats, K {o.num_speculative_tokens}",
+        "requests": f"{prompts} per run, seed {o.problem_seed}, {repeats} repeats, "
+        f"K {o.num_speculative_tokens}",
+        "command": f"`{command}`",
         "machine": machine["accelerator"] or f"{machine['processor']}, {machine['cores']} cores",
-        **facts_of(target, default),
+        **facts_of(target, [drafter for drafter in drafters if drafter.active]),
     }
-    return Page(study.title, study.question, command, facts, sections)
+    reports = report_batches(samples)
 
+    def draw(figure: Figure) -> None:
+        ax = figure.subplots()
+        for ((group, mode), of), color, marker in zip(
+            grouped(reports, lambda r: (r.group, r.mode)).items(), cycle(COLORS), cycle(MARKERS),
+            strict=False,
+        ):  # fmt: skip
+            points = [(r.batch, Interval(r.ratio_to_plain, r.low, r.high, r.low)) for r in of]
+            draw_intervals(ax, points, label=f"{group}, {mode}", color=color, marker=marker)
+        ax.set_ylabel(f"tokens per second, relative to {PLAIN}")
+        powers_of_two(ax, study.batches, "concurrent requests")
+        ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
-_NOT_AT_HAND = (
-    "FLy's Table 10 (arXiv 2511.22972) has its speed over plain decoding by batch size; the table "
-    "was not at hand, so its figures are left out."
-)
-
-
-def ratios(samples: Sequence[BatchSample], mode: str, base: str) -> Mapping[int, Ratio]:
-    """Return the speed of one mode over that of another by batch, over all tasks' runs."""
-    by_batch = grouped(samples, lambda s: s.batch)
-    return {
-        batch: batch_ratio([s for s in of if s.mode == mode], [s for s in of if s.mode == base])
-        for batch, of in sorted(by_batch.items())
-    }
-
-
-def _claims(samples: Sequence[BatchSample]) -> FittedTable:
-    """Return what vLLM's measurements say of the largest batch, with what was found."""
-    rows = []
-    found = ratios(samples, FLY.name, EXACT.name)
-    for batch, theirs in _OF_VLLM.items():
-        claim = f"FLy is faster than exact speculation at batch {batch}: {theirs} times"
-        shown = _shown(found[batch]) if batch in found else "unknown"
-        rows.append([claim, _VLLM, VERDICTS[_is_faster(samples, batch)], shown])
-    return make_table(["claim", "source", "holds", "figures here"], rows, left=4)
-
-
-def _is_faster(samples: Sequence[BatchSample], batch: int) -> bool | None:
-    """Return whether FLy is faster than exact speculation, by a sign test over the runs.
-
-    None if it leaves that open at the level of 5 %, as it always does with fewer than six.
-    """
-    rates = {(s.group, s.repeat, s.mode): s.rate for s in samples if s.batch == batch}
-    won = [
-        rate > rates[group, repeat, EXACT.name]
-        for (group, repeat, mode), rate in rates.items()
-        if mode == FLY.name
+    plot = Plot(
+        "axis",
+        "Speed relative to plain decoding over the number of concurrent requests.",
+        draw,
+        (9.0, 4.0),
+    )
+    rows = [_claim_row(samples, *claim) for claim in _CLAIMS]
+    claims = make_table(["claim", "source", "holds", "figures here"], rows, left=4)
+    figures = record_table(_COLUMNS, reports, "speed by concurrent requests", left=2)
+    sections = [
+        Section(CLAIMS_HEADING, [], [claims]),
+        Section("Figures", [_TEXT], [figures], [plot]),
     ]
-    return wins_more(sum(won), len(won) - sum(won))
+    return Report(
+        {"study": study.name}, sections, title=study.title, subtitle=study.question, facts=facts
+    )
 
 
-def _beside_others(samples: Sequence[BatchSample]) -> FittedTable:
-    over_plain = ratios(samples, FLY.name, PLAIN)
-    over_exact = ratios(samples, FLY.name, EXACT.name)
-    rows = [
-        [str(batch), _shown(over_plain[batch]), _UNKNOWN, _shown(over_exact[batch]),
-         _OF_VLLM.get(batch, _UNKNOWN)]
-        for batch in over_plain
-    ]  # fmt: skip
-    columns = ["requests", "fly over plain", "FLy, Table 10", "fly over exact", _VLLM]
-    return make_table(columns, rows, left=1)
+def _claim_row(
+    samples: Sequence[BatchSample], batch: int, base: str, theirs: str, source: str
+) -> list[str]:
+    """Return a claim about FLy's speed with the ratio found, by a sign test over the runs.
 
-
-def _ratio_table(reports: Sequence[BatchReport]) -> FittedTable:
-    batches = sorted({r.batch for r in reports})
-    modes = dict.fromkeys((r.group, r.mode) for r in reports if r.mode != PLAIN)
-    rows = []
-    for group, mode in modes:
-        of = {r.batch: r for r in reports if (r.group, r.mode) == (group, mode)}
-        rows.append([group, mode, *(
-            _shown((of[b].ratio_to_plain, of[b].low, of[b].high)) for b in batches
-        )])  # fmt: skip
-    columns = ["task", "rule", *map(str, batches)]
-    return make_table(columns, rows, f"x {PLAIN} by concurrent requests", left=2)
-
-
-def _shown(ratio: Ratio) -> str:
-    value, low, high = (f"{number:.2f}" for number in ratio)
-    return f"{value} ({low} to {high})" if low != high else value  # as of a single run
-
-
-def _draw(figure: Figure, reports: Sequence[BatchReport]) -> None:
-    left, right = figure.subplots(1, 2)
-    batches = sorted({r.batch for r in reports})
-    lines = grouped(reports, lambda r: (r.group, r.mode))
-    colors, markers = cycle(COLORS), cycle(MARKERS)
-    several = len({group for group, _ in lines}) > 1
-    for (group, mode), of in lines.items():
-        name = f"{group}, {mode}" if several else mode
-        if mode == PLAIN:
-            _line(right, of, name, GREY, ":", "x")
-            continue
-        color, marker = next(colors), next(markers)
-        left.errorbar(
-            [r.batch for r in of], [r.ratio_to_plain for r in of],
-            yerr=[[max(0.0, r.ratio_to_plain - r.low) for r in of],
-                  [max(0.0, r.high - r.ratio_to_plain) for r in of]],
-            label=name, color=color, marker=marker, capsize=2, linewidth=1.2, elinewidth=0.8,
-        )  # fmt: skip
-        _line(right, of, name, color, "-", marker)
-    left.axhline(1.0, color=GREY, linewidth=0.8, zorder=0)
-    left.set_ylabel(f"tokens per second, relative to {PLAIN}")
-    right.set_ylabel("tokens per second")
-    for ax in (left, right):
-        powers_of_two(ax, batches, "concurrent requests")
-    right.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _line(
-    ax: Axes, of: Sequence[BatchReport], name: str, color: str, style: str, marker: str
-) -> None:
-    ax.plot(
-        [r.batch for r in of], [r.tokens_per_second for r in of],
-        label=name, color=color, linestyle=style, marker=marker, linewidth=1.2,
-    )  # fmt: skip
+    It stays open at the level of 5 %, as it always does with fewer than six repeats.
+    """
+    of = grouped([s for s in samples if s.batch == batch], lambda s: s.mode)
+    name = "plain decoding" if base == PLAIN else f"{base} speculation"
+    claim = f"FLy is faster than {name} with {batch} requests: {theirs} times"
+    fly, other = of.get(FLY_CONDITION.name, []), of.get(base, [])
+    if not fly or not other:
+        return [claim, source, VERDICTS[None], "unknown"]
+    rates = {(s.group, s.repeat): s.rate for s in other}
+    won = sum(s.rate > rates[s.group, s.repeat] for s in fly)
+    value, low, high = (f"{ratio:.2f}" for ratio in batch_ratio(fly, other))
+    shown = f"{value} ({low} to {high})" if low != high else value
+    return [claim, source, VERDICTS[wins_more(won, len(fly) - won)], shown]

@@ -5,65 +5,89 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
+from flyspec import bundled
+from flyspec.rules import Divergence
+from flyspec.rules.presets import DEFAULT_RULE
+from flyspec.values.admin import DrafterStatus
+from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport, versus
-from flyspec_lab.statistics import POINT, wins_more
-from flyspec_lab.studies.batch import BATCHES, BatchStudy
-from flyspec_lab.studies.drafting import (
-    DRAFTER_KINDS,
-    DRAFTER_SIZES,
-    MULTI_LEVEL_DRAFTING,
-    TOKENIZERS,
+from flyspec_lab.statistics import (
+    Interval,
+    difference_interval,
+    exact_interval,
+    is_larger,
+    wins_more,
 )
-from flyspec_lab.studies.fuzzy import FUZZY
-from flyspec_lab.studies.open_ended import OPEN_ENDED, STRICT_OPEN
-from flyspec_lab.studies.study import ClaimFinding, Found, PaperClaim, Study, with_bounds
+from flyspec_lab.studies.batch import BATCHES, FLY, BatchStudy
+from flyspec_lab.studies.fuzzy import FUZZY, TOTAL_VARIATION
+from flyspec_lab.studies.study import (
+    MODEL,
+    ClaimFinding,
+    Found,
+    PaperClaim,
+    Study,
+    decided,
+    with_bounds,
+)
 
-FLY = "FLy, arXiv 2511.22972"
+LLAMA_CPP = "llama.cpp, discussion 24804 (of margin)"
+MULTI_LEVEL = "multi_level"
+"""The drafter with prompt lookup before its model, as a stack names it."""
+_DRAFTER_RULES = f"exact,{DEFAULT_RULE},fly,margin"
+_OPEN_RULES = (
+    *parse_conditions("exact,margin,fly,fuzzy"),
+    TOTAL_VARIATION,
+    *parse_conditions("typical,random"),
+)
+_GATE_MS = 0.57
+"""The longest time of the gate, per round, that FLy's paper reports."""
+_TAU = 0.3
+"""The threshold that the discussion of llama.cpp recommends."""
+_MOST_TAU, _LOOP_RATE = 0.4, 0.0044
+"""The threshold at which it saw loops, and their share of texts."""
+_TENFOLD = 10.0
+
+
+# --- claims -----------------------------------------------------------------------------------
 
 
 def _loses_answers(report: ConditionReport) -> bool | None:
-    """Whether it has fewer right answers than plain decoding; None if that may be chance."""
+    """Compare the right answers with plain decoding's: fewer, or None if that may be chance."""
     flips = report.flips
     return None if flips is None else wins_more(flips.harmful, flips.helpful)
 
 
 def _loses_without_window(found: Found) -> ClaimFinding:
     report = found.one("fly", fly_window_size=0)
-    return ClaimFinding(
-        _loses_answers(report), f"recovery at W = 0 {with_bounds(report.recovery, '.1%')}"
-    )
+    figures = f"recovery at W = 0 {with_bounds(report.recovery, '.1%')}"
+    return ClaimFinding(_loses_answers(report), figures)
 
 
 def _window_restores(found: Found) -> ClaimFinding:
-    """Whether W = 6 gives more right answers than W = 0, and not fewer than plain decoding."""
+    """Decide by more right answers than with W = 0, and not fewer than plain decoding."""
     without, restored = (found.one("fly", fly_window_size=w) for w in (0, 6))
     assert found.answered is not None
     gain = versus(found.answered, restored.condition, without.condition)
-    holds = None
-    if _loses_answers(restored):
-        holds = False
-    elif gain.won is not None and gain.lost is not None:
-        holds = wins_more(gain.won, gain.lost)
+    more = None if gain.won is None or gain.lost is None else wins_more(gain.won, gain.lost)
     return ClaimFinding(
-        holds,
+        False if _loses_answers(restored) else more,
         f"{with_bounds(gain.score_difference, '+.1%')} right answers by W = 6 instead of 0; "
         f"recovery {with_bounds(restored.recovery, '.1%')}",
     )
 
 
 def _keeps_99(found: Found) -> ClaimFinding:
+    """Decide by the exact bound: where nothing flipped, the interval has no width."""
     report = found.one("fly", fly_window_size=6)
-    holds = None
-    if report.flips is not None and 1 - report.flips.harmful_rate_upper >= 0.99:
-        holds = True  # by the exact bound: where nothing flipped, the interval has no width
-    elif report.recovery is not None and report.recovery.high < 0.99:
-        holds = False
-    return ClaimFinding(holds, f"recovery at W = 6 {with_bounds(report.recovery, '.1%')}")
+    kept = report.flips is not None and 1 - report.flips.harmful_rate_upper >= 0.99
+    lost = report.recovery is not None and report.recovery.high < 0.99
+    return decided(kept, lost, f"recovery at W = 6 {with_bounds(report.recovery, '.1%')}")
 
 
-def _grows_with_k(text: str, rule: str) -> PaperClaim[Found]:
-    """Tokens per round grow from each K to the next."""
+def _grows_with_k(text: str, rule: str) -> PaperClaim:
+    """Claim that tokens per round grow from each K to the next."""
 
     def check(found: Found) -> ClaimFinding:
         values = sorted((arm.k or 0, report.mean_accepted_tokens) for arm, report in found.of(rule))
@@ -74,130 +98,269 @@ def _grows_with_k(text: str, rule: str) -> PaperClaim[Found]:
     return PaperClaim(text, FLY, check)
 
 
-def _theta_orders(preset: str) -> PaperClaim[Found]:
+def _theta_orders(preset: str) -> PaperClaim:
     def check(found: Found) -> ClaimFinding:
-        pairs = found.of(preset)
-        pairs.sort(key=lambda pair: pair[0].rule.fly_entropy_threshold or 0.0)
-        speeds = [report.mean_accepted_tokens for _, report in pairs]
-        scores = [report.recovery.value if report.recovery else 0.0 for _, report in pairs]
-        falling = speeds == sorted(speeds, reverse=True)
-        rising = scores[0] <= scores[-1]
-        shown = "; ".join(
-            f"θ = {arm.rule.fly_entropy_threshold:g}: {speed:.2f}, {score:.1%}"
-            for (arm, _), speed, score in zip(pairs, speeds, scores, strict=True)
+        points = sorted(
+            (arm.rule.fly_entropy_threshold or 0.0, report.mean_accepted_tokens,
+             report.recovery.value if report.recovery else 0.0)
+            for arm, report in found.of(preset)
+        )  # fmt: skip
+        falling = all(one[1] >= other[1] for one, other in itertools.pairwise(points))
+        shown = "; ".join(f"θ = {t:g}: {speed:.2f}, {score:.1%}" for t, speed, score in points)
+        return ClaimFinding(
+            falling and points[0][2] <= points[-1][2], f"tokens a round and recovery at {shown}"
         )
-        return ClaimFinding(falling and rising, f"tokens a round and recovery at {shown}")
 
     return PaperClaim(f"θ orders speed and accuracy ({preset})", FLY, check)
 
 
-def _judge_is_worth_it(found: Found) -> ClaimFinding:
-    """Whether a threshold accepts more than `exact` and loses less than a point for certain."""
-    base = found.one("exact").mean_accepted_tokens
-    faster = [
-        (report, report.versus.score_difference)
-        for _, report in found.of("autojudge")
-        if report.mean_accepted_tokens > base
-        and report.versus is not None
-        and report.versus.score_difference is not None
-    ]
-    holds = None
-    if any(loss.low > -POINT for _, loss in faster):
-        holds = True
-    elif faster and all(loss.high < -POINT for _, loss in faster):
-        holds = False
-    shown = "; ".join(
-        f"{report.condition}: {report.mean_accepted_tokens / base:.2f} times the tokens, "
-        f"{with_bounds(loss, '+.1%')} right answers"
-        for report, loss in faster
+def _drafted_faster(found: Found) -> ClaimFinding:
+    alone, after_lookup = (
+        found.one("fly", drafter=drafter).speedup for drafter in (MODEL, MULTI_LEVEL)
     )
-    return ClaimFinding(holds, shown or "no threshold accepts more than exact speculation")
+    return ClaimFinding(
+        is_larger(after_lookup, alone),
+        f"{with_bounds(after_lookup, '.2f')} times plain decoding with prompt lookup before the "
+        f"draft model, {with_bounds(alone, '.2f')} times without",
+    )
 
 
-_WINDOWS = Study(
-    name="window",
-    title="FLy's window",
-    question="Does a window of matches after a loose token save answers, and what does it cost?",
-    rules="exact,fly",
-    grid=("W=0,4,6,8",),
-    axis="fly_window_size",
-    claims=(
-        PaperClaim("without a window (W = 0), accuracy is lost", FLY, _loses_without_window),
-        PaperClaim("W = 6 restores it", FLY, _window_restores),
-        PaperClaim("at least 99 % of the accuracy is kept", FLY, _keeps_99),
+def _gate_is_quick(found: Found) -> ClaimFinding:
+    times = {report.condition: report.times.judge_ms for _, report in found.of("fly")}
+    known = {name: ms for name, ms in times.items() if ms is not None}
+    shown = "; ".join(f"{name}: {ms:.2f} ms" for name, ms in known.items())
+    return ClaimFinding(max(known.values()) <= _GATE_MS if known else None, shown or "unknown")
+
+
+def _percent(ratio: Interval | None) -> str:
+    """Show a ratio as its difference from 1."""
+    if ratio is None:
+        return "unknown"
+    return f"{ratio.value - 1:+.1%} ({ratio.low - 1:+.1%} to {ratio.high - 1:+.1%})"
+
+
+def _is_faster(found: Found) -> ClaimFinding:
+    report = found.one("margin", margin_threshold=_TAU)
+    ratio = report.speed_ratio
+    accepted = _percent(report.mean_accepted_tokens_ratio)
+    return decided(
+        ratio and ratio.low > 1, ratio and ratio.high < 1,
+        f"{_percent(ratio)} tokens a second, {accepted} a round",
+    )  # fmt: skip
+
+
+def _gaps_are_apart(found: Found) -> ClaimFinding:
+    report = found.one("margin", margin_threshold=_TAU)
+    loose, rejected = report.mean_loose_gap_nats, report.mean_rejected_gap_nats
+    if loose is None or rejected is None:
+        return ClaimFinding(None, "no loose token" if loose is None else "no rejected token")
+    return ClaimFinding(rejected >= _TENFOLD * loose, f"{loose:.2f} against {rejected:.2f} nats")
+
+
+def _loops_are_rare(found: Found) -> ClaimFinding:
+    """Decide by the bounds of the rate of loops that `exact` does not have."""
+    report = found.one("margin", margin_threshold=_MOST_TAU)
+    if report.new_loops is None:
+        return ClaimFinding(None, "not compared with exact")
+    low, high = exact_interval(report.new_loops, report.samples)
+    loops = f"{report.new_loops} of {report.samples} texts loop by it ({low:.2%} to {high:.2%})"
+    return decided(high <= _LOOP_RATE, low > _LOOP_RATE, loops)
+
+
+def _gains_more(rule: str, **parameters: Any) -> PaperClaim:
+    """Claim that each open task gains more tokens a round over `exact` than each strict one."""
+
+    def check(tasks: Sequence[Found]) -> ClaimFinding:
+        gains = [(of, of.one(rule, **parameters).mean_accepted_tokens_ratio) for of in tasks]
+        shown = "; ".join(f"{of.task} {_percent(gain)}" for of, gain in gains)
+        for wanted, kind in ((True, "open"), (False, "strict")):
+            if all(of.is_open is not wanted for of in tasks):
+                return ClaimFinding(None, f"{shown}; no {kind} task: name one with --task")
+        apart = [
+            difference_interval(one, other)
+            for of, one in gains
+            for other_of, other in gains
+            if of.is_open and not other_of.is_open and one is not None and other is not None
+        ]
+        more = apart and all(low > 0 for _, low, _ in apart)
+        return decided(more, any(high < 0 for _, _, high in apart), shown)
+
+    shown = ", ".join([rule, *(value.name for value in parameters.values())])
+    return PaperClaim(f"open tasks gain more than strict ones ({shown})", LLAMA_CPP, check)
+
+
+# --- studies ----------------------------------------------------------------------------------
+
+
+def _by_tokenizer(drafters: Sequence[DrafterStatus]) -> list[str]:
+    """Return a draft model with the target's tokenizer, and all with others."""
+    models = [drafter for drafter in drafters if drafter.kind == MODEL]
+    own = [drafter.name for drafter in models if not drafter.translated]
+    others = [drafter.name for drafter in models if drafter.translated]
+    return [own[0], *others] if own and others else []
+
+
+def _by_size(drafters: Sequence[DrafterStatus]) -> list[str]:
+    """Return draft models of several sizes, smallest first, all with the target's tokenizer."""
+    sizes = {
+        drafter.name: drafter.model.num_parameters
+        for drafter in drafters
+        if drafter.kind == MODEL and drafter.model is not None and not drafter.translated
+    }
+    return sorted(sizes, key=lambda name: sizes[name]) if len(set(sizes.values())) > 1 else []
+
+
+_STUDIES: tuple[Study | BatchStudy, ...] = (
+    Study(
+        name="rules",
+        title="All rules",
+        question="What does each rule keep, and what does it gain?",
+        rules="all",
+        settings={"controls": True},
     ),
-)
-_THRESHOLDS = Study(
-    name="entropy-threshold",
-    title="FLy's entropy threshold",
-    question="How do θ and the measure of entropy trade accuracy for speed?",
-    rules="exact,fly,fly-paper",
-    grid=("theta=0,0.3,0.6,1",),
-    axis="fly_entropy_threshold",
-    claims=(_theta_orders("fly"), _theta_orders("fly-paper")),
-)
-_LENGTHS = Study(
-    name="length",
-    title="Drafted tokens per round",
-    question="Does acceptance grow with K, and does it cost answers?",
-    rules="exact,fly,margin,fuzzy",
-    grid=("K=4,5,8,10,15,20,25,30",),
-    axis="k",
-    claims=(
-        _grows_with_k("tokens a round grow with K", "fly"),
-        _grows_with_k("also without loose tokens", "exact"),
-    ),
-)
-_MARGIN = Study(
-    name="margin",
-    title="The margin rule's threshold",
-    question="Up to which τ do near-ties cost nothing?",
-    rules="exact,margin",
-    grid=("margin_threshold=0.05,0.1,0.2,0.3,0.5,1,2",),
-    axis="margin_threshold",
-)
-_JUDGE = Study(
-    name="autojudge",
-    title="A trained judge",
-    question="Is a judge that was trained on the task better than rules that need no training?",
-    rules="exact,fly,margin,fuzzy,fuzzy:divergence=tv,kl,autojudge",
-    grid=("judge_threshold=0.005,0.01,0.02,0.05",),
-    axis="judge_threshold",
-    claims=(
-        PaperClaim(
-            "more tokens per round than exact speculation, for less than a point of accuracy",
-            "AutoJudge, arXiv 2504.20039",
-            _judge_is_worth_it,
+    Study(
+        name="window",
+        title="FLy's window",
+        question="Does a window of matches after a loose token save answers, and what does it "
+        "cost?",
+        rules="exact,fly",
+        grid=("W=0,4,6,8",),
+        axis="fly_window_size",
+        claims=(
+            PaperClaim("without a window (W = 0), accuracy is lost", FLY, _loses_without_window),
+            PaperClaim("W = 6 restores it", FLY, _window_restores),
+            PaperClaim("at least 99 % of the accuracy is kept", FLY, _keeps_99),
         ),
     ),
+    Study(
+        name="entropy-threshold",
+        title="FLy's entropy threshold",
+        question="How do θ and the measure of entropy trade accuracy for speed?",
+        rules="exact,fly,fly-paper",
+        grid=("theta=0,0.3,0.6,1",),
+        axis="fly_entropy_threshold",
+        claims=(_theta_orders("fly"), _theta_orders("fly-paper")),
+    ),
+    Study(
+        name="length",
+        title="Drafted tokens per round",
+        question="Does acceptance grow with K, and does it cost answers?",
+        rules="exact,fly,margin,fuzzy",
+        grid=("K=4,5,8,10,15,20,25,30",),
+        axis="k",
+        claims=(
+            _grows_with_k("tokens a round grow with K", "fly"),
+            _grows_with_k("also without loose tokens", "exact"),
+        ),
+    ),
+    FUZZY,
+    Study(
+        name="margin",
+        title="The margin rule's threshold",
+        question="Up to which τ do near-ties cost nothing?",
+        rules="exact,margin",
+        grid=("margin_threshold=0.05,0.1,0.2,0.3,0.5,1,2",),
+        axis="margin_threshold",
+    ),
+    Study(
+        name="multi-level",
+        title="Multi-level acceleration",
+        question="Does prompt lookup before the draft model pay, and where does a round's time go?",
+        rules="exact,fly",
+        grid=(f"drafter={MODEL},{MULTI_LEVEL}",),
+        axis="drafter",
+        settings={"concurrency": 1},
+        claims=(
+            PaperClaim(
+                "prompt lookup before the draft model makes FLy faster: 2.86 instead of 2.69 times "
+                "plain decoding",
+                f"{FLY}, Table 5",
+                _drafted_faster,
+            ),
+            PaperClaim(
+                "the gate takes no more than 0.57 ms per round", f"{FLY}, Table 1", _gate_is_quick
+            ),
+        ),
+    ),
+    Study(
+        name="tokenizer",
+        title="Draft models with another tokenizer",
+        question="What does a draft model with another tokenizer draft, and what do rules gain by "
+        "it?",
+        rules=_DRAFTER_RULES,
+        axis="drafter",
+        settings={"concurrency": 1},
+        drafters=_by_tokenizer,
+        needs="it needs a draft model with the target's tokenizer (--draft-model) and one with "
+        "another (--draft NAME=MODEL)",
+        drafts={"bytes": bundled.DRAFT_BYTES},
+    ),
+    Study(
+        name="drafter-size",
+        title="Sizes of draft models",
+        question="How large may a draft model be before its time costs more than its drafts save?",
+        rules="exact,fly,margin",
+        axis="drafter",
+        settings={"concurrency": 1},
+        drafters=_by_size,
+        needs="it needs draft models of several sizes with the target's tokenizer (--draft-model, "
+        "--draft NAME=MODEL)",
+        # The largest draft model of all: it drafts what it will accept, and is as slow as the
+        # target.
+        drafts={"target": bundled.TARGET},
+    ),
+    BATCHES,
+    Study(
+        name="temperature",
+        title="At temperature 1",
+        question="Do rules keep answers that are sampled?",
+        rules="exact,fly,margin,kl,relaxed,fuzzy,typical,rejection",
+        settings={"temperature": 1.0},
+    ),
+    Study(
+        name="open-ended",
+        title="Open-ended texts",
+        question="Do loose tokens make open-ended texts loop, end badly or become unlikely, and "
+        "what do they gain?",
+        rules=_OPEN_RULES,
+        grid=("margin_threshold=0.1,0.3,0.4,1",),
+        axis="margin_threshold",
+        claims=(
+            PaperClaim(
+                "τ = 0.3 is faster than exact: 5.6 % more tokens a second (4.0 to 7.1 %, greedy)",
+                LLAMA_CPP,
+                _is_faster,
+            ),
+            PaperClaim(
+                "rejected tokens cost at least ten times as much as loose ones (τ = 0.3; there 4.3 "
+                "and 0.20 nats)",
+                LLAMA_CPP,
+                _gaps_are_apart,
+            ),
+            PaperClaim(
+                "at τ = 0.4, at most 0.44 % of texts loop by it", LLAMA_CPP, _loops_are_rare
+            ),
+        ),
+        settings={"temperature": 0.7, "seeds": 3, "log_likelihood": True},
+        tasks=(("word_problems", None), ("python_code", None)),
+        max_problems=225,  # the discussion has 450 prompts in all
+    ),
+    Study(
+        name="strict-open",
+        title="Strict and open tasks",
+        question="Do rules gain less where one answer is right than where many wordings are?",
+        rules=_OPEN_RULES,
+        tasks_claims=(
+            _gains_more("margin"),
+            _gains_more("fly"),
+            _gains_more("fuzzy", divergence=Divergence.JS),
+            _gains_more("fuzzy", divergence=Divergence.TV),
+            _gains_more("typical"),
+        ),
+        tasks=(("word_problems", None), ("python_code", None)),
+        divided=True,
+    ),
 )
-_TEMPERATURE = Study(
-    name="temperature",
-    title="At temperature 1",
-    question="Do rules keep answers that are sampled?",
-    rules="exact,fly,margin,kl,relaxed,fuzzy,typical,rejection",
-    settings={"temperature": 1.0},
-)
-_RULES = Study(
-    name="rules",
-    title="All rules",
-    question="What does each rule keep, and what does it gain?",
-    rules="all",
-    settings={"controls": True},
-)
-
 STUDIES: Mapping[str, Study | BatchStudy] = MappingProxyType(
-    {
-        study.name: study
-        for study in (
-            _RULES, _WINDOWS, _THRESHOLDS, _LENGTHS, FUZZY, _MARGIN, DRAFTER_KINDS,
-            MULTI_LEVEL_DRAFTING, TOKENIZERS, DRAFTER_SIZES, BATCHES, _TEMPERATURE, _JUDGE,
-            OPEN_ENDED, STRICT_OPEN,
-        )
-    }
-)  # fmt: skip
-
-
-def studies_named(names: Sequence[str]) -> list[Study | BatchStudy]:
-    """Return the studies of these names, in the catalogue's order."""
-    return [study for name, study in STUDIES.items() if name in names]
+    {study.name: study for study in _STUDIES}
+)

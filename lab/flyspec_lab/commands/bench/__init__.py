@@ -11,7 +11,7 @@ from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.commands.bench.common import Address, Local
 from flyspec_lab.commands.bench.device import bench_device
 from flyspec_lab.commands.bench.pair import bench_pair
-from flyspec_lab.results import Results
+from flyspec_lab.report import Results
 
 app = typer.Typer(invoke_without_command=True)
 app.command("device")(bench_device)

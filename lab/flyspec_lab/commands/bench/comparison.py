@@ -33,7 +33,7 @@ from flyspec_lab.bench.speed import (
     read_items,
 )
 from flyspec_lab.commands.bench.common import models_of
-from flyspec_lab.results import BenchReport, notes
+from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
 
@@ -45,7 +45,7 @@ async def compare(
     client: AsyncClient,
     stack: Stack | None,
     rehearsed: bool = False,
-) -> BenchReport:
+) -> Report:
     """Measure everything. `model` is where the files of a running stack's target are, if known.
 
     If `rehearsed`, every prompt runs once in every mode before it counts, and what is cached then
@@ -102,12 +102,12 @@ async def compare(
     shown: list[Any] = []
     for group, of in reports.items():
         shown += tables.speed_tables(group, of, others)
-        shown.append(notes(f"slowest: {tables.worst_prompts(of, where[group], others)}\n"))
+        shown.append(f"slowest: {tables.worst_prompts(of, where[group], others)}\n")
     if batch_reports:
         shown.append(tables.batch_table(batch_reports))
     if reports:
-        shown += [notes(tables.SPEED_NOTES), notes(tables.ROUNDS_NOTES)]
-    shown += [notes(f"{c.peer}: {c.setup} was fastest") for c in calibrations]
+        shown += [tables.SPEED_NOTES, tables.ROUNDS_NOTES]
+    shown += [f"{c.peer}: {c.setup} was fastest" for c in calibrations]
     document = {
         **vars(o),
         **models_of(target, stack),
@@ -121,7 +121,7 @@ async def compare(
         "groups": reports,
         "batches": batch_reports,
     }
-    return BenchReport(document, shown, {"samples": samples, "batch_samples": batch_samples})
+    return Report(document, shown, {"samples": samples, "batch_samples": batch_samples})
 
 
 async def _others(

@@ -9,7 +9,7 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import whatever_reached
 from flyspec_lab.bench.options import DeviceOptions
-from flyspec_lab.results import BenchReport, Results, notes
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec_lab.bench.device.report import DeviceReport
@@ -26,8 +26,8 @@ def bench_device(options: DeviceOptions, results: Results) -> None:
         bundled = StackOptions().resolved()
         o = replace(o, model=str(bundled.model), draft_model=str(bundled.draft_model))
 
-    def shown(found: DeviceReport) -> BenchReport:
+    def shown(found: DeviceReport) -> Report:
         document = {"kind": "device", "options": vars(o), **vars(found)}
-        return BenchReport(document, [*device_shown(found), notes(NOTES)])
+        return Report(document, [*device_shown(found), NOTES])
 
     results.of(lambda: whatever_reached(lambda: measure(o), shown))

@@ -11,7 +11,7 @@ from flyspec.bundled import TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack_options import StackOptions
 from flyspec_lab.bench.options import PairOptions
-from flyspec_lab.results import BenchReport, Results
+from flyspec_lab.report import Report, Results
 
 if TYPE_CHECKING:
     from flyspec.cli.stack import Stack
@@ -24,7 +24,7 @@ def bench_pair(models: ModelFlags, options: PairOptions, results: Results) -> No
     results.of(lambda: _measure(models, options))
 
 
-def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
+def _measure(models: ModelFlags, o: PairOptions) -> Report:
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.concurrency import whatever_reached
     from flyspec_lab.bench.prompts import groups
@@ -32,7 +32,7 @@ def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
 
     found = groups(o.prompt_file, o.problems, o.problem_seed, o.limit)
 
-    async def measure(client: AsyncClient, stack: Stack | None) -> BenchReport:
+    async def measure(client: AsyncClient, stack: Stack | None) -> Report:
         return await compare(o, found, None, client, stack, rehearsed=True)
 
     with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
@@ -43,7 +43,7 @@ def _measure(models: ModelFlags, o: PairOptions) -> BenchReport:
         )
 
 
-def _report(done: BenchReport, o: PairOptions, facts: dict[str, Any]) -> BenchReport:
+def _report(done: Report, o: PairOptions, facts: dict[str, Any]) -> Report:
     """Return the comparison's report with the figures of a pair by their names in documents."""
     document = {**done.document, **facts}
     modes = []

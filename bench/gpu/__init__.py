@@ -1,1 +1,0 @@
-"""measurements/gpu.md, from reports of `make gpu-bench` and the services' own planner."""

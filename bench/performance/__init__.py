@@ -1,1 +1,0 @@
-"""measurements/performance.md, written from reports of `flyspec bench`."""

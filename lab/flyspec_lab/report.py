@@ -1,0 +1,424 @@
+"""The report of a measurement: sections of text, tables and plots, and what they are written to.
+
+A report is shown on a terminal, kept as JSON, made into one HTML page, or put between two marks of
+a document as Markdown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+
+import typer
+
+from flyspec.cli.json_output import print_json, to_json
+from flyspec.cli.program import check_file, say
+from flyspec.concurrency import StoppedEarly
+from flyspec.errors import ConfigError
+from flyspec.flags import Flag
+from flyspec.tables import FittedTable, result_console
+from flyspec.tables import markdown as markdown_table
+from flyspec_lab.drawing import FORMATS, save, to_svg
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure of `inches` (width, height); `name` is for files, `caption` a sentence."""
+
+    name: str
+    caption: str
+    draw: Callable[[Figure], None]
+    inches: tuple[float, float] = (7.2, 4.0)
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure as SVG text."""
+        return to_svg(self.inches, self.draw, self.name)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Text in paragraphs, where `code` is set in backticks, then tables, then plots."""
+
+    heading: str = ""
+    paragraphs: Sequence[str] = ()
+    tables: Sequence[FittedTable] = ()
+    plots: Sequence[Plot] = ()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The section as JSON, without what its plots show."""
+        return {
+            "heading": self.heading,
+            "paragraphs": list(self.paragraphs),
+            "tables": [
+                {
+                    "title": table.title,
+                    "columns": list(table.columns),
+                    "rows": _text_of(table),
+                    "left": table.left,
+                }
+                for table in self.tables
+            ],
+            "plots": [{"name": plot.name, "caption": plot.caption} for plot in self.plots],
+        }
+
+
+Part: TypeAlias = str | FittedTable | Plot | Section
+"""Parts of a report; text, tables and plots outside a section have no heading."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A finished measurement.
+
+    `document` is its data, which JSON has, and `samples` what only a file has besides; dataclasses
+    in either become objects. `passed`: whether everything that had to hold did. `facts` say what
+    it was measured with, by name.
+    """
+
+    document: Mapping[str, Any]
+    parts: Sequence[Part]
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    passed: bool = True
+    title: str = ""
+    subtitle: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sections(self) -> list[Section]:
+        """The parts as sections, without paragraphs that an earlier section has."""
+        said: set[str] = set()
+        found = []
+        for part in self.parts:
+            section = part if isinstance(part, Section) else _alone(part)
+            new = [text for text in section.paragraphs if text not in said]
+            found.append(replace(section, paragraphs=new))
+            said.update(new)
+        return found
+
+    @property
+    def plots(self) -> list[Plot]:
+        return [plot for section in self.sections for plot in section.plots]
+
+    def show(self) -> None:
+        """Print headings, tables, and the text about them below."""
+        from rich.text import Text
+
+        console = result_console()
+        for section in self.sections:
+            if section.heading:
+                console.print(Text(section.heading, style="bold"))
+            for table in section.tables:
+                console.print(table, markup=False, crop=False)
+            for paragraph in section.paragraphs:
+                console.print(Text(paragraph), crop=False)
+
+    def json(self) -> str:
+        """Return everything as JSON: the data, and what is shown of it as `report`."""
+        shown = {
+            "title": self.title,
+            "subtitle": self.subtitle,
+            "facts": self.facts,
+            "sections": [section.document for section in self.sections],
+        }
+        return to_json({**self.document, **self.samples, "report": shown}) + "\n"
+
+    def page(self) -> str:
+        """Return one HTML file that needs no other: plots are drawn into it."""
+        from jinja2 import Environment
+
+        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters |= {"words": _words, "svg": _svg}
+        return environment.from_string(_PAGE).render(report=self)
+
+    def write(self, directory: Path) -> Path:
+        """Write `report.html`, `report.json` and NAME.svg of each plot; return the first."""
+        page = directory / "report.html"
+        page.write_text(self.page())
+        (directory / "report.json").write_text(self.json())
+        for plot in self.plots:
+            (directory / f"{plot.name}.svg").write_text(plot.svg)
+        return page
+
+
+def _text_of(table: FittedTable) -> list[list[str]]:
+    """Return the rows of a table; cells that are no text, such as bars, are empty."""
+    return [[cell if isinstance(cell, str) else "" for cell in row] for row in table.rows]
+
+
+def _alone(part: str | FittedTable | Plot) -> Section:
+    if isinstance(part, str):
+        return Section(paragraphs=[part])
+    return Section(tables=[part]) if isinstance(part, FittedTable) else Section(plots=[part])
+
+
+# --- documents --------------------------------------------------------------------------------
+
+
+def markdown(tables: Iterable[FittedTable]) -> str:
+    """Return tables for a document, each below its title; those without rows are left out."""
+    parts = []
+    for table in tables:
+        if table.rows:
+            title = [f"{table.title}:"] if table.title else []
+            parts += [*title, markdown_table(table.columns, _text_of(table), table.left)]
+    return "\n\n".join(parts)
+
+
+def joined(tables: Iterable[FittedTable]) -> list[FittedTable]:
+    """Join tables of the same columns into one, with their titles as the first column."""
+    alike: dict[tuple[str, ...], list[FittedTable]] = {}
+    for table in tables:
+        alike.setdefault(tuple(table.columns), []).append(table)
+    return [
+        of[0]
+        if len(of) == 1
+        else FittedTable(
+            ["", *columns],
+            [[table.title or "", *row] for table in of for row in table.rows],
+            left=1 + of[0].left,
+        )
+        for columns, of in alike.items()
+    ]
+
+
+def write_into(path: Path, parts: Mapping[str, str | None]) -> None:
+    """Put each part between the marks <!-- NAME --> and <!-- /NAME --> of a document.
+
+    None leaves what is there. Raises `ConfigError`, before anything is written, if the document
+    has not both marks of every part once.
+    """
+    try:
+        text = path.read_text()
+        for name, part in parts.items():
+            marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
+            pieces = re.split(marks, text, flags=re.DOTALL)
+            if len(pieces) != 4:
+                raise ConfigError(f"{path}: must have <!-- {name} --> and <!-- /{name} --> once")
+            if part is not None:
+                text = f"{pieces[0]}{pieces[1]}\n{part}\n\n{pieces[2]}{pieces[3]}"
+        if any(part is not None for part in parts.values()):
+            path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+
+
+# --- where results go -------------------------------------------------------------------------
+
+_results = partial(Flag, group="Results")
+
+
+# fmt: off
+@dataclass(frozen=True)
+class Results:
+    """Destinations of a report: standard output, and files."""
+
+    json: Annotated[bool, _results("Print one JSON document instead of tables.")] = False
+    output: Annotated[Path | None, _results(
+        "Also write the JSON document, with all samples, to a file.",
+    )] = None
+    plot: Path | None = None
+    html: Path | None = None
+    # fmt: on
+
+    def check(self) -> None:
+        """Raise `ConfigError` for files that cannot be written."""
+        check_file("--plot", self.plot, FORMATS)
+        check_file("--html", self.html, (".html",))
+        self.check_output()
+
+    def check_output(self) -> None:
+        check_file("--output", self.output)
+
+    @property
+    def document_file(self) -> Path | None:
+        """The file of the JSON document."""
+        return self.output
+
+    def write(self, report: Report) -> None:
+        """Write the files. `--plot` has the first plot."""
+        if self.document_file is not None:
+            self.document_file.write_text(report.json())
+        if self.plot is not None and report.plots:
+            save(self.plot, report.plots[0].inches, report.plots[0].draw)
+        if self.html is not None:
+            self.html.write_text(report.page())
+
+    def finish(self, report: Report) -> int:
+        """Write the files and print the report; return the exit code: 0 if it passed, else 1."""
+        self.write(report)
+        if self.json:
+            print_json(report.document)
+        else:
+            report.show()
+        return 0 if report.passed else 1
+
+    def of(self, measure: Callable[[], Report]) -> None:
+        """Measure, once the files have been checked, and finish; exit unless it passed.
+
+        After Ctrl-C, what was measured until then is shown; the exit code is 130.
+        """
+        self.check()
+        try:
+            code = self.finish(measure())
+        except StoppedEarly as end:
+            if end.reached is not None:
+                self.finish(end.reached)
+                say("interrupted; these are the results until then")
+            raise
+        if code:
+            raise typer.Exit(code)
+
+
+# fmt: off
+@dataclass(frozen=True)
+class PlottedResults(Results):
+    """Destinations of a report that has a plot."""
+
+    plot: Annotated[Path | None, _results(
+        "Write a plot to a .svg, .png or .pdf file.",
+    )] = None
+
+
+@dataclass(frozen=True)
+class PageResults(PlottedResults):
+    """Destinations of a report that has a page as well."""
+
+    html: Annotated[Path | None, _results(
+        "Write the report with its plots as one HTML file.",
+    )] = None
+
+
+@dataclass(frozen=True)
+class RunResults(PlottedResults):
+    """A run's directory, so that it can go on, and destinations of its report."""
+
+    output: Annotated[Path | None, _results(
+        "Directory to keep the run in: each text as it is made (Parquet), and the JSON document.",
+        metavar="RUN",
+    )] = None
+    resume: Annotated[bool, _results(
+        "Go on with the run in --output, or begin it: make what is missing or failed.",
+    )] = False
+    mixed_versions: Annotated[bool, _results(
+        "With --resume: also if another version of flyspec made the rest.",
+    )] = False
+    # fmt: on
+
+    def check_output(self) -> None:
+        if self.resume and self.output is None:
+            raise ConfigError("--resume needs the --output of the run to go on with")
+        if self.output is not None and self.output.suffix == ".json":
+            raise ConfigError(
+                f"--output {self.output}: is a directory now, which has the JSON document besides "
+                "the texts; for the document alone use --json"
+            )
+
+    @property
+    def document_file(self) -> Path | None:
+        return None if self.output is None else self.output / "report.json"
+
+
+# --- page -------------------------------------------------------------------------------------
+
+
+def _words(text: str) -> Markup:
+    """Escape a text; what is in backticks becomes code."""
+    from markupsafe import Markup
+
+    pieces = re.split(r"`([^`]*)`", text)
+    return Markup("").join(
+        Markup("<code>{}</code>").format(piece) if i % 2 else piece
+        for i, piece in enumerate(pieces)
+    )
+
+
+def _svg(plot: Plot) -> Markup:
+    from markupsafe import Markup
+
+    drawn = plot.svg
+    # Drawn by us, with text that matplotlib has escaped.
+    return Markup(drawn[drawn.index("<svg") :])
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en">
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ report.title }}</title>
+<style>
+  :root { color-scheme: light; }
+  body { font: 16px/1.5 system-ui, sans-serif; color: #1c1c1c; background: #fff;
+         max-width: 72rem; margin: 2rem auto; padding: 0 1.25rem; }
+  h1 { font-size: 1.6rem; line-height: 1.25; margin-bottom: .25rem; }
+  h2 { font-size: 1.2rem; margin-top: 2.25rem; }
+  .subtitle { font-size: 1.1rem; color: #444; margin-top: 0; }
+  .failed { background: #b2182b; color: #fff; border-radius: 4px; padding: .1rem .6rem; }
+  code { font: .875em/1.4 ui-monospace, monospace; background: #f4f4f4; border-radius: 3px;
+         padding: .1em .25em; }
+  dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; }
+  dt { color: #666; }
+  dd { margin: 0; overflow-wrap: anywhere; }
+  p { white-space: pre-line; }
+  .wide { overflow-x: auto; margin: 1rem 0; }
+  table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+  caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
+  th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #e5e5e5;
+           white-space: nowrap; }
+  th { border-bottom: 2px solid #999; font-weight: 600; }
+  .left { text-align: left; white-space: normal; min-width: 7rem; }
+  figure { margin: 1.25rem 0; }
+  figure svg { max-width: 100%; height: auto; }
+  figcaption { font-size: .9rem; color: #444; }
+</style>
+<h1>{{ report.title }}{% if not report.passed %} <span class="failed">failed</span>{% endif %}</h1>
+<p class="subtitle">{{ report.subtitle | words }}</p>
+<dl>
+{% for name, value in report.facts.items() %}
+  <dt>{{ name }}</dt><dd>{{ value | words }}</dd>
+{% endfor %}
+</dl>
+{% for section in report.sections %}
+{% if section.heading %}
+<h2>{{ section.heading }}</h2>
+{% endif %}
+{% for paragraph in section.paragraphs %}
+<p>{{ paragraph | words }}</p>
+{% endfor %}
+{% for table in section.tables %}
+<div class="wide"><table>
+{% if table.title %}
+<caption>{{ table.title }}</caption>
+{% endif %}
+<thead><tr>
+{% for column in table.columns %}
+<th scope="col"{{ ' class="left"' | safe if loop.index <= table.left }}>{{ column }}</th>
+{% endfor %}
+</tr></thead>
+<tbody>
+{% for row in table.rows %}
+<tr>
+{% for cell in row %}
+<td{{ ' class="left"' | safe if loop.index <= table.left }}>{{ cell }}</td>
+{% endfor %}
+</tr>
+{% endfor %}
+</tbody>
+</table></div>
+{% endfor %}
+{% for plot in section.plots %}
+<figure role="img" aria-label="{{ plot.caption }}">{{ plot | svg }}
+<figcaption>{{ plot.caption | words }}</figcaption></figure>
+{% endfor %}
+{% endfor %}
+</html>
+"""
