@@ -12,7 +12,9 @@ from typing import Protocol
 
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.phases import JSON, TOOL_CALL, Phase
-from flyspec.values.rounds import Budget, RuleSegment
+from flyspec.values.rounds import Budget, OpenWindow, RuleSegment
+from flyspec.values.tokens import Origin
+from orchestrator.generation.window import Token
 
 TOOL_CALL_TAGS = "<tool_call>", "</tool_call>"
 """Around a function call, as chat templates of the Hermes and Qwen models have it."""
@@ -188,7 +190,7 @@ _REGIONS: dict[str, Callable[[], Region]] = {TOOL_CALL: ToolCalls, JSON: JsonVal
 class Phases:
     """A generation's phases; positions are absolute, from `prompt_length` on.
 
-    The caller commits tokens as they become final.
+    The caller commits tokens as they become final, and then spends the loose ones of them.
     """
 
     def __init__(
@@ -200,8 +202,9 @@ class Phases:
     ) -> None:
         self._phases = phases
         self._final = PhaseWalk(phases, exact_inside, texts)
-        self._length = prompt_length  # of the sequence's final part
+        self._length = self._num_spent = prompt_length  # final tokens; those of them spent
         self._starts = [(prompt_length, self._final.rule_index)]
+        self._spent: dict[int, tuple[int, float]] = {}  # loose tokens and their cost
 
     def commit(self, tokens: Sequence[int], length: int) -> None:
         """Add what became final since the last call: up to `length` tokens of a sequence are."""
@@ -209,6 +212,27 @@ class Phases:
             self._final.push(token_id)
             self._length += 1
             self._note(self._starts, self._length, self._final.rule_index)
+
+    def spend(self, final: Sequence[Token]) -> None:
+        """Count the loose ones of the next final tokens against the budgets of their phases."""
+        for position, token in enumerate(final, self._num_spent):
+            if token.origin is Origin.LOOSE:
+                index = self.rule_index_at(position)
+                count, cost = self._spent.get(index, (0, 0.0))
+                self._spent[index] = count + 1, cost + (token.gap_nats or 0.0)
+        self._num_spent += len(final)
+
+    def budget(self, index: int, window: OpenWindow | None) -> Budget:
+        """Return what is left of a phase's own budget, minus the token of an open window in it.
+
+        There is no limit for an index behind the phases.
+        """
+        if index >= len(self._phases) or not (phase := self._phases[index]).has_budget:
+            return Budget()
+        spent = self._spent.get(index, (0, 0.0))
+        left = Budget(phase.max_loose_tokens, phase.max_loose_cost_nats).less(*spent)
+        inside = window is not None and self.rule_index_at(window.position) == index
+        return left.less(1, window.gap_nats) if window is not None and inside else left
 
     def rule_index_at(self, position: int) -> int:
         """Return the index of the rule that judges a position up to the first one not final."""
@@ -221,27 +245,19 @@ class Phases:
         return all(RULE_PRESETS[p.rule.name].token_exact for p in rest if p.rule is not None)
 
     def segments(
-        self,
-        tokens: Sequence[int],
-        draft_token_ids: Sequence[int],
-        budget_of: Callable[[int], Budget],
+        self, tokens: Sequence[int], draft_token_ids: Sequence[int], window: OpenWindow | None
     ) -> list[RuleSegment]:
-        """Return which rule judges which of the drafts behind a sequence, `tokens`.
-
-        `budget_of` returns what a rule may still accept loosely, by its index.
-        """
-        start = len(tokens)
-        if self._final.settled:
-            index = self._final.rule_index
-            return [RuleSegment(start, index, budget_of(index))]
-        walk = self._final.copy()
-        for token_id in tokens[self._length :]:
-            walk.push(token_id)
-        starts = [(start, walk.rule_index)]
-        for position, token_id in enumerate(draft_token_ids[:-1], start + 1):
-            walk.push(token_id)
-            self._note(starts, position, walk.rule_index)
-        return [RuleSegment(at, index, budget_of(index)) for at, index in starts]
+        """Return which rule judges which of the drafts behind a sequence, `tokens`."""
+        starts = [(len(tokens), self._final.rule_index)]
+        if not self._final.settled:
+            walk = self._final.copy()
+            for token_id in tokens[self._length :]:
+                walk.push(token_id)
+            starts = [(len(tokens), walk.rule_index)]
+            for position, token_id in enumerate(draft_token_ids[:-1], len(tokens) + 1):
+                walk.push(token_id)
+                self._note(starts, position, walk.rule_index)
+        return [RuleSegment(at, index, self.budget(index, window)) for at, index in starts]
 
     @staticmethod
     def _note(starts: list[tuple[int, int]], position: int, rule_index: int) -> None:

@@ -69,7 +69,7 @@ def _measured(
     With the drafts of the first round, if it has any, come its opening of sessions and its reading
     of the prompt; so all rounds but the first count as rounds.
     """
-    from orchestrator.generation.next_proposal import AHEAD
+    from orchestrator.generation.sources import AHEAD
 
     number = len(samples)
     rounds = sum(s.rounds - 1 for s in samples)
