@@ -34,8 +34,6 @@ class Proposing:
         """Whether the last round's outcome may wait for the drafts of this one."""
         return self._source is not None and self._source.keeps
 
-    is_ready = False
-
     def begin(self) -> None:
         """Begin a round: get drafts from the first source that has any."""
         self.round.turn = self._progress.pace.turn()
@@ -92,13 +90,11 @@ class Proposing:
         if not self._heads.goes_on(request, verdict):
             following.heard(round_, request, verdict)
             if plain and self._follow():
-                self.is_ready = True
                 return True
             if plain and not (verdict.last or round_.head_query):
                 useful = self._progress.draft_limit(0, round_.turn.num_drafts) > 0
                 if following.is_pending or not useful:
                     return False
-        self.is_ready = False
         self.begin()
         return True
 

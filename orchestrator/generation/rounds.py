@@ -190,15 +190,14 @@ class Rounds:
 
     async def _begin_next(self, judged: Judged) -> None:
         """Begin the next round, unless plain decoding goes on; send its request to the drafter."""
-        proposing, (proposal, request, verdict, _) = self._proposing, judged
-        plain = proposal is NOTHING
+        proposal, request, verdict, _ = judged
+        self._has_begun = True
         if verdict is None or request is None:
             self._progress.pace.window_failed()
-            proposing.begin()
-            plain = True
+            self._proposing.begin()
         else:
-            self._has_begun = proposing.take(request, verdict, plain)
-        if proposing.keeps or (plain and self._has_begun and not proposing.is_ready):
+            self._has_begun = self._proposing.take(request, verdict, proposal is NOTHING)
+        if self._has_begun:
             await asyncio.sleep(0)
 
     def _carry_out(self, command: Command) -> None:
