@@ -7,7 +7,8 @@ and walks on from there through held tokens and a proposal, as if all of it were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Protocol
 
 from flyspec.rules.presets import RULE_PRESETS
@@ -77,31 +78,16 @@ class PhaseWalk:
 
     def copy(self) -> PhaseWalk:
         """Return an independent walk in the same state."""
-        other = PhaseWalk.__new__(PhaseWalk)
-        other._phases, other._texts = self._phases, self._texts.copy()
-        other._regions = [region.copy() for region in self._regions]
-        other.phase, other._tail = self.phase, self._tail
+        other = copy(self)
+        other._texts, other._regions = self._texts.copy(), [*map(copy, self._regions)]
         return other
 
 
-class Region(Protocol):
-    """Text whose inside is judged exactly: from its beginning up to the token that completes it."""
-
-    @property
-    def inside(self) -> bool:
-        """Whether the text so far ends inside."""
-
-    def push(self, text: str) -> None:
-        """Add text of the output."""
-
-    def phase_begins(self) -> None:
-        """Note that a new phase begins behind the text so far."""
-
-    def copy(self) -> Region: ...
-
-
 class ToolCalls:
-    """Function calls, between their tags."""
+    """A region whose `inside` is judged exactly: function calls, between their tags.
+
+    A region goes from its beginning up to the token that completes it.
+    """
 
     def __init__(self) -> None:
         self.inside = False
@@ -118,11 +104,6 @@ class ToolCalls:
 
     def phase_begins(self) -> None:
         """Change nothing: a call may begin in one phase and end in the next."""
-
-    def copy(self) -> ToolCalls:
-        other = ToolCalls()
-        other.inside, other._tail = self.inside, self._tail
-        return other
 
 
 class JsonValues:
@@ -178,13 +159,8 @@ class JsonValues:
         """Let a value begin here, unless the text ends inside one."""
         self._begins = not self.inside
 
-    def copy(self) -> JsonValues:
-        other = JsonValues()
-        other.__dict__.update(self.__dict__)
-        return other
 
-
-_REGIONS: dict[str, Callable[[], Region]] = {TOOL_CALL: ToolCalls, JSON: JsonValues}
+_REGIONS: dict[str, type[ToolCalls | JsonValues]] = {TOOL_CALL: ToolCalls, JSON: JsonValues}
 
 
 class Phases:

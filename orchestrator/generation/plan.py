@@ -245,7 +245,10 @@ def make_plan(
     prompt = encode_prompt(request.prompt, tokenizer, target.model)
     max_tokens = _max_tokens(options, len(prompt), target.model.context_length)
     sampling = _sampling(options, target, max_tokens)
-    given = _given_rule(options, settings)
+    # Unresolved: a rule's parameters may be given without its name.
+    given = options.rule or Rule("")
+    if not given.name:
+        given = replace(given, name=settings.rule)
     length = _length(options, settings)
     # W depends on the requested K, however many tokens a round drafts.
     asked = RulesAsked(rules, given, requested(length), target)
@@ -255,17 +258,23 @@ def make_plan(
     assert rule is not None
     if exact_inside and not phases:
         phases = (Phase(rule),)
-    used = tuple(phase.rule for phase in phases if phase.rule) or (rule,)
-    check_number_of_rules(len(used) + bool(exact_inside), target)
-    k = _num_speculative_tokens(options, length, max_draft_tokens, rules)
-    judged_k = 0
-    if length == AUTO and not all(RULE_PRESETS[each.name].token_exact for each in used):
+    cost, context_length = options.max_loose_cost_nats, target.model.context_length
+    judging = Judging(
+        rule,
+        phases,
+        exact_inside,
+        exact_until_position=min(len(prompt) + options.exact_prefix_tokens, context_length),
+        judge_fingerprint=asked.judge_fingerprint,
+    )
+    used = judging.phase_rules
+    check_number_of_rules(len(judging.rules), target)
+    k, judged_k = _num_speculative_tokens(options, length, max_draft_tokens, rules), 0
+    if length == AUTO and not judging.token_exact:
         # Longer rounds, with fewer bonus tokens, would accept more mismatches.
         judged_k = REQUESTED_BY_AUTO
         if any(each.window_scope is WindowScope.ACROSS_ROUNDS for each in used):
             k = min(k, REQUESTED_BY_AUTO)
     asked.check_guarded(target.model)
-    cost = options.max_loose_cost_nats
     check_cost("speculation.max_loose_cost_nats", cost)
     limits.check_loop_guard(options.disable_loop_guard)
     logprobs = options.logprobs
@@ -278,35 +287,29 @@ def make_plan(
     for each in used:
         if distribution_spec(each, sampling) is not None:
             warnings += distribution_warnings(each, distribution, k, target.model.vocab_size)
-    stop, stop_token_ids = _stop(options), _stop_token_ids(options, target)
+    # Stop strings are limited because output is held back to match them.
+    check_texts("stop", options.stop)
+    check_tokens("stop_token_ids", options.stop_token_ids, target.model)
+    stop_token_ids = frozenset(options.stop_token_ids)
+    allowed = Budget(
+        limits.bound("max_loose_tokens", options.max_loose_tokens),
+        limits.bound("max_loose_cost_nats", cost),
+    )
+    loop_guard = not (judging.lossless or options.disable_loop_guard)
     return GenerationPlan(
         prompt,
         sampling,
         secrets.randbits(SEED_BITS) if options.seed is None else options.seed,
         Limits(
             max_tokens,
-            target.model.context_length,
+            context_length,
             target.max_plain_tokens,
-            stop,
+            tuple(options.stop),
             stop_token_ids,
             tokenizer.eos_token_ids | stop_token_ids,
             options.ignore_eos,
         ),
-        Judging(
-            rule,
-            phases,
-            exact_inside,
-            Budget(
-                limits.bound("max_loose_tokens", options.max_loose_tokens),
-                limits.bound("max_loose_cost_nats", cost),
-            ),
-            min(len(prompt) + options.exact_prefix_tokens, target.model.context_length),
-            not (
-                all(RULE_PRESETS[each.name].lossless for each in used) or options.disable_loop_guard
-            ),
-            judged_k,
-            asked.judge_fingerprint,
-        ),
+        replace(judging, allowed=allowed, loop_guard=loop_guard, judged_k=judged_k),
         DraftPlan(
             k,
             length == AUTO,
@@ -397,20 +400,3 @@ def _num_speculative_tokens(
             f"speculation.num_speculative_tokens must be between 0 and {most}, got {length}"
         )
     return length
-
-
-def _given_rule(options: GenerateOptions, settings: OrchestratorSettings) -> Rule:
-    """Return the request's rule, or the server's rule with the request's parameters, unresolved."""
-    rule = options.rule or Rule("")
-    return rule if rule.name else replace(rule, name=settings.rule)
-
-
-def _stop(options: GenerateOptions) -> tuple[str, ...]:
-    """Return the stop strings, which are limited because output is held back to match them."""
-    check_texts("stop", options.stop)
-    return tuple(options.stop)
-
-
-def _stop_token_ids(options: GenerateOptions, target: VerifyServiceInfo) -> frozenset[int]:
-    check_tokens("stop_token_ids", options.stop_token_ids, target.model)
-    return frozenset(options.stop_token_ids)

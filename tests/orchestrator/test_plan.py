@@ -339,7 +339,7 @@ def test_a_judge_gives_its_threshold_and_stays_the_same(plan: Any) -> None:
     assert made.judging.rule.judge_threshold == 0.25
     assert made.judging.judge_fingerprint == "j"
     asked = plan(speculation={"rule": {"name": "autojudge", "judge_threshold": 0.5}})
-    assert asked.rule.judge_threshold == 0.5
+    assert asked.judging.rule.judge_threshold == 0.5
     assert plan(speculation={"rule": {"name": "fly"}}).judging.judge_fingerprint == ""
     limited = RuleBook.model_validate({"limits": {"max_judge_threshold": 0.2}})
     with pytest.raises(InvalidArgumentError, match=r"at most 0\.2 .*got 0\.25, the rule's default"):
