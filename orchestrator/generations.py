@@ -176,7 +176,7 @@ class Generations:
             completion_tokens=output.num_final_tokens,
             speculation=ledger.metrics,
             timings=timings,
-            loop_guard_token_index=rounds.loop_guard_index(output.num_final_tokens),
+            loop_guard_token_index=rounds.progress.loop_guard_index(output.num_final_tokens),
             recoveries=recoveries.kept,
             num_recoveries=recoveries.count,
             drafters=ledger.shares,

@@ -119,5 +119,5 @@ class Proposing:
         self.begin()
 
     async def close(self) -> None:
-        for source in self._sources:
+        for source in reversed(self._sources):  # only staging takes time
             await source.close()

@@ -53,7 +53,7 @@ class Rounds:
     """
 
     def __init__(self, progress: Progress, trial: StagingTrial | None = None) -> None:
-        self._progress = progress
+        self.progress = progress
         self._proposing = Proposing(progress, trial)
         self._kept: list[RoundOutcome] = []
         self._has_begun = False  # whether the round after the one that is verified has
@@ -91,7 +91,7 @@ class Rounds:
 
         In plain decoding it says more and more, until the drafter has a proposal worth verifying.
         """
-        progress, proposing, round_ = self._progress, self._proposing, self._proposing.round
+        progress, proposing, round_ = self.progress, self._proposing, self._proposing.round
         if round_.heard is not None:
             yield Judged(proposal, *round_.heard, len(proposal.token_ids))
             return
@@ -123,7 +123,7 @@ class Rounds:
 
     def _judged(self, proposal: DraftChunk, request: VerifyRound, verdict: Verdict) -> Judged:
         """Return a verdict with what it is about: drafts may not have been worth verifying."""
-        progress, num_checked = self._progress, len(verdict.decisions)
+        progress, num_checked = self.progress, len(verdict.decisions)
         if num_checked < len(proposal.token_ids) and not proposal.parents:
             proposal = proposal.cut(0, num_checked)
         if verdict.top_token_ids:
@@ -137,7 +137,7 @@ class Rounds:
 
     async def _commit(self, judged: Judged) -> RoundOutcome:
         """Extend the sequence by what was judged, and begin the next round."""
-        progress, round_ = self._progress, self._proposing.round
+        progress, round_ = self.progress, self._proposing.round
         start, verdict, proposal = len(progress.sequence), judged.verdict, judged.proposal
         event: Checked | NothingDrafted = NothingDrafted()
         if verdict is not None:
@@ -176,7 +176,7 @@ class Rounds:
 
     def _learn(self, judged: Judged, outcome: RoundOutcome) -> None:
         """Tell everyone who learns from verdicts of one."""
-        progress, (proposal, request, verdict, num_drafted) = self._progress, judged
+        progress, (proposal, request, verdict, num_drafted) = self.progress, judged
         assert verdict is not None
         emitted, round_ns = len(progress.sequence) - outcome.start, outcome.round_ns
         asked_head = request is not None and request.head is not None
@@ -193,7 +193,7 @@ class Rounds:
         proposal, request, verdict, _ = judged
         self._has_begun = True
         if verdict is None or request is None:
-            self._progress.pace.window_failed()
+            self.progress.pace.window_failed()
             self._proposing.begin()
         else:
             self._has_begun = self._proposing.take(request, verdict, proposal is NOTHING)
@@ -203,9 +203,9 @@ class Rounds:
     def _carry_out(self, command: Command) -> None:
         """Apply a command to the sequence; the caller applies it to the text."""
         if isinstance(command, Extend):
-            self._progress.sequence.extend(command.token_ids)
+            self.progress.sequence.extend(command.token_ids)
         elif isinstance(command, RollBack):
-            self._progress.cut(command.length, command.token_id)
+            self.progress.cut(command.length, command.token_id)
             self._proposing.keep(command.length)
 
     def _can_wait(self, outcome: RoundOutcome) -> bool:
@@ -213,7 +213,7 @@ class Rounds:
 
         That is if its output continues, with no stop strings or budget.
         """
-        progress, plan = self._progress, self._progress.plan
+        progress, plan = self.progress, self.progress.plan
         if not self._proposing.keeps or outcome.verdict is None or outcome.proposal is NOTHING:
             return False
         if progress.remaining <= 0 or plan.limits.stop or plan.judging.has_budget:
@@ -229,7 +229,3 @@ class Rounds:
         """
         kept, self._kept = self._kept, []
         return kept
-
-    def loop_guard_index(self, num_tokens: int) -> int | None:
-        """Return the output index from which the loop guard forced exact acceptance, if it did."""
-        return self._progress.loop_guard_index(num_tokens)
