@@ -1,4 +1,4 @@
-"""`python -m bench.sizes`: what fits on which GPUs, in docs/measurements/gpu.md and serve-your-own-models.md.
+"""`python -m bench.sizes`: tables of what fits on which GPUs, in measurements/gpu.md and others.
 
 The services' own planner (`flyspec.engine.cache_size`) calculates it, as before they load a model.
 docs/gpu.md has a worked example: a target over four GPUs, and its draft model on one of them.
