@@ -93,7 +93,7 @@ class ExactTwins:
         )
 
     def wants(self, plan: GenerationPlan) -> bool:
-        """Whether to keep this generation's tokens for `consider` (random)."""
+        """True if to keep this generation's tokens for `consider` (random)."""
         lossy = plan.drafts.num_speculative_tokens > 0 and not plan.judging.lossless
         return lossy and random.random() < self._share
 

@@ -279,7 +279,7 @@ class Generations:
 
     @property
     def accepting(self) -> bool:
-        """Whether requests are accepted: a target works, and nothing is being drained."""
+        """True if requests are accepted: a target works, and nothing is being drained."""
         return not self._admission.draining and bool(self._fleet.targets.usable)
 
     def arrive(self, caller: Caller) -> Visit:

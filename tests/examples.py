@@ -1,4 +1,4 @@
-"""How many examples properties are tried on: ten times as many with `--hypothesis-profile=full`."""
+"""Number of examples of a property: ten times as many with `--hypothesis-profile=full`."""
 
 from __future__ import annotations
 

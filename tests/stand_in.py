@@ -161,7 +161,7 @@ def _dispatch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def computes(func: Any) -> bool:
-    """Whether an operator does anything to memory, rather than to a tensor's shape or existence."""
+    """True if an operator does anything to memory, rather than to a tensor's shape or existence."""
     return func.overloadpacket not in _ALLOCATIONS and torch.Tag.inplace_view not in func.tags
 
 
@@ -193,7 +193,7 @@ def _inner(tensor: Tensor) -> Tensor:
 
 
 def share(one: Tensor, other: Tensor) -> bool:
-    """Whether two CPU tensors are views of one memory."""
+    """True if two CPU tensors are views of one memory."""
     return memory(one) == memory(other)
 
 
@@ -204,7 +204,7 @@ def memory(tensor: Tensor) -> int:
 
 
 def _are_views(result: Any, given: Sequence[Tensor]) -> bool:
-    """Whether all tensors of an operator's result are views of its arguments."""
+    """True if all tensors of an operator's result are views of its arguments."""
     return all(any(share(made, _inner(other)) for other in given) for made in tensors_in(result))
 
 
@@ -242,7 +242,7 @@ def _check_devices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _transfer(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kind | None:
-    """Whether an operator copies to the host or from it, rather than computing on the device."""
+    """True if an operator copies to the host or from it, rather than computing on the device."""
     packet = func.overloadpacket
     if packet is _aten.copy_:
         target, source = args[:2]

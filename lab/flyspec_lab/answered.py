@@ -23,9 +23,9 @@ COLUMNS = (
     "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns", "draft_model_ns",
     "target_model_ns", "judge_ns",
 )  # fmt: skip
-"""What a report needs of the samples."""
+"""Samples' data for a report."""
 ROUNDS, TIME = "num_rounds", "total_ns"
-"""What tokens are compared by: speed is tokens per round, or per nanosecond of a request."""
+"""Basis of comparing tokens: speed is tokens per round, or per nanosecond of a request."""
 
 Row = dict[str, Any]
 
@@ -111,7 +111,7 @@ class Answered:
 
     @property
     def has_answers(self) -> bool:
-        """Whether every text has a score."""
+        """True if every text has a score."""
         return bool(self.arms) and all(
             row["score"] is not None for rows in self.rows.values() for row in rows
         )

@@ -21,7 +21,7 @@ from flyspec_lab.statistics import Array, Flips, Interval, mcnemar_p, ratio, upp
 
 QUANTILES = (0.5, 0.9, 0.99, 1.0)
 GAP_EDGES_NATS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
-"""Where each bin of gaps begins; the last one has no end. They are narrow where thresholds lie."""
+"""Starts of the bins of gaps; the last one has no end. They are narrow where thresholds lie."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class RoundTimes:
 
     @property
     def rest_ms(self) -> float:
-        """What is none of the three: messages, tokens to text, waiting for other requests."""
+        """Time of none of the three: messages, tokens to text, waiting for other requests."""
         return self.round_ms - self.draft_ms - self.verify_ms - (self.judge_ms or 0.0)
 
 

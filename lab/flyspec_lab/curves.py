@@ -189,13 +189,13 @@ def _curves(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
 
 
 def is_exact(arm: Arm) -> bool:
-    """Whether its rule is lossless token by token, as that of plain decoding is."""
+    """True if its rule is lossless token by token, as that of plain decoding is."""
     preset = RULE_PRESETS.get(arm.rule.name)
     return preset is not None and preset.token_exact and not arm.condition.phases
 
 
 def is_control(arm: Arm) -> bool:
-    """Whether it accepts at random, as what other rules have to be better than."""
+    """True if it accepts at random, as what other rules have to be better than."""
     preset = RULE_PRESETS.get(arm.rule.name)
     return preset is not None and preset.criterion == "random" and not arm.condition.phases
 

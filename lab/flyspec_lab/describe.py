@@ -31,7 +31,7 @@ _OPENS = re.compile(r"[,(\[{“«‘„=+/&–—-]\s*$")
 
 @dataclass(frozen=True)
 class TextDescription:
-    """What is seen in a text without knowing what would be right.
+    """Features of a text that need no right answer.
 
     `distinct_1` to `distinct_3` are shares of distinct n-grams of its tokens, None if it has fewer
     than n tokens. `loop_token_index` is the number of tokens when the first loop was complete, and

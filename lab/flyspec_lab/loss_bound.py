@@ -50,7 +50,7 @@ class LossBound:
 
 
 def bounds_loss(rule: Rule) -> bool:
-    """Whether the bound holds for a resolved rule, when tokens are sampled."""
+    """True if the bound holds for a resolved rule, when tokens are sampled."""
     preset = RULE_PRESETS.get(rule.name)
     return (
         preset is not None

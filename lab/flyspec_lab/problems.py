@@ -38,11 +38,11 @@ class TaskProblems:
 
     @property
     def is_open(self) -> bool:
-        """Whether all of it may be worded in many ways."""
+        """True if all of it may be worded in many ways."""
         return all(map(self.task.is_open, self.problems))
 
     def facts(self, o: ProblemOptions) -> dict[str, Any]:
-        """What its samples depend on, but for the number of problems."""
+        """Identity of its samples, but for the number of problems."""
         task = self.task
         return {
             "task": task.name,

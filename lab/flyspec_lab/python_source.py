@@ -46,6 +46,6 @@ def python_files(wanted: Callable[[str], bool] = lambda path: True) -> dict[str,
 
 
 def is_held_out(path: str) -> bool:
-    """Whether a file is held out from training, by the hash of its path."""
+    """True if a file is held out from training, by the hash of its path."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:4]) / 2**32 < HELD_OUT_SHARE

@@ -116,7 +116,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
         self._handover = Handover()
         self._lost_heads: set[TargetHead] = set()  # of no use to this generation
         self._block: tuple[int, Sequence[int]] = 0, ()
-        """Where the session's sequence has a head's block that was not verified then."""
+        """Position in the session's sequence of a head's block that was not verified then."""
         self._drafter = assigned
         self._unfit: set[RegisteredDrafter] = set()  # reported that they cannot draft this sequence
         self._failed: list[Replica[DraftUpstream]] = []  # in this round, not to be retried
@@ -194,12 +194,12 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
 
     @property
     def reads_verdicts(self) -> bool:
-        """Whether the current drafter's proposals come with verdicts, if they are requested."""
+        """True if the current drafter's proposals come with verdicts, if they are requested."""
         return self._head_of(self._drafter) is not None
 
     @property
     def relays(self) -> bool:
-        """Whether another drafter goes on behind the head's proposals."""
+        """True if another drafter goes on behind the head's proposals."""
         return self._drafter.head is not None and self._drafter.pool is not None
 
     def head_request(self, max_tokens: int, min_confidence: float) -> HeadRequest | None:
@@ -218,7 +218,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
             self._from_head.received(request, verdict)
 
     def still_heads(self, request: HeadRequest) -> bool:
-        """Whether the head of a request is the one to draft with now, and it alone."""
+        """True if the head of a request is the one to draft with now, and it alone."""
         self.look_around()
         head = self._head_of(self._drafter)
         return head is not None and head.name == request.name and not self.relays

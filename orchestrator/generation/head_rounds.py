@@ -55,7 +55,7 @@ class HeadRounds(Source):
         return request
 
     def goes_on(self, request: VerifyRound, verdict: Verdict) -> bool:
-        """Whether the head goes on with the next round, and is still to be the drafter."""
+        """True if the head goes on with the next round, and is still to be the drafter."""
         progress, head = self._progress, request.head
         self._begun = None
         if not (head and head.num_rounds and verdict.last):

@@ -53,12 +53,12 @@ class Pace(ABC):
 
     @property
     def repeats(self) -> bool:
-        """Whether the next round repeats one of an earlier run."""
+        """True if the next round repeats one of an earlier run."""
         return False
 
     @property
     def lets_go_on(self) -> bool:
-        """Whether a head that is asked with this turn's round may go on with rounds like it."""
+        """True if a head that is asked with this turn's round may go on with rounds like it."""
         return True
 
     @property
@@ -106,7 +106,7 @@ class Pace(ABC):
 
 
 class FirstToken(NamedTuple):
-    """What drafting before the first token would cost.
+    """Cost of drafting before the first token.
 
     `relative_size`: parameters of the draft model divided by the target's.
     """
@@ -115,7 +115,7 @@ class FirstToken(NamedTuple):
     prompt_length: int
 
     def is_delayed(self, num_drafts: int) -> bool:
-        """Whether drafting so many tokens after the prompt would delay the first token noticeably.
+        """True if drafting so many tokens after the prompt would delay the first token noticeably.
 
         A drafter takes about its relative size of the target's time, for the prompt and for a
         token. It depends on sizes and not on measured times, so that texts can be repeated.

@@ -54,7 +54,7 @@ class PhaseWalk:
 
     @property
     def settled(self) -> bool:
-        """Whether no more output can change the rule."""
+        """True if no more output can change the rule."""
         return not self._regions and self.phase == len(self._phases) - 1
 
     def push(self, token_id: int) -> None:
@@ -216,7 +216,7 @@ class Phases:
 
     @property
     def exact_from_here(self) -> bool:
-        """Whether all that follows what is final is judged exactly."""
+        """True if all that follows what is final is judged exactly."""
         rest = self._phases[self._final.phase :]
         return all(RULE_PRESETS[p.rule.name].token_exact for p in rest if p.rule is not None)
 

@@ -52,7 +52,7 @@ SEED_BITS = 53
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Where the output ends.
+    """Limits of the output.
 
     `end_token_ids` are the target's ends of sequence and `stop_token_ids`.
     """
@@ -114,25 +114,25 @@ class Judging:
 
     @property
     def room(self) -> Room:
-        """Where the drafts of the main rule may differ from the target's tokens."""
+        """Room for drafts of the main rule that differ from the target's tokens."""
         rule = self.main_rule
         within = rule.window_scope is WindowScope.WITHIN_ROUND
         return Room(rule.fly_window_size or 0 if within else 0, self.judged_k)
 
     @property
     def lossless(self) -> bool:
-        """Whether the output follows the target's distribution in all phases."""
+        """True if the output follows the target's distribution in all phases."""
         return all(RULE_PRESETS[rule.name].lossless for rule in self.phase_rules)
 
     @property
     def token_exact(self) -> bool:
-        """Whether the output equals plain decoding in all phases."""
+        """True if the output equals plain decoding in all phases."""
         return all(RULE_PRESETS[rule.name].token_exact for rule in self.phase_rules)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPlan:
-    """What is drafted, and by whom.
+    """Drafting: the drafter and the number of drafts.
 
     If `adaptive`, K is at most `num_speculative_tokens`, after the rounds of
     `num_draft_tokens_per_round`. `distribution` selects the draft distributions the rule needs, if
@@ -151,7 +151,7 @@ class DraftPlan:
 
     @property
     def draws(self) -> bool:
-        """Whether drafts are drawn from distributions that a rule judges them by, at random.
+        """True if drafts are drawn from distributions that a rule judges them by, at random.
 
         Then none may be dropped for what it is: whether a position is checked depends on the drafts
         before it alone.
@@ -161,7 +161,7 @@ class DraftPlan:
 
 @dataclass(frozen=True, slots=True)
 class Reporting:
-    """What the caller is told besides the final text.
+    """Reports to the caller besides the final text.
 
     `logprobs` is how many of the most likely tokens to return log-probabilities for; None returns
     none at all.
@@ -188,7 +188,7 @@ class GenerationPlan:
 
     @property
     def may_draft_trees(self) -> bool:
-        """Whether a proposal may be a tree: one rule, of chains' verdicts, judges it."""
+        """True if a proposal may be a tree: one rule, of chains' verdicts, judges it."""
         return self.drafts.trees and self.drafts.distribution is None and not self.judging.phases
 
     def tracked(self, tokenizer: Tokenizer) -> Phases | None:

@@ -23,7 +23,7 @@ PIECE_CHARACTERS = 1 << 14
 
 
 def is_long(prompt: Prompt, prediction: str | Sequence[int] = "") -> bool:
-    """Whether to encode these in turn."""
+    """True if to encode these in turn."""
     if len(prediction) > LONG:
         return True
     if isinstance(prompt, Chat):

@@ -31,7 +31,7 @@ class Proposing:
 
     @property
     def keeps(self) -> bool:
-        """Whether the last round's outcome may wait for the drafts of this one."""
+        """True if the last round's outcome may wait for the drafts of this one."""
         return self._source is not None and self._source.keeps
 
     def begin(self) -> None:

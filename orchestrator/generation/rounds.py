@@ -209,7 +209,7 @@ class Rounds:
             self._proposing.keep(command.length)
 
     def _can_wait(self, outcome: RoundOutcome) -> bool:
-        """Whether a round can be kept back until the next one, which has begun, is sent.
+        """True if a round can be kept back until the next one, which has begun, is sent.
 
         That is if its output continues, with no stop strings or budget.
         """

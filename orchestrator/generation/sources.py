@@ -31,7 +31,7 @@ class Source(ABC):
 
     task: asyncio.Task[DraftChunk] | None = None
     keeps = True
-    """Whether the last round's outcome may be kept back while this source proposes."""
+    """True if the last round's outcome may be kept back while this source proposes."""
 
     @abstractmethod
     def begin(self, round_: Round) -> bool:

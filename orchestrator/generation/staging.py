@@ -72,7 +72,7 @@ class Staging(Awaited):
 
     @property
     def _num_proposals(self) -> int:
-        """How many proposals ahead the next request to the drafter should ask for."""
+        """Number of proposals ahead that the next request to the drafter should ask for."""
         progress = self._progress
         if self._trial is None or progress.pace.repeats or not self._trial.stages:
             return 0

@@ -136,7 +136,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     @property
     def takes_trees(self) -> bool:
-        """Whether the target takes trees of drafts."""
+        """True if the target takes trees of drafts."""
         return any(map(_takes_trees, self._targets.usable))
 
     def keep(self, length: int) -> None:
@@ -146,7 +146,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     @property
     def may_stage(self) -> bool:
-        """Whether the replica takes rounds that are staged for a verdict."""
+        """True if the replica takes rounds that are staged for a verdict."""
         info = self._replica.info if self._replica is not None else None
         return info is not None and info.max_staged_rounds > 0
 

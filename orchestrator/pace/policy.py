@@ -66,7 +66,7 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class TextPlan:
-    """What K depends on in a request: its drafter, rule, limits, and seed."""
+    """A request's properties that K depends on: its drafter, rule, limits, and seed."""
 
     drafter: str
     rule: str

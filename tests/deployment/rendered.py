@@ -79,7 +79,7 @@ def container(template: Object) -> Object:
 
 
 def matches(selector: dict[str, str], template: Object) -> bool:
-    """Whether a selector of labels selects a pod."""
+    """True if a selector of labels selects a pod."""
     return selector.items() <= labels(template).items()
 
 

@@ -110,7 +110,7 @@ def test_every_selector_selects_a_pod(overlay: str) -> None:
 
 
 def allowed(overlay: str, target: Object, port: int, source: Object | None) -> bool:
-    """Whether the policies let a pod of the namespace, or an outsider, reach a port."""
+    """True if the policies let a pod of the namespace, or an outsider, reach a port."""
     policies = [
         p["spec"] for p in of_kind(overlay, "NetworkPolicy")
         if "Ingress" in p["spec"]["policyTypes"]
@@ -167,7 +167,7 @@ def reaches(
     port: int,
     protocol: str,
 ) -> bool:
-    """Whether the policies let a pod reach pods of another namespace, or an address."""
+    """True if the policies let a pod reach pods of another namespace, or an address."""
     for policy in of_kind(overlay, "NetworkPolicy"):
         if not matches(policy["spec"]["podSelector"].get("matchLabels", {}), source):
             continue

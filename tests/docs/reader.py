@@ -149,7 +149,7 @@ def checkout(folder: Path) -> None:
 
 
 def listens(port: int) -> bool:
-    """Whether a server listens there.
+    """True if a server listens there.
 
     Asked from another address: from its own, Linux may give the question the very port it asks
     for, connect it to itself and keep that port from the server for a minute.

@@ -49,7 +49,7 @@ class Installation:
         return os.environ | {name: value for name, value in given.items() if value}
 
     async def is_serving(self) -> bool:
-        """Whether the orchestrator serves now, over a new connection."""
+        """True if the orchestrator serves now, over a new connection."""
         try:
             async with self.client() as client:
                 return await client.check_health(timeout_s=1.0) == "SERVING"

@@ -138,7 +138,7 @@ async def test_without_keys_nobody_activates_over_http(served, bare):
 
 
 def admitted(settings, client="127.0.0.1", names=(), scopes=(Scope.ADMIN,)):
-    """Whether a call with those, and a key of those scopes, is an operator's."""
+    """True if a call with those, and a key of those scopes, is an operator's."""
     token = access._caller.set(ApiKey("ops", frozenset(scopes)))
     connection = SimpleNamespace(certificate_names=[*names])
     try:

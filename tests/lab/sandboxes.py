@@ -1,4 +1,4 @@
-"""Whether generated code can be run here, for tests that need it."""
+"""True if generated code can be run here, for tests that need it."""
 
 from __future__ import annotations
 

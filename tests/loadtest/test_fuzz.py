@@ -69,7 +69,7 @@ async def test_a_mistake_of_each_kind_is_found(name, text, monkeypatch):
 
 
 def holds(message, path):
-    """Whether the field at a path is set."""
+    """True if the field at a path is set."""
     for field in path:
         value = getattr(message, field.name)
         if not (len(value) if field.is_repeated else field in [f for f, _ in message.ListFields()]):

@@ -1,4 +1,4 @@
-"""Where a round's time went: it is that of the one who was waited for, whatever he says of it."""
+"""Parts of a round's time: that of the one who was waited for, whatever he says of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many tokens rounds draft: the Ks of an earlier run, and adaptive K."""
+"""Draft lengths of rounds: the Ks of an earlier run, and adaptive K."""
 
 from __future__ import annotations
 

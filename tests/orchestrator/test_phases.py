@@ -46,13 +46,13 @@ def phases(draw: st.DrawFn) -> list[Phase]:
 
 
 def closes(text: str) -> bool:
-    """Whether all brackets outside of strings are closed."""
+    """True if all brackets outside of strings are closed."""
     bare = re.sub(r'"(?:\\.|[^"\\])*("|\\?$)', "", text, flags=re.DOTALL)
     return sum(map(bare.count, "{[")) == sum(map(bare.count, "}]"))
 
 
 def in_json(parts: Sequence[str]) -> bool:
-    """Whether the text ends in a value that begins a part, or in a fence.
+    """True if the text ends in a value that begins a part, or in a fence.
 
     Parts are the texts of the phases; what began before a part goes on in it.
     """

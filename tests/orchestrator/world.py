@@ -60,7 +60,7 @@ class World:
         return 0.125 * (1 + int(8 * self._draw("gap", [*prefix, token])))
 
     def passes(self, prefix, token) -> bool:
-        """Whether the rule's criterion and guards accept a mismatch."""
+        """True if the rule's criterion and guards accept a mismatch."""
         if EOS in (token, self.own(prefix)):
             return False
         return self._draw("passes", [*prefix, token]) < self.tolerance

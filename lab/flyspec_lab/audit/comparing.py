@@ -53,7 +53,7 @@ class NumberPair(NamedTuple):
         return 0.0 if one == other else abs(float(one) - float(other))
 
     def differs(self, tolerance: float) -> bool:
-        """Whether they differ by more than the tolerance, a share of the scale or of the number.
+        """True if they differ by more than the tolerance, a share of the scale or of the number.
 
         Ratios of probabilities can be far larger than logits.
         """

@@ -1,4 +1,4 @@
-"""What `flyspec autojudge train` can be told. Imports neither torch nor scikit-learn."""
+"""Options of `flyspec autojudge train`. Imports neither torch nor scikit-learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `flyspec heads` can be told. Imports no torch."""
+"""Options of `flyspec heads`. Imports no torch."""
 
 from __future__ import annotations
 

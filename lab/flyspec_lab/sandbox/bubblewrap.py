@@ -1,4 +1,4 @@
-"""What generated code sees and may use: the command line of bubblewrap.
+"""Limits of generated code: the command line of bubblewrap.
 
     /python         this Python's interpreter and standard library, read-only
     /lib, /usr/lib  the system's shared libraries, read-only
@@ -36,7 +36,7 @@ _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What generated code may use. Memory and CPU time are limits of each of its processes."""
+    """Resources of generated code. Memory and CPU time are limits of each of its processes."""
 
     wall_s: float = 30.0
     """Time until the whole tree is killed: generous, since a busy machine must change no score."""
@@ -90,7 +90,7 @@ def bubblewrap_command(
 
 
 def _is_real_root() -> bool:
-    """Whether this is root in the first user namespace, to which all ids are known."""
+    """True if this is root in the first user namespace, to which all ids are known."""
     try:
         mapped = Path("/proc/self/uid_map").read_text().split()
     except OSError:

@@ -32,7 +32,7 @@ _STOPPED_BY = {24: "CPU time (SIGXCPU)", 9: "CPU time or memory (SIGKILL)", 25: 
 
 @dataclass(frozen=True)
 class Execution:
-    """Whether all tests passed, and if not, in a few words why, as the program itself tells it."""
+    """True if all tests passed, and if not, in a few words why, as the program itself tells it."""
 
     passed: bool
     detail: str = ""
@@ -89,7 +89,7 @@ def check_sandbox() -> None:
 
 @dataclass
 class _Heard:
-    """What came out of the sandbox; `exit_status` is None if it had to be stopped."""
+    """Result of the sandbox; `exit_status` is None if it had to be stopped."""
 
     output: bytearray = field(default_factory=bytearray)
     errors: bytearray = field(default_factory=bytearray)

@@ -60,7 +60,7 @@ def choose_letter(text: str, num_choices: int) -> str | None:
 
 
 def _goes_on(text: str, found: re.Match[str]) -> bool:
-    """Whether a sentence goes on, so that an A may be an article."""
+    """True if a sentence goes on, so that an A may be an article."""
     return re.match(r"\s+[a-z]", text[found.end() :]) is not None
 
 

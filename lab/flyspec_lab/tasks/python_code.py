@@ -59,7 +59,7 @@ class PythonCode(Task):
         return " ".join(_said(text))
 
     def says_the_same(self, answer: str | None, other: str | None) -> bool:
-        """Whether one goes on where the other was cut off, or both are equal."""
+        """True if one goes on where the other was cut off, or both are equal."""
         one, two = answer or "", other or ""
         return one.startswith(two) or two.startswith(one)
 

@@ -27,7 +27,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Score:
-    """How good a text is, from 0 to 1; a task with right and wrong answers gives only those two.
+    """Quality of a text, from 0 to 1; a task with right and wrong answers gives only those two.
 
     `answer` is what was extracted from the text, None if nothing was found; `detail` says in a few
     words why an answer is wrong, if there is more to say.
@@ -58,7 +58,7 @@ class Task(ABC):
     reads: ClassVar[str] = ""
     """The data set's files, for docs and for the error if there is no path."""
     scoring: ClassVar[str] = ""
-    """What makes an answer right, for docs."""
+    """Criterion of a right answer, for docs."""
     needs_path: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
     default_shots: ClassVar[int | None] = None
@@ -124,11 +124,11 @@ class Task(ABC):
         return None if score is None else score.answer
 
     def says_the_same(self, answer: str | None, other: str | None) -> bool:
-        """Whether two answers to a problem are as good as equal."""
+        """True if two answers to a problem are as good as equal."""
         return answer == other
 
     def is_open(self, problem: Problem) -> bool:
-        """Whether answers may be worded in many ways; here, where none is known."""
+        """True if answers may be worded in many ways; here, where none is known."""
         return problem.reference is None
 
     def until_stop(self, text: str) -> str:

@@ -184,6 +184,6 @@ def distributions_of(round_: RecordedRound) -> Distributions:
 
 
 def _matches(round_: RecordedRound) -> NDArray[np.bool_]:
-    """Whether each draft is the target's own token."""
+    """True if each draft is the target's own token."""
     found: NDArray[np.bool_] = round_.logit_ids[:-1, 0] == np.array(round_.draft_token_ids)
     return found

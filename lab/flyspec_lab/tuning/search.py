@@ -49,7 +49,7 @@ AXES: tuple[Axis, ...] = (
     Axis("mars", Rule("mars"), "mars_ratio", (0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7)),
 )
 # fmt: on
-"""What is searched. Other parameters are the presets' own, but for `typical`, whose δ would keep
+"""Parameters that are searched. Others are the presets' own, but for `typical`, whose δ would keep
 the probabilities that it accepts below 0.3 of the entropy's bound."""
 
 
