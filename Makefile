@@ -269,7 +269,7 @@ pair-real-auto = $(real) --problems 3 --max-tokens 96 --num-speculative-tokens a
 pair-slow-auto = $(padded) --problems 8 --max-tokens 96 --num-speculative-tokens auto
 PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches hindsight drafters \
 	pair-real pair-real-auto pair-slow-auto
-bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## measure everything in docs/performance.md (two hours)
+bench: $(PIECES:%=$(PERFORMANCE)/%.json) performance ## measure everything in docs/measurements/performance.md (two hours)
 
 $(PERFORMANCE)/%.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
@@ -282,7 +282,7 @@ $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed-dev
 	@$(BIN)/flyspec bench pair $(pair-$*) $(WRITE)
 
 performance: $(VENV)/.installed-dev ## write its tables and plots from build/performance
-	@$(BIN)/python -m bench.documents $(PERFORMANCE) --document docs/performance.md
+	@$(BIN)/python -m bench.documents $(PERFORMANCE) --document docs/measurements/performance.md
 
 # Each piece has its share of ten minutes; one that fails or takes longer leaves the others alone.
 # For one alone: make gpu-bench GPU_PIECES=pair gpu-limit-pair=580
@@ -297,7 +297,7 @@ gpu-speed = --problems 6 --rules plain,exact,fly --num-speculative-tokens auto,1
 gpu-limit-pair = 185
 gpu-pair = pair --shape llama-8b --rules exact,fly --problems 3 --max-tokens 128 --repeats 2
 GPU_PIECES ?= bundled llama-8b speed pair
-GPU_DOCUMENT ?= docs/gpu.md
+GPU_DOCUMENT ?= docs/measurements/gpu.md
 gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CUDA device (ten minutes)
 	@mkdir -p $(GPU_RESULTS)
 	@$(foreach piece,$(GPU_PIECES),echo "== flyspec bench: $(piece)"; $(gpu-env) timeout $(gpu-limit-$(piece)) \

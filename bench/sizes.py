@@ -1,7 +1,8 @@
-"""`python -m bench.sizes`: what fits on which GPUs, in docs/gpu.md and serve-your-own-models.md.
+"""`python -m bench.sizes`: what fits on which GPUs, in two documents.
 
 The services' own planner (`flyspec.engine.cache_size`) calculates it, as before they load a model.
-docs/gpu.md has a worked example: a target over four GPUs, and its draft model on one of them.
+docs/measurements/gpu.md has a worked example: a target over four GPUs, and its draft model on one
+of them.
 """
 
 from __future__ import annotations
@@ -211,7 +212,7 @@ def _row(shape: str, ranks: int, gpu: str, target: bool) -> list[str]:
 
 @with_flags
 def sizes(
-    example: Annotated[Path, Flag("Document of the example.")] = Path("docs/gpu.md"),
+    example: Annotated[Path, Flag("Document of the example.")] = Path("docs/measurements/gpu.md"),
     document: Annotated[Path, Flag("Document of what fits.")] = Path(
         "docs/serve-your-own-models.md"
     ),

@@ -193,7 +193,7 @@ def images_check(
     )] = None,
     work: Annotated[Path | None, Flag("Directory for images, kept for the next run.")] = None,
 ) -> None:  # fmt: skip
-    """Build the images, run them with podman, and test what runs (docs/images-check.md).
+    """Build the images, run them with podman, and test what runs (docs/deployment.md).
 
     Needs root on Debian with buildah, podman, runc, catatonit, debootstrap and kubectl.
     """

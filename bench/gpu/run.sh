@@ -26,7 +26,7 @@ for part in $parts; do
                 > "$results/gpu-test.txt" 2>&1 || status=$?
             tail -n 40 "$results/gpu-test.txt" ;;
         bench)
-            cp docs/gpu.md "$results/gpu.md"
+            cp docs/measurements/gpu.md "$results/gpu.md"
             make --no-print-directory gpu-bench GPU_PYTHON="$python" GPU_SITE="$site" \
                 GPU_RESULTS="$results" GPU_DOCUMENT="$results/gpu.md" \
                 > "$results/gpu-bench.txt" 2>&1 || status=$?

@@ -14,8 +14,9 @@ DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 PAGES = {"cli": cli.page, "http-api": http.page, "grpc": grpc.page, "settings": settings.page}
 """Generated pages of reference/, by name."""
-_OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)")
-"""Links to files of the repository that are no documents."""
+FOLDERS = (".", "measurements", "reference")
+"""Where documents are."""
+_LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
 
 
 def main(folder: Path) -> None:
@@ -25,12 +26,10 @@ def main(folder: Path) -> None:
     (folder / "reference").mkdir(parents=True)
     index = (DOCS / "site/pages/index.md").read_text()
     listed = set(re.findall(r"^[\w/-]+$", index, re.MULTILINE))
-    for source in DOCS.glob("*.md"):
-        (folder / source.name).write_text(outside(source.read_text(), home))
-    for name in ("images", "site"):
+    for name in ("images", "measurements/images", "site"):
         shutil.copytree(DOCS / name, folder / name, ignore=shutil.ignore_patterns("*.py", "__*"))
-    for image in DOCS.glob("*.svg"):
-        shutil.copy(image, folder)
+    for source in (source for name in FOLDERS for source in (DOCS / name).glob("*.md")):
+        (folder / source.relative_to(DOCS)).write_text(outside(source, home))
     shutil.copy(DOCS / "site/conf.py", folder)
     others = sorted({source.stem for source in DOCS.glob("*.md")} - listed)
     (folder / "index.md").write_text(index.replace("OTHERS", "\n".join(others)))
@@ -39,16 +38,19 @@ def main(folder: Path) -> None:
         (folder / "reference" / f"{name}.md").write_text(write())
 
 
-def outside(text: str, home: str) -> str:
-    """Have links to the repository's other files lead to its page."""
+def outside(source: Path, home: str) -> str:
+    """Return a document whose links to the repository's other files lead to its page."""
 
     def link(found: re.Match[str]) -> str:
-        path = found[1].rstrip("/")
-        if not (ROOT / path).exists():
-            raise ValueError(f"no {path} to link to")
-        return f"]({home}/{'tree' if (ROOT / path).is_dir() else 'blob'}/main/{path}"
+        path = (source.parent / found[1]).resolve()
+        if not path.exists():
+            raise ValueError(f"{source}: no {found[1]} to link to")
+        if path.is_relative_to(DOCS):
+            return found[0]
+        name = path.relative_to(ROOT).as_posix()
+        return f"]({home}/{'tree' if path.is_dir() else 'blob'}/main/{name}"
 
-    return _OUTSIDE.sub(link, text)
+    return _LINK.sub(link, source.read_text())
 
 
 if __name__ == "__main__":

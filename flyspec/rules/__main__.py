@@ -1,7 +1,7 @@
 """Regenerates the tables of rules in a document: `python -m flyspec.rules docs/rules.md`.
 
-A table is between `<!-- rules -->`, `<!-- parameters NAME ... -->` or `<!-- limits -->` and
-`<!-- end -->`; everything else is left unchanged.
+A table is between `<!-- rules -->` or `<!-- parameters -->` and `<!-- end -->`; everything else is
+left unchanged.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from flyspec.rules import PARAMETERS, Parameter, Rule
 from flyspec.rules.presets import RULE_PRESETS, RulePreset
 from flyspec.rules.resolve import resolve_rule
 
-_TABLE = re.compile(r"(<!-- (rules|parameters|limits)([ a-z-]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- (rules|parameters) -->\n).*?(<!-- end -->)", re.DOTALL)
 Rows = Iterable[Iterable[str]]
 
 
 def write_tables(document: str) -> str:
     """Return the document with its tables regenerated."""
-    tables = {"rules": _rules, "parameters": _parameters, "limits": _limits}
+    tables = {"rules": _rules, "parameters": _parameters}
 
     def table(found: re.Match[str]) -> str:
-        head, *rows = tables[found[2]](*found[3].split())
+        head, *rows = tables[found[2]]()
         lines = (head, ("---" for _ in head), *rows)
-        return found[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + found[4]
+        return found[1] + "".join(f"| {' | '.join(line)} |\n" for line in lines) + found[3]
 
     return _TABLE.sub(table, document)
 
@@ -55,13 +55,16 @@ def _draft(preset: RulePreset) -> str:
     return (f"top {top_k}" if top_k else "whole") + "; none if greedy" * greedy
 
 
-def _parameters(*names: str) -> Rows:
-    yield "parameter", "range", *(f"`{name}`" for name in names)
+def _parameters() -> Rows:
+    yield "parameter", "range", "default, by rule"
     for parameter in PARAMETERS.values():
-        if any(parameter.name in RULE_PRESETS[name].defaults for name in names):
-            symbol = f" ({parameter.symbol})" if parameter.symbol else ""
-            values = (_default(name, parameter) for name in names)
-            yield f"`{parameter.name}`{symbol}", _range(parameter), *values
+        rules: dict[str, list[str]] = {}
+        for name, preset in RULE_PRESETS.items():
+            if parameter.name in preset.defaults and (value := _default(name, parameter)):
+                rules.setdefault(value, []).append(f"`{name}`")
+        symbol = f" ({parameter.symbol})" if parameter.symbol else ""
+        defaults = "; ".join(f"{', '.join(names)}: {value}" for value, names in rules.items())
+        yield f"`{parameter.name}`{symbol}", _range(parameter), defaults
 
 
 def _range(parameter: Parameter) -> str:
@@ -76,21 +79,9 @@ def _default(name: str, parameter: Parameter) -> str:
     if defaults.get(parameter.name, parameter) is None:
         return parameter.unset
     if getattr(resolve_rule(Rule(name)), parameter.name) is None:
-        return "–"
+        return ""
     default = defaults[parameter.name]
     return str(default) if parameter.ranges else f"`{parameter.show(default)}`"
-
-
-def _limits() -> Rows:
-    yield "limit", "bounds"
-    for parameter in PARAMETERS.values():
-        if parameter.limit:
-            side = "minimum" if parameter.limit == "min" else "maximum"
-            measures = " for each measure" if parameter.limited_by_measure else ""
-            zero = "; 0 counts as the largest value" if parameter.zero_is_all else ""
-            named = f"`{parameter.name}`"
-            called = f"{parameter.symbol} ({named})" if parameter.symbol else named
-            yield f"`{parameter.limit_name}`", f"{side} of {called}{measures}{zero}"
 
 
 if __name__ == "__main__":

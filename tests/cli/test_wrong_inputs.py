@@ -1,4 +1,4 @@
-"""Every command of docs/wrong-inputs.md gets the answer that is shown there, before torch loads."""
+"""Every command of reference/wrong-inputs.md gets the answer shown there, before torch loads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    lines = (ROOT / "docs" / "wrong-inputs.md").read_text(encoding="utf-8").splitlines()
+    lines = (ROOT / "docs/reference/wrong-inputs.md").read_text(encoding="utf-8").splitlines()
     table = [line for line in lines if line.startswith("| ")][1:]
     return [Row(*re.split(r"(?<!\\) \| ", line.removeprefix("| "))) for line in table]
 

@@ -1,4 +1,4 @@
-"""docs/gpu.md and serve-your-own-models.md say what the services' planner calculates."""
+"""measurements/gpu.md and serve-your-own-models.md have what the services' planner calculates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from tests.deployment.rendered import ROOT
 
-DOCUMENT = ROOT / "docs" / "gpu.md"
+DOCUMENT = ROOT / "docs" / "measurements" / "gpu.md"
 
 
 def part(name: str) -> str:

@@ -42,8 +42,8 @@ def documents() -> list[str]:
     """Return every document that users read, README and tutorial first."""
     first = ["README.md", "docs/tutorial.md"]
     others = ["examples/README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
-    found = [path.name for path in sorted(ROOT.glob("docs/*.md"))]
-    names = [*first, *(f"docs/{name}" for name in found), *others]
+    found = [path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))]
+    names = [*first, *(name for name in found if "/site/" not in name), *others]
     return [name for name in dict.fromkeys(names) if (ROOT / name).is_file()]
 
 

@@ -46,9 +46,9 @@ def test_block(block: Block) -> None:
             assert not hidden, f"a command that nothing checks: {hidden and hidden[0]}"
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
-def test_links_of_documents_outside_the_site_lead_somewhere(document):
-    """The site's links are checked when it is built."""
+@pytest.mark.parametrize("document", documents())
+def test_links_lead_somewhere(document):
+    """Headings that links name are checked when the site is built."""
     text = (ROOT / document).read_text()
     for link in re.findall(r'(?:\]\(| src(?:set)?=")([^)"#]+)', text):
         if not link.startswith("http"):

@@ -15,7 +15,8 @@ GROUPS = {
     "summaries (Spec-Bench)": "spec_bench_question/summarization",
     "random tokens": "random tokens",
 }
-"""Rows of the README's table, and the groups of docs/performance.md."""
+"""Rows of the README's table, and the groups of the measurements."""
+MEASURED = "docs/measurements/performance.md"
 
 
 def rows(document: str, part: str = "") -> list[list[str]]:
@@ -34,8 +35,8 @@ PLAIN = "measured plain plain-problems problems gsm8k spec-bench humaneval mgsm 
 def test_the_readme_has_the_measured_speeds(shown: str) -> None:
     (found,) = [row for row in rows("README.md") if row[0] == shown]
     name = GROUPS[shown]
-    plain = {row[1]: row for row in rows("docs/performance.md", PLAIN) if row[0] == name}
-    others = {row[1]: row for row in rows("docs/performance.md", "others") if row[0] == name}
+    plain = {row[1]: row for row in rows(MEASURED, PLAIN) if row[0] == name}
+    others = {row[1]: row for row in rows(MEASURED, "others") if row[0] == name}
     ratios = [f"{plain[rule][2].split()[0]} ({plain[rule][3]})" for rule in ("exact", "fly")]
     beside = [f"{float(others['fly'][column].split()[0]):.1f}" for column in (6, 7)]
     assert found[1:] == [plain["plain again"][5], *ratios, *beside]
