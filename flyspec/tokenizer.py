@@ -98,6 +98,7 @@ class Tokenizer:
         control = () if allow_special_tokens else bundle.control_token_ids
         self._special = SpecialTokens(self._tokenizer, control)
         self.eos_token_ids = frozenset(bundle.eos_token_ids)
+        self.control_token_ids = frozenset(bundle.control_token_ids)
         templates = dict(bundle.named_chat_templates)
         if bundle.chat_template:
             templates[DEFAULT] = bundle.chat_template

@@ -21,14 +21,13 @@ from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence, num_same
 from flyspec.rules import Rule
 from flyspec.values.admin import BATCH_INVARIANT
-from flyspec.values.generation import SpeculationMetrics
 from flyspec.values.rounds import VerifyRound
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
+from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.plan import GenerationPlan
-from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Token
 
@@ -95,8 +94,7 @@ class ExactTwins:
 
     def wants(self, plan: GenerationPlan) -> bool:
         """Whether to keep this generation's tokens for `consider` (random)."""
-        drafts = plan.num_speculative_tokens > 0
-        lossy = drafts and not plan.lossless
+        lossy = plan.drafts.num_speculative_tokens > 0 and not plan.judging.lossless
         return lossy and random.random() < self._share
 
     def consider(self, text: LossyText) -> None:
@@ -140,31 +138,33 @@ class ExactTwins:
             outcome = TwinOutcome.VIOLATION
             log.error(
                 "output of rule %s diverged from the exact output at token %d, before its first "
-                "loose token, %d of %d: it was loosened silently", text.plan.rule_names, same,
+                "loose token, %d of %d: it was loosened silently", text.plan.judging.names, same,
                 text.num_before_loose, len(own),
             )  # fmt: skip
         self._outcomes.labels(outcome).inc()
 
     async def _decode(self, text: LossyText) -> list[int] | None:
         """Decode as many tokens without drafts; return None if the slot was needed."""
-        plan = replace(text.plan, rule=EXACT, phases=(), exact_inside=(), logprobs=None)
+        judging = replace(text.plan.judging, rule=EXACT, phases=(), exact_inside=())
+        reporting = replace(text.plan.reporting, logprobs=None)
+        plan = replace(text.plan, judging=judging, reporting=reporting)
         targets = self._fleet.replicas_of(text.target.info.model)
-        verifying = Verifying(targets, plan, 0.0, SpeculationMetrics(), Recoveries())
+        verifying = Verifying(targets, plan, 0.0, Ledger())
         sequence, count = TokenSequence(plan.prompt_token_ids), len(text.tokens)
         start, round_id = len(sequence), 0
-        eos = frozenset[int]() if plan.ignore_eos else text.target.tokenizer.eos_token_ids
-        eos |= plan.stop_token_ids
+        limits = plan.limits
+        ends = limits.stop_token_ids if limits.ignore_eos else limits.end_token_ids
         try:
             while (left := count - (len(sequence) - start)) > 0:
                 if not self._has_room(1):
                     return None
                 round_id += 1
-                plain = min(PLAIN_TOKENS, plan.max_plain_tokens, left)
+                plain = min(PLAIN_TOKENS, limits.max_plain_tokens, left)
                 request = VerifyRound(round_id, 0, (), (), max_plain_tokens=plain)
                 async for verdict in verifying.check(sequence, request):
                     if verdict is not None:
                         sequence.extend([*verdict.plain_token_ids, verdict.next_token_id])
-                if eos.intersection(sequence.tokens[start:]):
+                if ends.intersection(sequence.tokens[start:]):
                     break
         finally:
             verifying.close()

@@ -25,15 +25,15 @@ from orchestrator.exact_twins import ExactTwins, LossyText
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.ledger import Ledger
+from orchestrator.generation.ledger import Ledger, Recoveries
 from orchestrator.generation.output import Output
 from orchestrator.generation.pace import FirstToken, FixedPace, Pace, RepeatedPace
 from orchestrator.generation.plan import GenerationPlan, make_plan
+from orchestrator.generation.progress import Progress
 from orchestrator.generation.prompt import is_long
-from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.scoring import Scoring
-from orchestrator.generation.staging_trial import StagingTrial
+from orchestrator.generation.staging import StagingTrial
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Token
 from orchestrator.pace.policy import AdaptivePace, Experience, TextPlan
@@ -79,27 +79,25 @@ class Generations:
         self, request: GenerationRequest, caller: Caller, visit: Visit, observation: Observation
     ) -> AsyncGenerator[Event, None]:
         """Plan an admitted request, wait for a slot, run its rounds, and yield its events."""
-        arrived, arrived_s = time.perf_counter_ns(), time.monotonic()
+        arrived = time.perf_counter_ns()
         fleet, target = self._fleet, self._fleet.target
         model = target.info.model
         plan = await self._checked(request, target, caller)
         experience = self._experience(target)
+        limits, reporting = plan.limits, plan.reporting
         output = Output(
             target.tokenizer,
-            plan.max_tokens,
-            plan.stop,
-            plan.ignore_eos,
-            plan.stop_token_ids,
+            limits.max_tokens,
+            limits.stop,
+            limits.ignore_eos,
+            limits.stop_token_ids,
             plan.sampling.min_tokens,
         )
         kept: list[Token] | None = [] if self._twins and self._twins.wants(plan) else None
         phases = plan.tracked(target.tokenizer)
-        ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats, arrived_ns=arrived)
-        if phases is not None:
-            ledger.follow(plan.phases, phases.rule_index_at, len(plan.prompt_token_ids))
-        timings = ledger.timings
         recoveries = Recoveries(observation.recovered)
-        accounts = ledger.metrics, recoveries, observation.correlation
+        ledger = Ledger(plan.judging.allowed, phases, recoveries, arrived)
+        timings, prompt_length = ledger.timings, len(plan.prompt_token_ids)
         # A request with a deadline keeps trying until the visit enforces it.
         reopen_s = self._settings.reopen_timeout_s if visit.deadline is None else math.inf
         async with visit.slot(plan.max_total_tokens):
@@ -110,19 +108,20 @@ class Generations:
                         fleet.drafters,
                         plan,
                         model,
-                        *accounts,
-                        sharing_scope=self._sharing_scope(caller),
-                        repeat_timeout_s=self._settings.reopen_timeout_s,
+                        ledger,
+                        observation.correlation,
+                        self._sharing_scope(caller),
+                        self._settings.reopen_timeout_s,
                     )
                 ) as drafting,
                 closing(self._pace(plan, drafting, experience)) as pace,
                 closing(
                     Verifying(
-                        fleet.replicas_of(model, plan.judge_fingerprint),
+                        fleet.replicas_of(model, plan.judging.judge_fingerprint),
                         plan,
                         reopen_s,
-                        *accounts,
-                        arrived_s=arrived_s,
+                        ledger,
+                        observation.correlation,
                     )
                 ) as verifying,
             ):
@@ -133,35 +132,34 @@ class Generations:
                 is_chat = isinstance(request.prompt, Chat)
                 observation.admitted(plan, ledger, model.name, drafter, is_chat)
                 yield plan.started(observation.request_id, model, drafter)
-                eos = target.tokenizer.eos_token_ids | plan.stop_token_ids
-                ends = eos, target.bundle.control_token_ids
-                staging = self._staging(drafting)
-                make_rounds = partial(
-                    Rounds, plan, pace, drafting, verifying, ledger, recoveries, *ends, phases,
-                    staging,
-                )  # fmt: skip
-                long = is_long(plan.prompt_token_ids, plan.prediction)
+                trial = self._trial(drafting)
+
+                def make_rounds() -> Rounds:
+                    progress = Progress(plan, pace, drafting, verifying, ledger, phases)
+                    return Rounds(progress, trial)
+
+                long = is_long(plan.prompt_token_ids, plan.drafts.prediction)
                 rounds = await in_turn(make_rounds) if long else make_rounds()
                 async with aclosing(rounds.run()) as running:
                     async for round_ in running:
                         update = output.apply(round_.commands)
                         ended = output.finish_reason is not None
-                        length = len(plan.prompt_token_ids) + output.num_final_tokens
+                        length = prompt_length + output.num_final_tokens
                         ledger.record(round_, update.final, length if ended else math.inf)
                         if kept is not None:
                             kept += update.final
                         observation.round(round_, update)
-                        visit.used(len(plan.prompt_token_ids) + output.num_final_tokens)
-                        if plan.return_rounds:
+                        visit.used(length)
+                        if reporting.return_rounds:
                             record = round_.record
-                            if not plan.return_draft_distributions:
+                            if not reporting.return_draft_distributions:
                                 record = replace(record, draft_distributions=())
                             yield record
                         for event in update.events:
                             if isinstance(event, Chunk) and not timings.time_to_first_token_ns:
                                 timings.time_to_first_token_ns = time.perf_counter_ns() - arrived
                             yield event
-                        if output.finish_reason is not None:
+                        if ended:
                             break
         if self._twins is not None and kept and not verifying.mixed_numerics:
             self._twins.consider(LossyText(plan, target, kept))
@@ -174,11 +172,11 @@ class Generations:
         yield Completion(
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
-            prompt_tokens=len(plan.prompt_token_ids),
+            prompt_tokens=prompt_length,
             completion_tokens=output.num_final_tokens,
             speculation=ledger.metrics,
             timings=timings,
-            loop_guard_token_index=rounds.loop_guard_index(output.num_final_tokens),
+            loop_guard_token_index=rounds.progress.loop_guard_index(output.num_final_tokens),
             recoveries=recoveries.kept,
             num_recoveries=recoveries.count,
             drafters=ledger.shares,
@@ -201,7 +199,7 @@ class Generations:
     ) -> GenerationPlan:
         plan = await self._plan(request, target)
         check_tokens(caller.key, plan.max_total_tokens)
-        self._fleet.drafters.check(plan.drafter)
+        self._fleet.drafters.check(plan.drafts.drafter)
         return plan
 
     async def score(
@@ -218,7 +216,9 @@ class Generations:
                 plan = await self._plan(GenerationRequest(request.prompt, options), target)
                 tokens = plan.prompt_token_ids
                 check_tokens(caller.key, len(tokens))
-                replicas = self._fleet.replicas_of(target.info.model, plan.judge_fingerprint)
+                replicas = self._fleet.replicas_of(
+                    target.info.model, plan.judging.judge_fingerprint
+                )
                 scoring = Scoring(replicas, plan, target, observation.correlation)
                 async with visit.slot(len(tokens)), aclosing(scoring.run()) as pieces:
                     visit.granted()
@@ -237,23 +237,24 @@ class Generations:
 
     def _pace(self, plan: GenerationPlan, drafting: Drafting, experience: Experience) -> Pace:
         """Choose how draft lengths are set: fixed, adaptive, or repeated from earlier rounds."""
-        k, earlier = plan.num_speculative_tokens, plan.num_draft_tokens_per_round
+        drafts, judging = plan.drafts, plan.judging
+        k, earlier = drafts.num_speculative_tokens, drafts.num_draft_tokens_per_round
         first = FirstToken(drafting.relative_size, len(plan.prompt_token_ids))
         pace: Pace = FixedPace(k, at_once=bool(earlier) or not first.is_delayed(k))
-        if plan.adaptive and k:
+        if drafts.adaptive and k:
             text = TextPlan(
                 drafting.assigned_name,
-                plan.main_rule,
+                judging.main_rule.name,
                 k,
-                plan.max_tokens,
+                plan.limits.max_tokens,
                 first,
-                plan.room,
+                judging.room,
                 plan.seed,
             )
             pace = AdaptivePace(experience, text)
         return RepeatedPace(earlier, pace, drafting.assigned_name) if earlier else pace
 
-    def _staging(self, drafting: Drafting) -> StagingTrial | None:
+    def _trial(self, drafting: Drafting) -> StagingTrial | None:
         """Return what decides whether rounds are staged; None: never."""
         match self._settings.staging:
             case "off":

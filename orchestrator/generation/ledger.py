@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flyspec.values.generation import (
     DrafterShare,
     GenerationTimings,
+    Recovery,
+    RecoveryKind,
     RoundRecord,
     SpeculationMetrics,
 )
-from flyspec.values.phases import Phase
 from flyspec.values.rounds import Budget, DraftChunk, OpenWindow, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import Origin
+from orchestrator.generation.phases import Phases
 from orchestrator.generation.window import Command, RollBack, Token
 
 NOTHING = DraftChunk()
+"""The proposal of a round that is to decode without drafts."""
+MAX_RECOVERIES, MAX_REASON_CHARACTERS = 64, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +77,54 @@ class RoundOutcome:
         )
 
 
+class Recoveries:
+    """Failures a generation recovered from: counts all, keeps the first, calls `listener`.
+
+    `output_token_index` is updated by `Rounds`.
+    """
+
+    def __init__(self, listener: Callable[[Recovery], None] = lambda _: None) -> None:
+        self._began_ns = time.perf_counter_ns()
+        self._listener = listener
+        self.output_token_index = self.count = 0
+        self.kept: list[Recovery] = []
+
+    def note(self, kind: RecoveryKind, since_ns: int, successor: str, reason: object) -> None:
+        """Record recovery from a failure noticed at `since_ns` (`perf_counter_ns`)."""
+        self.count += 1
+        now = time.perf_counter_ns()
+        recovery = Recovery(
+            kind,
+            self.output_token_index,
+            now - self._began_ns,
+            now - since_ns,
+            successor,
+            str(reason)[:MAX_REASON_CHARACTERS],
+        )
+        if len(self.kept) < MAX_RECOVERIES:
+            self.kept.append(recovery)
+        self._listener(recovery)
+
+
 @dataclass(slots=True)
 class Ledger:
     """The counts of one generation and the times of its rounds; `finish` completes them.
 
-    Drafts beyond the output's end do not count. The other `timings` are filled in by the caller.
-    `arrived_ns` is when the request arrived, on the `perf_counter_ns` clock.
+    Drafts beyond the output's end do not count. `phases` have budgets of their own, besides what is
+    `allowed` in all. The other `timings` are filled in by the caller. `arrived_ns` is when the
+    request arrived, on the `perf_counter_ns` clock.
     """
 
-    max_loose_tokens: int | None = None
-    max_loose_cost_nats: float | None = None
+    allowed: Budget = field(default_factory=Budget)
+    phases: Phases | None = None
+    recoveries: Recoveries = field(default_factory=Recoveries)
+    arrived_ns: int = field(default_factory=time.perf_counter_ns)
     metrics: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     timings: GenerationTimings = field(default_factory=GenerationTimings)
     num_draft_tokens_per_round: list[int] = field(default_factory=list)
-    arrived_ns: int = 0
     _opened: bool = False
     _shares: dict[str, DrafterShare] = field(default_factory=dict)
     _plain: bool = False
-    _phases: Sequence[Phase] = ()
-    _phase_at: Callable[[int], int] = field(default=lambda position: 0)
-    _length: int = 0  # of the sequence's final part, if phases are followed
-    _spent: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """Loose tokens and their cost by phase."""
     _committed_length: int = 0
     _end: float = math.inf
     _unsettled: list[tuple[int, int, str]] = field(default_factory=list)
@@ -103,26 +134,8 @@ class Ledger:
 
     def budget(self, window: OpenWindow | None) -> Budget:
         """Return the remaining budget for loose tokens, minus the token of an open window."""
-        spent = self.metrics.num_loose_tokens, self.metrics.loose_cost_nats
-        return _left(self.max_loose_tokens, self.max_loose_cost_nats, *spent, window)
-
-    def follow(
-        self, phases: Sequence[Phase], phase_at: Callable[[int], int], prompt_length: int
-    ) -> None:
-        """Count loose tokens by phase; `phase_at` returns the index of a position's.
-
-        It is asked about final positions and the one behind them.
-        """
-        self._phases, self._phase_at, self._length = phases, phase_at, prompt_length
-
-    def phase_budget(self, index: int, window: OpenWindow | None) -> Budget:
-        """Return what is left of a phase's own budget; no limit for an index behind the phases."""
-        if index >= len(self._phases) or not (phase := self._phases[index]).has_budget:
-            return Budget()
-        if window is not None and self._phase_at(window.position) != index:
-            window = None
-        spent = self._spent.get(index, (0, 0.0))
-        return _left(phase.max_loose_tokens, phase.max_loose_cost_nats, *spent, window)
+        left = self.allowed.less(self.metrics.num_loose_tokens, self.metrics.loose_cost_nats)
+        return left.less(1, window.gap_nats) if window else left
 
     @property
     def shares(self) -> list[DrafterShare]:
@@ -147,8 +160,8 @@ class Ledger:
             if token.origin is Origin.LOOSE:
                 metrics.num_loose_tokens += 1
                 metrics.loose_cost_nats += token.gap_nats or 0.0
-                self._spend(token.gap_nats or 0.0)
-            self._length += 1
+        if self.phases is not None:
+            self.phases.spend(final)
         if verdict is not None:
             self._record_verdict(round_, verdict)
         else:
@@ -161,13 +174,6 @@ class Ledger:
                 self._settle_at(command.length)
         if self._unsettled:
             self._settle(self._committed_length)
-
-    def _spend(self, cost_nats: float) -> None:
-        """Count the next final token as loose in its phase."""
-        if self._phases:
-            index = self._phase_at(self._length)
-            count, cost = self._spent.get(index, (0, 0.0))
-            self._spent[index] = count + 1, cost + cost_nats
 
     def _record_verdict(self, round_: RoundOutcome, verdict: Verdict) -> None:
         """Count the verified drafts, the rejected one, and the round's time outside the models."""
@@ -247,15 +253,3 @@ class Ledger:
         """
         taken, self._settled = self._settled, []
         return taken
-
-
-def _left(
-    tokens: int | None,
-    cost_nats: float | None,
-    spent_tokens: int,
-    spent_nats: float,
-    window: OpenWindow | None,
-) -> Budget:
-    """Return what is left of a budget, minus the token of an open window."""
-    left = Budget(tokens, cost_nats).less(spent_tokens, spent_nats)
-    return left.less(1, window.gap_nats) if window else left

@@ -7,12 +7,15 @@ and walks on from there through held tokens and a proposal, as if all of it were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Protocol
 
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.phases import JSON, TOOL_CALL, Phase
-from flyspec.values.rounds import Budget, RuleSegment
+from flyspec.values.rounds import Budget, OpenWindow, RuleSegment
+from flyspec.values.tokens import Origin
+from orchestrator.generation.window import Token
 
 TOOL_CALL_TAGS = "<tool_call>", "</tool_call>"
 """Around a function call, as chat templates of the Hermes and Qwen models have it."""
@@ -75,31 +78,16 @@ class PhaseWalk:
 
     def copy(self) -> PhaseWalk:
         """Return an independent walk in the same state."""
-        other = PhaseWalk.__new__(PhaseWalk)
-        other._phases, other._texts = self._phases, self._texts.copy()
-        other._regions = [region.copy() for region in self._regions]
-        other.phase, other._tail = self.phase, self._tail
+        other = copy(self)
+        other._texts, other._regions = self._texts.copy(), [*map(copy, self._regions)]
         return other
 
 
-class Region(Protocol):
-    """Text whose inside is judged exactly: from its beginning up to the token that completes it."""
-
-    @property
-    def inside(self) -> bool:
-        """Whether the text so far ends inside."""
-
-    def push(self, text: str) -> None:
-        """Add text of the output."""
-
-    def phase_begins(self) -> None:
-        """Note that a new phase begins behind the text so far."""
-
-    def copy(self) -> Region: ...
-
-
 class ToolCalls:
-    """Function calls, between their tags."""
+    """A region whose `inside` is judged exactly: function calls, between their tags.
+
+    A region goes from its beginning up to the token that completes it.
+    """
 
     def __init__(self) -> None:
         self.inside = False
@@ -116,11 +104,6 @@ class ToolCalls:
 
     def phase_begins(self) -> None:
         """Change nothing: a call may begin in one phase and end in the next."""
-
-    def copy(self) -> ToolCalls:
-        other = ToolCalls()
-        other.inside, other._tail = self.inside, self._tail
-        return other
 
 
 class JsonValues:
@@ -176,19 +159,14 @@ class JsonValues:
         """Let a value begin here, unless the text ends inside one."""
         self._begins = not self.inside
 
-    def copy(self) -> JsonValues:
-        other = JsonValues()
-        other.__dict__.update(self.__dict__)
-        return other
 
-
-_REGIONS: dict[str, Callable[[], Region]] = {TOOL_CALL: ToolCalls, JSON: JsonValues}
+_REGIONS: dict[str, type[ToolCalls | JsonValues]] = {TOOL_CALL: ToolCalls, JSON: JsonValues}
 
 
 class Phases:
     """A generation's phases; positions are absolute, from `prompt_length` on.
 
-    The caller commits tokens as they become final.
+    The caller commits tokens as they become final, and then spends the loose ones of them.
     """
 
     def __init__(
@@ -200,8 +178,9 @@ class Phases:
     ) -> None:
         self._phases = phases
         self._final = PhaseWalk(phases, exact_inside, texts)
-        self._length = prompt_length  # of the sequence's final part
+        self._length = self._num_spent = prompt_length  # final tokens; those of them spent
         self._starts = [(prompt_length, self._final.rule_index)]
+        self._spent: dict[int, tuple[int, float]] = {}  # loose tokens and their cost
 
     def commit(self, tokens: Sequence[int], length: int) -> None:
         """Add what became final since the last call: up to `length` tokens of a sequence are."""
@@ -209,6 +188,27 @@ class Phases:
             self._final.push(token_id)
             self._length += 1
             self._note(self._starts, self._length, self._final.rule_index)
+
+    def spend(self, final: Sequence[Token]) -> None:
+        """Count the loose ones of the next final tokens against the budgets of their phases."""
+        for position, token in enumerate(final, self._num_spent):
+            if token.origin is Origin.LOOSE:
+                index = self.rule_index_at(position)
+                count, cost = self._spent.get(index, (0, 0.0))
+                self._spent[index] = count + 1, cost + (token.gap_nats or 0.0)
+        self._num_spent += len(final)
+
+    def budget(self, index: int, window: OpenWindow | None) -> Budget:
+        """Return what is left of a phase's own budget, minus the token of an open window in it.
+
+        There is no limit for an index behind the phases.
+        """
+        if index >= len(self._phases) or not (phase := self._phases[index]).has_budget:
+            return Budget()
+        spent = self._spent.get(index, (0, 0.0))
+        left = Budget(phase.max_loose_tokens, phase.max_loose_cost_nats).less(*spent)
+        inside = window is not None and self.rule_index_at(window.position) == index
+        return left.less(1, window.gap_nats) if window is not None and inside else left
 
     def rule_index_at(self, position: int) -> int:
         """Return the index of the rule that judges a position up to the first one not final."""
@@ -221,27 +221,19 @@ class Phases:
         return all(RULE_PRESETS[p.rule.name].token_exact for p in rest if p.rule is not None)
 
     def segments(
-        self,
-        tokens: Sequence[int],
-        draft_token_ids: Sequence[int],
-        budget_of: Callable[[int], Budget],
+        self, tokens: Sequence[int], draft_token_ids: Sequence[int], window: OpenWindow | None
     ) -> list[RuleSegment]:
-        """Return which rule judges which of the drafts behind a sequence, `tokens`.
-
-        `budget_of` returns what a rule may still accept loosely, by its index.
-        """
-        start = len(tokens)
-        if self._final.settled:
-            index = self._final.rule_index
-            return [RuleSegment(start, index, budget_of(index))]
-        walk = self._final.copy()
-        for token_id in tokens[self._length :]:
-            walk.push(token_id)
-        starts = [(start, walk.rule_index)]
-        for position, token_id in enumerate(draft_token_ids[:-1], start + 1):
-            walk.push(token_id)
-            self._note(starts, position, walk.rule_index)
-        return [RuleSegment(at, index, budget_of(index)) for at, index in starts]
+        """Return which rule judges which of the drafts behind a sequence, `tokens`."""
+        starts = [(len(tokens), self._final.rule_index)]
+        if not self._final.settled:
+            walk = self._final.copy()
+            for token_id in tokens[self._length :]:
+                walk.push(token_id)
+            starts = [(len(tokens), walk.rule_index)]
+            for position, token_id in enumerate(draft_token_ids[:-1], len(tokens) + 1):
+                walk.push(token_id)
+                self._note(starts, position, walk.rule_index)
+        return [RuleSegment(at, index, self.budget(index, window)) for at, index in starts]
 
     @staticmethod
     def _note(starts: list[tuple[int, int]], position: int, rule_index: int) -> None:

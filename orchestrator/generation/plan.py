@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ContextLengthError, InvalidArgumentError
@@ -30,7 +30,7 @@ from flyspec.values.admin import ModelInfo, VerifyServiceInfo
 from flyspec.values.generation import Started
 from flyspec.values.phases import Phase, rule_names
 from flyspec.values.requests import GenerateOptions, GenerationRequest
-from flyspec.values.rounds import DistributionSpec
+from flyspec.values.rounds import Budget, DistributionSpec
 from flyspec.values.tokens import MAX_TOP_LOGPROBS, SamplingParams
 from flyspec.version import __version__
 from orchestrator.generation.phase_plan import (
@@ -51,56 +51,45 @@ SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationPlan:
-    """The validated parameters of one generation.
+class Limits:
+    """Where the output ends.
+
+    `end_token_ids` are the target's ends of sequence and `stop_token_ids`.
+    """
+
+    max_tokens: int
+    context_length: int
+    max_plain_tokens: int
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    end_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """The rules, and what they may accept.
 
     `rule` is a preset with every parameter set; of several phases, the first one's. `phases` are
     the request's, with such rules; none if `rule` alone holds everywhere and nothing is
-    `exact_inside`. `loop_guard` switches to exact acceptance when the
-    output repeats itself; it is off for lossless rules. If `adaptive`, K is at most
-    `num_speculative_tokens`, after the rounds of `num_draft_tokens_per_round`. More drafts than
-    `judged_k` are judged as several rounds of that many (0: always as one). `logprobs` is how many
-    of the most likely tokens to return log-probabilities for; None returns none at all.
-    `distribution` selects the draft distributions the rule needs, if any; `judge_fingerprint` is
-    that of the judge it needs, empty for none. `prediction` is in tokens. With `draft_trees`,
-    drafters may propose trees. `warnings` are for the caller.
+    `exact_inside`. `allowed` is the budget of all phases together. `loop_guard` switches to exact
+    acceptance when the output repeats itself; it is off for lossless rules. More drafts than
+    `judged_k` are judged as several rounds of that many (0: always as one). `judge_fingerprint` is
+    that of the judge it needs, empty for none.
     """
 
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
-    seed: int
-    max_tokens: int
-    stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
-    ignore_eos: bool
-    drafter: str
     rule: Rule
-    phases: tuple[Phase, ...]
-    exact_inside: tuple[str, ...]
-    num_speculative_tokens: int
-    adaptive: bool
-    judged_k: int
-    num_draft_tokens_per_round: Sequence[int]
-    max_loose_tokens: int | None
-    max_loose_cost_nats: float | None
-    exact_until_position: int
-    context_length: int
-    max_plain_tokens: int
-    eager: bool
-    loop_guard: bool
-    logprobs: int | None
-    warnings: tuple[str, ...]
-    return_rounds: bool
-    return_draft_distributions: bool
-    distribution: DistributionSpec | None
-    prediction: Sequence[int]
+    phases: tuple[Phase, ...] = ()
+    exact_inside: tuple[str, ...] = ()
+    allowed: Budget = field(default_factory=Budget)
+    exact_until_position: int = 0
+    loop_guard: bool = False
+    judged_k: int = 0
     judge_fingerprint: str = ""
-    draft_trees: bool = False
 
     @property
     def has_budget(self) -> bool:
-        whole = self.max_loose_tokens is not None or self.max_loose_cost_nats is not None
-        return whole or any(phase.has_budget for phase in self.phases)
+        return self.allowed != Budget() or any(phase.has_budget for phase in self.phases)
 
     @property
     def phase_rules(self) -> tuple[Rule, ...]:
@@ -113,24 +102,20 @@ class GenerationPlan:
         return (*self.phase_rules, EXACT) if self.exact_inside else self.phase_rules
 
     @property
-    def rule_names(self) -> str:
+    def names(self) -> str:
         """The names of the phases' rules, for logs."""
         return rule_names(self.phase_rules)
 
     @property
-    def main_rule(self) -> str:
-        """The first phase's rule that is not token-exact, or `exact`: where one name must do."""
-        return self._main_rule.name
-
-    @property
-    def _main_rule(self) -> Rule:
+    def main_rule(self) -> Rule:
+        """The first phase's rule that is not token-exact, or `exact`: where one must do."""
         rules = self.phase_rules
         return next((rule for rule in rules if not RULE_PRESETS[rule.name].token_exact), rules[0])
 
     @property
     def room(self) -> Room:
         """Where the drafts of the main rule may differ from the target's tokens."""
-        rule = self._main_rule
+        rule = self.main_rule
         within = rule.window_scope is WindowScope.WITHIN_ROUND
         return Room(rule.fly_window_size or 0 if within else 0, self.judged_k)
 
@@ -144,6 +129,26 @@ class GenerationPlan:
         """Whether the output equals plain decoding in all phases."""
         return all(RULE_PRESETS[rule.name].token_exact for rule in self.phase_rules)
 
+
+@dataclass(frozen=True, slots=True)
+class DraftPlan:
+    """What is drafted, and by whom.
+
+    If `adaptive`, K is at most `num_speculative_tokens`, after the rounds of
+    `num_draft_tokens_per_round`. `distribution` selects the draft distributions the rule needs, if
+    any. `prediction` is in tokens, of which those `invisible` in text do not count. With `trees`,
+    drafters may propose trees.
+    """
+
+    num_speculative_tokens: int
+    adaptive: bool = False
+    num_draft_tokens_per_round: Sequence[int] = ()
+    drafter: str = ""
+    distribution: DistributionSpec | None = None
+    prediction: Sequence[int] = ()
+    invisible: frozenset[int] = frozenset()
+    trees: bool = False
+
     @property
     def draws(self) -> bool:
         """Whether drafts are drawn from distributions that a rule judges them by, at random.
@@ -153,39 +158,74 @@ class GenerationPlan:
         """
         return self.distribution is not None and self.distribution.draw_from_it
 
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """What the caller is told besides the final text.
+
+    `logprobs` is how many of the most likely tokens to return log-probabilities for; None returns
+    none at all.
+    """
+
+    eager: bool = False
+    logprobs: int | None = None
+    return_rounds: bool = False
+    return_draft_distributions: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationPlan:
+    """The validated parameters of one generation. `warnings` are for the caller."""
+
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    seed: int
+    limits: Limits
+    judging: Judging
+    drafts: DraftPlan
+    reporting: Reporting = Reporting()
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def may_draft_trees(self) -> bool:
+        """Whether a proposal may be a tree: one rule, of chains' verdicts, judges it."""
+        return self.drafts.trees and self.drafts.distribution is None and not self.judging.phases
+
     def tracked(self, tokenizer: Tokenizer) -> Phases | None:
         """Return what finds out which phase holds where; None if there is only one rule."""
-        if not self.phases:
+        judging = self.judging
+        if not judging.phases:
             return None
         texts, length = tokenizer.detokenizer(), len(self.prompt_token_ids)
-        return Phases(self.phases, self.exact_inside, texts, length)
+        return Phases(judging.phases, judging.exact_inside, texts, length)
 
     @property
     def max_total_tokens(self) -> int:
-        return len(self.prompt_token_ids) + self.max_tokens
+        return len(self.prompt_token_ids) + self.limits.max_tokens
 
     def started(self, request_id: str, model: ModelInfo, drafter: str) -> Started:
+        judging, drafts = self.judging, self.drafts
         return Started(
             request_id=request_id,
             model=model.name,
-            drafter=drafter if self.num_speculative_tokens else "",
+            drafter=drafter if drafts.num_speculative_tokens else "",
             seed=self.seed,
             prompt_token_ids=self.prompt_token_ids,
-            rule=self.rule,
-            num_speculative_tokens=self.num_speculative_tokens,
-            adaptive=self.adaptive,
+            rule=judging.rule,
+            num_speculative_tokens=drafts.num_speculative_tokens,
+            adaptive=drafts.adaptive,
             warnings=self.warnings,
-            phases=self.phases,
-            exact_inside=self.exact_inside,
+            phases=judging.phases,
+            exact_inside=judging.exact_inside,
             sampling=self.sampling,
-            max_tokens=self.max_tokens,
-            max_loose_tokens=self.max_loose_tokens,
-            max_loose_cost_nats=self.max_loose_cost_nats,
-            exact_until_position=self.exact_until_position,
+            max_tokens=self.limits.max_tokens,
+            max_loose_tokens=judging.allowed.loose_tokens,
+            max_loose_cost_nats=judging.allowed.loose_cost_nats,
+            exact_until_position=judging.exact_until_position,
             weights_fingerprint=model.weights_fingerprint,
             numerics=model.numerics,
             server_version=__version__,
-            stop_token_ids=sorted(self.stop_token_ids),
+            stop_token_ids=sorted(self.limits.stop_token_ids),
         )
 
 
@@ -205,7 +245,10 @@ def make_plan(
     prompt = encode_prompt(request.prompt, tokenizer, target.model)
     max_tokens = _max_tokens(options, len(prompt), target.model.context_length)
     sampling = _sampling(options, target, max_tokens)
-    given = _given_rule(options, settings)
+    # Unresolved: a rule's parameters may be given without its name.
+    given = options.rule or Rule("")
+    if not given.name:
+        given = replace(given, name=settings.rule)
     length = _length(options, settings)
     # W depends on the requested K, however many tokens a round drafts.
     asked = RulesAsked(rules, given, requested(length), target)
@@ -215,17 +258,23 @@ def make_plan(
     assert rule is not None
     if exact_inside and not phases:
         phases = (Phase(rule),)
-    used = tuple(phase.rule for phase in phases if phase.rule) or (rule,)
-    check_number_of_rules(len(used) + bool(exact_inside), target)
-    k = _num_speculative_tokens(options, length, max_draft_tokens, rules)
-    judged_k = 0
-    if length == AUTO and not all(RULE_PRESETS[each.name].token_exact for each in used):
+    cost, context_length = options.max_loose_cost_nats, target.model.context_length
+    judging = Judging(
+        rule,
+        phases,
+        exact_inside,
+        exact_until_position=min(len(prompt) + options.exact_prefix_tokens, context_length),
+        judge_fingerprint=asked.judge_fingerprint,
+    )
+    used = judging.phase_rules
+    check_number_of_rules(len(judging.rules), target)
+    k, judged_k = _num_speculative_tokens(options, length, max_draft_tokens, rules), 0
+    if length == AUTO and not judging.token_exact:
         # Longer rounds, with fewer bonus tokens, would accept more mismatches.
         judged_k = REQUESTED_BY_AUTO
         if any(each.window_scope is WindowScope.ACROSS_ROUNDS for each in used):
             k = min(k, REQUESTED_BY_AUTO)
     asked.check_guarded(target.model)
-    cost = options.max_loose_cost_nats
     check_cost("speculation.max_loose_cost_nats", cost)
     limits.check_loop_guard(options.disable_loop_guard)
     logprobs = options.logprobs
@@ -238,41 +287,43 @@ def make_plan(
     for each in used:
         if distribution_spec(each, sampling) is not None:
             warnings += distribution_warnings(each, distribution, k, target.model.vocab_size)
+    # Stop strings are limited because output is held back to match them.
+    check_texts("stop", options.stop)
+    check_tokens("stop_token_ids", options.stop_token_ids, target.model)
+    stop_token_ids = frozenset(options.stop_token_ids)
+    allowed = Budget(
+        limits.bound("max_loose_tokens", options.max_loose_tokens),
+        limits.bound("max_loose_cost_nats", cost),
+    )
+    loop_guard = not (judging.lossless or options.disable_loop_guard)
     return GenerationPlan(
-        prompt_token_ids=prompt,
-        sampling=sampling,
-        seed=secrets.randbits(SEED_BITS) if options.seed is None else options.seed,
-        max_tokens=max_tokens,
-        stop=_stop(options),
-        stop_token_ids=_stop_token_ids(options, target),
-        ignore_eos=options.ignore_eos,
-        drafter=options.drafter,
-        rule=rule,
-        phases=phases,
-        exact_inside=exact_inside,
-        num_speculative_tokens=k,
-        adaptive=length == AUTO,
-        judged_k=judged_k,
-        num_draft_tokens_per_round=options.num_draft_tokens_per_round,
-        max_loose_tokens=limits.bound("max_loose_tokens", options.max_loose_tokens),
-        max_loose_cost_nats=limits.bound("max_loose_cost_nats", cost),
-        exact_until_position=min(
-            len(prompt) + options.exact_prefix_tokens, target.model.context_length
+        prompt,
+        sampling,
+        secrets.randbits(SEED_BITS) if options.seed is None else options.seed,
+        Limits(
+            max_tokens,
+            context_length,
+            target.max_plain_tokens,
+            tuple(options.stop),
+            stop_token_ids,
+            tokenizer.eos_token_ids | stop_token_ids,
+            options.ignore_eos,
         ),
-        context_length=target.model.context_length,
-        max_plain_tokens=target.max_plain_tokens,
-        eager=options.eager,
-        loop_guard=not (
-            all(RULE_PRESETS[each.name].lossless for each in used) or options.disable_loop_guard
+        replace(judging, allowed=allowed, loop_guard=loop_guard, judged_k=judged_k),
+        DraftPlan(
+            k,
+            length == AUTO,
+            options.num_draft_tokens_per_round,
+            options.drafter,
+            distribution,
+            _prediction(options, k, tokenizer, target),
+            tokenizer.control_token_ids,
+            settings.draft_trees == "on",
         ),
-        logprobs=logprobs,
-        warnings=tuple(dict.fromkeys(warnings)),
-        return_rounds=options.return_rounds,
-        return_draft_distributions=options.return_draft_distributions,
-        distribution=distribution,
-        prediction=_prediction(options, k, tokenizer, target),
-        judge_fingerprint=asked.judge_fingerprint,
-        draft_trees=settings.draft_trees == "on",
+        Reporting(
+            options.eager, logprobs, options.return_rounds, options.return_draft_distributions
+        ),
+        tuple(dict.fromkeys(warnings)),
     )
 
 
@@ -349,20 +400,3 @@ def _num_speculative_tokens(
             f"speculation.num_speculative_tokens must be between 0 and {most}, got {length}"
         )
     return length
-
-
-def _given_rule(options: GenerateOptions, settings: OrchestratorSettings) -> Rule:
-    """Return the request's rule, or the server's rule with the request's parameters, unresolved."""
-    rule = options.rule or Rule("")
-    return rule if rule.name else replace(rule, name=settings.rule)
-
-
-def _stop(options: GenerateOptions) -> tuple[str, ...]:
-    """Return the stop strings, which are limited because output is held back to match them."""
-    check_texts("stop", options.stop)
-    return tuple(options.stop)
-
-
-def _stop_token_ids(options: GenerateOptions, target: VerifyServiceInfo) -> frozenset[int]:
-    check_tokens("stop_token_ids", options.stop_token_ids, target.model)
-    return frozenset(options.stop_token_ids)

@@ -6,9 +6,8 @@ import time
 from typing import Any, Generic, Protocol, TypeVar
 
 from flyspec.errors import UnavailableError
-from flyspec.values.generation import SpeculationMetrics
 from orchestrator.fleet.replicas import Replica
-from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.ledger import Ledger
 from orchestrator.upstreams.protocol import Correlation, Upstream, UpstreamSession
 
 U = TypeVar("U", bound=Upstream[Any, Any, Any])
@@ -31,18 +30,16 @@ class PooledSession(Generic[U, S]):
     def __init__(
         self,
         weight: int,
-        metrics: SpeculationMetrics,
-        recoveries: Recoveries,
+        ledger: Ledger,
         correlation: Correlation,
     ) -> None:
-        self._weight, self._metrics = weight, metrics
-        self._recoveries, self._correlation = recoveries, correlation
+        self._weight, self._ledger, self._correlation = weight, ledger, correlation
         self._replica: Replica[U] | None = None
         self._session: S | None = None
         self._trouble: tuple[int, object] | None = None
 
     def _join(self, replica: Replica[U], open_: Any) -> S:
-        session: S = replica.service.open(open_, self._metrics, self._correlation)
+        session: S = replica.service.open(open_, self._ledger.metrics, self._correlation)
         self._session, self._replica = session, replica
         replica.join(session, self._weight)
         return session

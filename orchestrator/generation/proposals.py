@@ -1,4 +1,4 @@
-"""The orchestrator's own drafters: prompt lookup and predictions; fitting to a vocabulary."""
+"""The orchestrator's own proposals, and fitting those of others to the target's vocabulary."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from flyspec.drafter_names import PREDICTION
+from flyspec.drafter_names import LOOKUP
 from flyspec.lookup import PromptLookup
-from flyspec.values.rounds import DraftChunk, Verdict
+from flyspec.values.rounds import DraftChunk
 from flyspec.values.tokens import Origin, TokenDistribution
-from orchestrator.generation.prediction import Prediction
 from orchestrator.upstreams.half_floats import all_impossible
 
 NEVER = b"\xff\xfb"
 """The lowest half float, -65504: in effect probability 0, but with a finite divergence."""
 
 
-class LocalLookup:
-    """Prompt lookup inside the orchestrator: a drafter that needs no service.
+def proposal_of(
+    token_ids: Sequence[int], origin: Origin, drafter: str, distributions: bool
+) -> DraftChunk:
+    """Return tokens as a proposal; with `distributions`, each has a point mass on itself."""
+    count = len(token_ids)
+    return DraftChunk(
+        token_ids=token_ids,
+        origins=[origin] * count,
+        distributions=[TokenDistribution()] * (count if distributions else 0),
+        drafter=drafter,
+        arrived_ns=time.perf_counter_ns(),
+    )
 
-    With `distributions`, each draft comes with a point mass on itself.
-    """
+
+class LocalLookup:
+    """Prompt lookup inside the orchestrator: a drafter that needs no service."""
 
     def __init__(self, distributions: bool = False) -> None:
         self._lookup = PromptLookup()
@@ -30,48 +40,10 @@ class LocalLookup:
     def propose(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk:
         self._lookup.extend(tokens[len(self._lookup) :])
         token_ids = self._lookup.propose(max_tokens)
-        count = len(token_ids)
-        return DraftChunk(
-            token_ids=token_ids,
-            origins=[Origin.EXACT_LOOKUP] * count,
-            distributions=[TokenDistribution()] * (count if self._distributions else 0),
-        )
+        return proposal_of(token_ids, Origin.EXACT_LOOKUP, LOOKUP, self._distributions)
 
     def keep(self, length: int) -> None:
         self._lookup.truncate(min(length, len(self._lookup)))
-
-
-class PredictedDrafts:
-    """The request's predicted output as a drafter: up to `most` drafts per round.
-
-    With `distributions`, each draft comes with a point mass on itself.
-    """
-
-    def __init__(self, prediction: Prediction, most: int, distributions: bool) -> None:
-        self._prediction, self.most, self._distributions = prediction, most, distributions
-
-    def propose(self, output: Sequence[int], most: int) -> DraftChunk | None:
-        """Return what is expected to follow the output so far; None if nothing is."""
-        self._prediction.follow(output)
-        token_ids = self._prediction.propose(most) if most > 0 else []
-        if not token_ids:
-            return None
-        count = len(token_ids)
-        return DraftChunk(
-            token_ids=token_ids,
-            origins=[Origin.PREDICTED] * count,
-            distributions=[TokenDistribution()] * (count if self._distributions else 0),
-            drafter=PREDICTION,
-            arrived_ns=time.perf_counter_ns(),
-        )
-
-    def checked(self, verdict: Verdict) -> None:
-        """Learn from the verdict on the latest proposal."""
-        self._prediction.checked(len(verdict.decisions), verdict.num_accepted)
-
-    def keep(self, length: int) -> None:
-        """Record that the output was cut to `length` tokens."""
-        self._prediction.keep(length)
 
 
 def fit_proposal(proposal: DraftChunk, vocab_size: int) -> DraftChunk:

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from flyspec.prefix import TokenSequence
-from flyspec.values.generation import ScoredTokens, SpeculationMetrics
+from flyspec.values.generation import ScoredTokens
 from flyspec.values.rounds import VerifyRound
 from orchestrator.fleet.target import Target
 from orchestrator.fleet.target_replicas import TargetReplicas
+from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.plan import GenerationPlan
-from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation
 
@@ -30,10 +30,9 @@ class Scoring:
     ) -> None:
         self._tokens = plan.prompt_token_ids
         # The session begins with the first token; the others are drafts.
-        plan = replace(plan, prompt_token_ids=self._tokens[:1], max_tokens=len(self._tokens))
-        self._verifying = Verifying(
-            targets, plan, REOPEN_TIMEOUT_S, SpeculationMetrics(), Recoveries(), correlation
-        )
+        limits = replace(plan.limits, max_tokens=len(self._tokens))
+        plan = replace(plan, prompt_token_ids=self._tokens[:1], limits=limits)
+        self._verifying = Verifying(targets, plan, REOPEN_TIMEOUT_S, Ledger(), correlation)
         self._at_once = target.info.max_speculative_tokens
         self._detokenizer = target.tokenizer.detokenizer()
         self._bytes_of = target.tokenizer.bytes_of

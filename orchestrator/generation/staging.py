@@ -4,24 +4,39 @@ The drafter goes on while a round is verified, and pushes proposals for its like
 for those on the rounds behind it. Each becomes a round that the target begins by itself if it
 reaches that verdict. Staging changes no text: a staged round is the one that would be sent, only
 earlier.
+
+Nor does it change how many tokens a round emits, so measured times of rounds decide whether it is
+done. It pays where trips take long or drafts as long as a step of the target, and costs where both
+models share their processors.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import NamedTuple
 
 from flyspec.draft_trees import behind
-from flyspec.values.rounds import DraftChunk, StagedOn, Verdict, VerifyRound
-from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.ledger import Ledger
-from orchestrator.generation.staging_trial import StagingTrial
-from orchestrator.generation.verifying import Verifying
+from flyspec.values.rounds import DraftAdvance, DraftChunk, StagedOn, Verdict, VerifyRound
+from orchestrator.generation.progress import Progress, Round
+from orchestrator.generation.sources import Awaited, Following
 
 NUM_PROPOSALS = 8
 """Proposals ahead that the drafter may have made of verdicts to come: for all of the round that is
 verified, with its second choices, and for what is staged behind it."""
+TRIAL_ROUNDS = 24
+"""Rounds with drafts for which a way is tried."""
+FIRST_REST, LONGEST_REST = 96, 1536
+"""Rounds between trials; twice as many after each that changes nothing."""
+SKIPPED = 2
+"""Rounds after a change that do not count: those before it still delay them."""
+LATEST = 64
+"""Recent rounds averaged."""
+BETTER = 0.98
+"""Ratio of round times below which staging counts as faster."""
 
 
 class Begun(NamedTuple):
@@ -39,106 +54,156 @@ class StagedPlace(NamedTuple):
     drafts: Sequence[int]
 
 
-class Staging:
-    """Stages the next rounds of one generation.
-
-    `make_round` returns the round that would verify a proposal made ahead, given how many tokens
-    more than now the sequence then has, and those; None if there would be none. `eos_token_ids` end
-    a generation, so nothing follows them.
-    """
+class Staging(Awaited):
+    """Stages the next rounds of one generation, while its `trial` says so; None: never."""
 
     def __init__(
-        self,
-        drafting: Drafting,
-        verifying: Verifying,
-        ledger: Ledger,
-        trial: StagingTrial,
-        make_round: Callable[[StagedOn, DraftChunk, list[int]], VerifyRound | None],
-        eos_token_ids: Collection[int],
+        self, progress: Progress, following: Following, trial: StagingTrial | None
     ) -> None:
-        self._drafting, self._verifying, self._ledger = drafting, verifying, ledger
-        self._trial, self._make_round = trial, make_round
-        self._eos = frozenset(eos_token_ids)
+        super().__init__(progress, following)
+        plan = progress.plan
+        self._trial = None if plan.judging.phases or plan.drafts.distribution else trial
         self._staged: dict[StagedOn, Begun] = {}
-        self._places: dict[
-            int, StagedPlace
-        ] = {}  # of the round that is verified, and by `ahead_id`
+        # Of the round that is verified, and by `ahead_id`.
+        self._places: dict[int, StagedPlace] = {}
         self._length = 0  # of the sequence when `_places` was filled
-        self._task: asyncio.Task[None] | None = None
-        self._wanted = False
+        self._pushes: asyncio.Task[None] | None = None
+        self._begun: Begun | None = None
 
     @property
-    def num_proposals(self) -> int:
+    def _num_proposals(self) -> int:
         """How many proposals ahead the next request to the drafter should ask for."""
-        most = min(NUM_PROPOSALS, self._drafting.max_proposals_ahead)
-        self._wanted = most > 0 and self._verifying.may_stage and self._trial.stages
-        return most if self._wanted else 0
+        progress = self._progress
+        if self._trial is None or progress.pace.repeats or not self._trial.stages:
+            return 0
+        if not progress.verifying.may_stage:
+            return 0
+        return min(NUM_PROPOSALS, progress.drafting.max_proposals_ahead)
 
-    def begin(self, round_: VerifyRound, proposal: DraftChunk, length: int) -> bool:
-        """Begin to stage for the verdicts on a round, of a sequence of `length` tokens.
-
-        It has been sent, or the target has begun it. Returns whether this does anything. If the
-        target was lost and the round sent again, this goes on.
-        """
-        if self._task is not None:
-            return True
-        if not self._wanted or not proposal.token_ids:
-            self._forget()
+    def begin(self, round_: Round) -> bool:
+        """Tell the drafter which of its proposals is verified, if the target has begun one."""
+        round_.num_ahead = self._num_proposals
+        begun, self._begun = self._begun, None
+        if begun is None:
             return False
-        grown, self._length = length - self._length, length
-        places = {i: p._replace(before=p.before[grown:]) for i, p in self._places.items()}
-        here = StagedPlace(round_.round_id, [], proposal.token_ids)
-        self._places = places | {0: here, proposal.ahead_id: here}
-        self._task = asyncio.create_task(self._stage())
+        progress, proposal = self._progress, replace(begun.proposal, round_id=begun.round_id)
+        round_.begin(begun.round_id)
+        tokens = progress.sequence.tokens.copy()
+        round_.asked_length, round_.num_wanted = len(tokens), len(proposal.token_ids)
+        ahead = round_.ahead(round_.turn.num_drafts or round_.num_wanted)
+        request = DraftAdvance(progress.new_round_id(), 0, (), 0, ahead=ahead)
+        confirming = progress.drafting.confirm(tokens, proposal, request)
+        self.task = asyncio.create_task(confirming)
         return True
 
-    async def end(self, verdict: Verdict) -> Begun | None:
-        """Stop, since the verdict is known; return the round that it begins, if it is staged."""
-        if self._task is None:
-            return None
-        await self.close()
-        begun = self._staged.get(verdict.on)
+    async def sent(self, round_: Round, request: VerifyRound, proposal: DraftChunk) -> bool:
+        """Begin to stage for the verdicts on a round, which the target has now.
+
+        If the target was lost and the round sent again, this goes on.
+        """
+        if self._pushes is not None:
+            return True
+        if not round_.stages or not proposal.token_ids:
+            self._forget()
+            return False
+        length = len(self._progress.sequence)
+        grown, self._length = length - self._length, length
+        places = {i: p._replace(before=p.before[grown:]) for i, p in self._places.items()}
+        here = StagedPlace(request.round_id, [], proposal.token_ids)
+        self._places = places | {0: here, proposal.ahead_id: here}
+        self._pushes = asyncio.create_task(self._stage(round_))
+        return True
+
+    async def end(self, verdict: Verdict) -> None:
+        """Stop, since the verdict is known; note the round that it begins, if it is staged."""
+        if self._pushes is None:
+            return
+        await self.stop()
+        metrics = self._progress.ledger.metrics
+        begun = self._begun = self._staged.get(verdict.on)
         if any(on.round_id == verdict.round_id for on in self._staged):
-            self._ledger.metrics.num_staging_rounds += 1
-            self._ledger.metrics.num_staged_hits += begun is not None
+            metrics.num_staging_rounds += 1
+            metrics.num_staged_hits += begun is not None
         if begun is None:
             self._forget()
-        else:
-            self._keep_behind(begun)
-        return begun
-
-    def _keep_behind(self, begun: Begun) -> None:
-        """Forget what does not follow a round: the target drops it."""
+            return
+        # The target drops what does not follow it.
         staged = self._staged.items()
         kept = behind(begun.round_id, ((each.round_id, on.round_id) for on, each in staged))
         self._staged = {on: each for on, each in staged if on.round_id in kept}
         self._places = {i: p for i, p in self._places.items() if p.round_id in kept}
 
+    def judged(self, round_: Round, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
+        if self._trial is not None and verdict.decisions:
+            self._trial.ran(round_.stages, round_ns)
+
     def _forget(self) -> None:
         self._staged, self._places = {}, {}
 
-    def ran(self, round_ns: int) -> None:
-        """Record the time of a round with drafts."""
-        self._trial.ran(self._wanted, round_ns)
+    async def stop(self) -> None:
+        """Stage no more for the round that is verified."""
+        pushes, self._pushes = self._pushes, None
+        if pushes is not None:
+            pushes.cancel()
+            await asyncio.wait((pushes,))
 
     async def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+        await super().close()
+        await self.stop()
 
-    async def _stage(self) -> None:
-        while (pushed := await self._drafting.next_ahead()) is not None:
+    async def _stage(self, round_: Round) -> None:
+        progress = self._progress
+        eos = progress.plan.limits.end_token_ids  # nothing follows the end of a generation
+        while (pushed := await progress.drafting.next_ahead()) is not None:
             if (place := self._places.get(pushed.follows_ahead_id)) is None:
                 continue  # that one is not staged
             on = StagedOn(place.round_id, pushed.keep_length, pushed.next_token_id)
             num_kept = on.keep_length - self._length - len(place.before)
             before = [*place.before, *place.drafts[:num_kept], on.next_token_id]
-            if not self._eos.isdisjoint(before) or num_kept > len(place.drafts):
+            if not eos.isdisjoint(before) or num_kept > len(place.drafts):
                 continue
-            staged = self._make_round(on, pushed, before)
-            if staged is None or not await self._verifying.stage(staged):
+            staged = progress.staged_request(round_, on, pushed, before)
+            if staged is None or not await progress.verifying.stage(staged):
                 continue
             drafts = staged.draft_token_ids
             self._places[pushed.ahead_id] = StagedPlace(staged.round_id, before, drafts)
             self._staged[on] = Begun(staged.round_id, pushed.cut(0, len(drafts)))
+
+
+class StagingTrial:
+    """The trial for one drafter; `stages` says whether the next round should be staged.
+
+    With `always`, it is, without a trial.
+    """
+
+    def __init__(self, always: bool = False) -> None:
+        self._always = always
+        self._round_ns = {way: deque[int](maxlen=LATEST) for way in (False, True)}
+        self._turns = self._take_turns()
+        self.stages = next(self._turns) or always
+
+    def ran(self, staged: bool, round_ns: int) -> None:
+        """Record the time of a round with drafts, and choose for the next one.
+
+        One that could not be staged does not count.
+        """
+        if staged is self.stages and not self._always:
+            self.stages = self._turns.send(round_ns)
+
+    def _take_turns(self) -> Generator[bool, int]:
+        """Yield whether the next round is staged; receives its time."""
+        chosen, rest = False, FIRST_REST
+        yield from self._run(chosen, TRIAL_ROUNDS)
+        while True:
+            self._round_ns[not chosen].clear()
+            yield from self._run(not chosen, TRIAL_ROUNDS)
+            better = fmean(self._round_ns[True]) < BETTER * fmean(self._round_ns[False])
+            rest = FIRST_REST if better is not chosen else min(2 * rest, LONGEST_REST)
+            chosen = better
+            yield from self._run(chosen, rest)
+
+    def _run(self, way: bool, num_rounds: int) -> Generator[bool, int]:
+        for index in range(num_rounds):
+            round_ns = yield way
+            if index >= SKIPPED:
+                self._round_ns[way].append(round_ns)

@@ -26,15 +26,15 @@ from flyspec.errors import (
     UnavailableError,
 )
 from flyspec.prefix import TokenSequence
-from flyspec.values.generation import RecoveryKind, SpeculationMetrics
+from flyspec.values.generation import RecoveryKind
 from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.fleet.heads import head_of
 from orchestrator.fleet.replicas import Replica
 from orchestrator.fleet.target_replicas import TargetReplicas
+from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.pooled_session import PooledSession
-from orchestrator.generation.recoveries import Recoveries
 from orchestrator.upstreams.protocol import UNKNOWN, Correlation, VerifySession, VerifyUpstream
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
     """A generation's source of verdicts, with a session on one of `targets` at a time.
 
     If its replica is lost, another one, or the same one restarted, gets the whole sequence; it
-    gives up after `reopen_timeout_s`. `arrived_s` is the request's arrival on the monotonic clock.
+    gives up after `reopen_timeout_s`.
     """
 
     def __init__(
@@ -66,30 +66,28 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
         targets: TargetReplicas,
         plan: GenerationPlan,
         reopen_timeout_s: float,
-        metrics: SpeculationMetrics,
-        recoveries: Recoveries,
+        ledger: Ledger,
         correlation: Correlation = UNKNOWN,
-        arrived_s: float | None = None,
     ) -> None:
-        super().__init__(plan.max_total_tokens, metrics, recoveries, correlation)
+        super().__init__(plan.max_total_tokens, ledger, correlation)
         self._targets = targets
+        rule, *other_rules = plan.judging.rules
         self._template = VerifyOpen(
             token_ids=(),
             prompt_length=len(plan.prompt_token_ids),
-            rule=plan.rules[0],
-            other_rules=plan.rules[1:],
+            rule=rule,
+            other_rules=tuple(other_rules),
             sampling=plan.sampling,
             seed=plan.seed,
-            logprobs=plan.logprobs,
+            logprobs=plan.reporting.logprobs,
             weights_fingerprint=targets.required_weights,
             numerics=targets.required_numerics,
             judge_fingerprint=targets.required_judge,
-            stop_token_ids=sorted(plan.stop_token_ids),
+            stop_token_ids=sorted(plan.limits.stop_token_ids),
         )
         self._reopen_timeout_s = reopen_timeout_s
         self._avoided: list[Replica[VerifyUpstream]] = []  # full or failed when last tried
         self._staged: dict[int, VerifySession] = {}  # where rounds have been staged, by their ids
-        self._arrived = time.monotonic() if arrived_s is None else arrived_s
 
     async def reserve(self, tokens: Sequence[int]) -> None:
         """Get a slot at the target, taking turns with other orchestrators' generations.
@@ -130,7 +128,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     @property
     def waited_s(self) -> float:
-        return time.monotonic() - self._arrived
+        return (time.perf_counter_ns() - self._ledger.arrived_ns) / 1e9
 
     @property
     def mixed_numerics(self) -> bool:
@@ -250,7 +248,9 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
 
     def _recovered(self, replica: Replica[VerifyUpstream], since_ns: int, trouble: object) -> None:
         self._trouble, self._avoided = None, []
-        self._recoveries.note(RecoveryKind.TARGET_REOPENED, since_ns, replica.address, trouble)
+        self._ledger.recoveries.note(
+            RecoveryKind.TARGET_REOPENED, since_ns, replica.address, trouble
+        )
 
     async def _begin(self, tokens: Sequence[int]) -> tuple[VerifySession, Replica[VerifyUpstream]]:
         """Join a replica, waiting up to `reopen_timeout_s` until one is usable."""

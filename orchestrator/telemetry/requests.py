@@ -86,12 +86,13 @@ class Observation(AbstractContextManager["Observation"]):
         metrics = self._metrics
         metrics.queue_seconds.observe((now - self._arrived_ns) / 1e9)
         metrics.prompt_tokens.inc(len(plan.prompt_token_ids))
-        self._labels = metrics.label(drafter if plan.num_speculative_tokens else ""), plan.main_rule
-        self._counter = RoundCounter(metrics, plan.main_rule, ledger)
+        rule, drafts = plan.judging.main_rule.name, plan.drafts.num_speculative_tokens
+        self._labels = metrics.label(drafter if drafts else ""), rule
+        self._counter = RoundCounter(metrics, rule, ledger)
         operation = "chat" if is_chat else "text_completion"
         self._name = f"{operation} {model}"
         self._facts.update(
-            rule=plan.rule_names, drafter=drafter, prompt_tokens=len(plan.prompt_token_ids)
+            rule=plan.judging.names, drafter=drafter, prompt_tokens=len(plan.prompt_token_ids)
         )
         if self._trace is not None:
             self._trace.admitted(self._arrived_ns, now)
@@ -176,7 +177,7 @@ def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> 
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "flyspec",
         "gen_ai.request.model": model,
-        "gen_ai.request.max_tokens": plan.max_tokens,
+        "gen_ai.request.max_tokens": plan.limits.max_tokens,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.top_k": sampling.top_k,
@@ -185,9 +186,9 @@ def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> 
         "gen_ai.request.stream": True,
         "gen_ai.response.model": model,
         "gen_ai.usage.input_tokens": len(plan.prompt_token_ids),
-        "flyspec.rule": plan.rule_names,
+        "flyspec.rule": plan.judging.names,
         "flyspec.drafter": drafter,
-        "flyspec.num_speculative_tokens": plan.num_speculative_tokens,
+        "flyspec.num_speculative_tokens": plan.drafts.num_speculative_tokens,
     }
 
 

@@ -72,10 +72,15 @@ def loaded(model_dir: str) -> LoadedModel:
     return load_model(model_dir, "cpu", "float64")
 
 
+@pytest.fixture(scope="session")
+def served(model_dir: str) -> LoadedModel:
+    """A model for runners, which replace its attention; `loaded` is what they are compared with."""
+    return load_model(model_dir, "cpu", "float64")
+
+
 @pytest.fixture
-def runner(model_dir: str) -> CountingRunner:
-    # A model of its own: a runner replaces its attention, and `loaded` is what it is compared with.
-    return CountingRunner(load_model(model_dir, "cpu", "float64"), num_slots=4)
+def runner(served: LoadedModel) -> CountingRunner:
+    return CountingRunner(served, num_slots=4)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
 
 import grpc
@@ -19,6 +19,7 @@ from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.values.admin import HeadInfo
 from flyspec.values.rounds import (
+    Budget,
     DistributionSpec,
     DraftAdvance,
     DraftChunk,
@@ -35,8 +36,8 @@ from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
 from orchestrator.generation.pace import FixedPace, Pace
-from orchestrator.generation.plan import GenerationPlan
-from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.plan import DraftPlan, GenerationPlan, Judging, Limits
+from orchestrator.generation.progress import Progress
 from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams.connection import Attempt
@@ -326,39 +327,24 @@ class _VerifyCall(_Call):
         return HeadProposal(drafted, chances, points)
 
 
-def plan_of(**changes) -> GenerationPlan:
-    """A plan over the fakes."""
-    values = {
-        "prompt_token_ids": [3, 4, 5],
-        "sampling": SamplingParams(),
-        "seed": 1,
-        "max_tokens": 40,
-        "stop": (),
-        "stop_token_ids": frozenset(),
-        "ignore_eos": False,
-        "drafter": "",
-        "rule": Rule("margin"),
-        "phases": (),
-        "exact_inside": (),
-        "num_speculative_tokens": 4,
-        "adaptive": False,
-        "judged_k": 0,
-        "num_draft_tokens_per_round": (),
-        "max_loose_tokens": None,
-        "max_loose_cost_nats": None,
-        "exact_until_position": 0,
-        "context_length": 256,
-        "max_plain_tokens": 4,
-        "eager": False,
-        "loop_guard": False,
-        "logprobs": None,
-        "warnings": (),
-        "return_rounds": False,
-        "return_draft_distributions": False,
-        "distribution": None,
-        "prediction": (),
-    }
-    return GenerationPlan(**{**values, **changes})
+PLAN = GenerationPlan(
+    prompt_token_ids=[3, 4, 5],
+    sampling=SamplingParams(),
+    seed=1,
+    limits=Limits(max_tokens=40, context_length=256, max_plain_tokens=4),
+    judging=Judging(Rule("margin")),
+    drafts=DraftPlan(num_speculative_tokens=4),
+)
+
+
+def plan_of(max_loose_tokens=None, max_loose_cost_nats=None, **changes) -> GenerationPlan:
+    """A plan over the fakes; `changes` by the names of fields, in whichever part they are."""
+    parts, changes["allowed"] = {}, Budget(max_loose_tokens, max_loose_cost_nats)
+    for name in ("limits", "judging", "drafts", "reporting"):
+        part = getattr(PLAN, name)
+        mine = {f.name: changes.pop(f.name) for f in fields(part) if f.name in changes}
+        parts[name] = replace(part, **mine)
+    return replace(PLAN, **parts, **changes)
 
 
 @dataclass
@@ -374,25 +360,23 @@ class Fakes:
     drafter: str = ""
 
     def __post_init__(self) -> None:
-        plan = self.plan = replace(self.plan, drafter=self.drafter)
+        drafts = replace(self.plan.drafts, drafter=self.drafter)
+        plan = self.plan = replace(self.plan, drafts=drafts)
         self.verify = FakeVerify(self.world, self.window_size)
         self.draft = FakeDraft(self.world, self.offer)
-        self.ledger = Ledger(plan.max_loose_tokens, plan.max_loose_cost_nats)
-        self.output = Output(self.tokenizer, plan.max_tokens, plan.stop, plan.ignore_eos)
-        self.recoveries = Recoveries()
-        accounts = self.ledger.metrics, self.recoveries
+        self.ledger, limits = Ledger(plan.judging.allowed), plan.limits
+        self.output = Output(self.tokenizer, limits.max_tokens, limits.stop, limits.ignore_eos)
         self.drafters = registry_of(self.draft)
-        self.verify.distributes = plan.distribution is not None
+        self.verify.distributes = plan.drafts.distribution is not None
         targets = pool_of(self.verify)
         if self.drafter:
             targets = pool_of(self.verify, info=SimpleNamespace(**vars(INFO), heads=(HEAD,)))
             self.drafters.adopt_heads(targets, (HEAD,))
-        self.drafting = Drafting(self.drafters, plan, TARGET, *accounts)
-        self.verifying = Verifying(TargetReplicas(targets, TARGET), plan, NEVER_S, *accounts)
-        self.pace = self.pace or FixedPace(plan.num_speculative_tokens)
-        self.rounds = Rounds(
-            plan, self.pace, self.drafting, self.verifying, self.ledger, self.recoveries
-        )
+        self.drafting = Drafting(self.drafters, plan, TARGET, self.ledger)
+        self.verifying = Verifying(TargetReplicas(targets, TARGET), plan, NEVER_S, self.ledger)
+        self.pace = self.pace or FixedPace(plan.drafts.num_speculative_tokens)
+        self.progress = Progress(plan, self.pace, self.drafting, self.verifying, self.ledger)
+        self.rounds = Rounds(self.progress)
 
     async def run(self, limit: int = 10_000):
         """Yield every round with its effect for the client, to the end of the output."""

@@ -38,7 +38,7 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
     prompt = plan.prompt_token_ids
     tokens, origins, gaps = list(prompt), [Origin.PLAIN] * len(prompt), [None] * len(prompt)
     result = Replayed(tokens)
-    limit = len(prompt) + plan.max_tokens
+    limit = len(prompt) + plan.limits.max_tokens
     # The open window: position, the target's own token, gap, matches so far, number of its round.
     window = None
     spans, is_last = result.spans, False
@@ -64,13 +64,14 @@ def replay(world: World, plan, window_size: int, history) -> Replayed:
         window = None
 
     def may_stand(token):
+        allowed = plan.judging.allowed
         spent = [gap for gap in gaps if gap is not None]
         gap = world.gap(tokens, token)
-        if plan.max_loose_tokens is not None and len(spent) >= plan.max_loose_tokens:
+        if allowed.loose_tokens is not None and len(spent) >= allowed.loose_tokens:
             return False
-        if plan.max_loose_cost_nats is not None and sum(spent) + gap > plan.max_loose_cost_nats:
+        if allowed.loose_cost_nats is not None and sum(spent) + gap > allowed.loose_cost_nats:
             return False
-        return world.passes(tokens, token) and len(tokens) >= plan.exact_until_position
+        return world.passes(tokens, token) and len(tokens) >= plan.judging.exact_until_position
 
     for number, drafts in enumerate(history):
         is_last = number == len(history) - 1

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from flyspec.prefix import TokenSequence
-from flyspec.values.generation import RecoveryKind, SpeculationMetrics
+from flyspec.values.generation import RecoveryKind
 from flyspec.values.rounds import DraftAdvance
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.generation.drafting import Drafting
-from orchestrator.generation.recoveries import Recoveries
+from orchestrator.generation.ledger import Ledger
 from orchestrator.upstreams.draft import GrpcDraftSession
 from tests.orchestrator.fakes import FakeDraft, Offer, plan_of
 from tests.orchestrator.pools import TARGET, pool_of, registry_of
@@ -68,9 +68,9 @@ class Generation:
     """Drafting round after round; every proposal is accepted."""
 
     def __init__(self, registry, by_name=""):
-        self.recoveries = Recoveries()
+        self.ledger = Ledger()
         plan = plan_of(prompt_token_ids=PROMPT, drafter=by_name)
-        self.drafting = Drafting(registry, plan, TARGET, SpeculationMetrics(), self.recoveries)
+        self.drafting = Drafting(registry, plan, TARGET, self.ledger)
         self.sequence = TokenSequence(PROMPT)
         self.round_id = 0
 
@@ -85,7 +85,7 @@ class Generation:
 
     @property
     def kinds(self):
-        return [r.kind for r in self.recoveries.kept]
+        return [r.kind for r in self.ledger.recoveries.kept]
 
 
 def registry(*names, breaker=None):

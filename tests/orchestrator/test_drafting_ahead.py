@@ -9,7 +9,7 @@ import pytest
 from flyspec.rules import Rule
 from flyspec.values.rounds import DistributionSpec, DraftChunk
 from orchestrator.generation.following import Overtaken
-from orchestrator.generation.next_proposal import AHEAD, AHEAD_MEMORY
+from orchestrator.generation.sources import AHEAD, AHEAD_MEMORY
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
 from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import GOOD, World, text_of
@@ -81,7 +81,7 @@ async def test_a_drafter_lost_meanwhile_is_opened_again(kind: str) -> None:
     final = [t.token_id async for _, update in running for t in update.final]
     assert final == text_of(GOOD, fakes.plan)[-len(final) :]
     assert fakes.draft.opened == 2
-    assert [r.kind.name for r in fakes.recoveries.kept] == ["DRAFTER_REOPENED"]
+    assert [r.kind.name for r in fakes.ledger.recoveries.kept] == ["DRAFTER_REOPENED"]
 
 
 async def test_distributions_come_along() -> None:

@@ -53,7 +53,7 @@ async def generate(world, plan, window_size, offers):
     async for _, update in fakes.run():
         for event in update.events:
             client.take(event)
-        if not plan.eager:
+        if not plan.reporting.eager:
             assert client.num_final == len(client.tokens)
             assert client.num_retracts == 0
         step += 1

@@ -6,7 +6,7 @@ import pytest
 
 from flyspec.values.rounds import DraftChunk
 from flyspec.values.tokens import Origin
-from orchestrator.generation.handover import MAX_BLOCK, Handover
+from orchestrator.generation.head_drafts import MAX_BLOCK, Handover
 
 
 def block(confidences, start=10):

@@ -31,7 +31,7 @@ def round_of(decisions, start, keep_length, committed_length, commands=()):
 
 
 def test_an_open_window_has_its_share_of_the_budget():
-    ledger = Ledger(max_loose_tokens=3, max_loose_cost_nats=2.0)
+    ledger = Ledger(Budget(3, 2.0))
     assert ledger.budget(None) == Budget(3, 2.0)
     assert ledger.budget(WINDOW) == Budget(2, 1.25)
     ledger.record(round_of([Decision(Outcome.LOOSE, 3, None, 0.5)], 8, 9, 10), [LOOSE])

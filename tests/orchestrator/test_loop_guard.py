@@ -86,7 +86,7 @@ async def run(world, window_size, k):
     plan = plan_of(max_tokens=90, num_speculative_tokens=k, loop_guard=True, max_plain_tokens=1)
     fakes = Fakes(world, plan, TOKENIZER, window_size)
     final = [token async for _, update in fakes.run() for token in update.final]
-    return final, fakes.rounds.loop_guard_index(len(final))
+    return final, fakes.progress.loop_guard_index(len(final))
 
 
 async def test_the_rest_is_exact_and_an_open_window_runs_its_course():
@@ -117,4 +117,4 @@ async def test_a_cycle_beyond_the_end_of_the_output_is_not_told():
     async for _ in fakes.run():
         pass
     assert fakes.output.num_final_tokens == 40
-    assert fakes.rounds.loop_guard_index(40) is None
+    assert fakes.progress.loop_guard_index(40) is None

@@ -41,7 +41,7 @@ def phases(draw: st.DrawFn) -> list[Phase]:
     for _ in range(draw(st.integers(0, 3))):
         until = draw(st.lists(st.sampled_from(ENDS), max_size=2))
         tokens = draw(st.lists(st.sampled_from([4, 7, 11]), max_size=1, min_size=not until))
-        found.append(Phase(Rule("fly"), until, tokens))
+        found.append(Phase(Rule("fly"), until, tokens, max_loose_tokens=len(found)))
     return [*found, Phase(EXACT)]
 
 
@@ -130,13 +130,14 @@ def test_segments_of_proposals_through_rollbacks(
 
     for _ in range(data.draw(st.integers(1, 6))):
         drafts = data.draw(st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=8))
-        segments = tracked.segments([*prompt, *output], drafts, lambda index: Budget(index))
+        segments = tracked.segments([*prompt, *output], drafts, None)
         assert segments[0].start_position == len(prompt) + len(output)
         for index in range(len(drafts)):
             position = len(prompt) + len(output) + index
             holds = [s for s in segments if s.start_position <= position][-1]
             assert holds.rule_index == at(len(output) + index, drafts)
-            assert holds.budget == Budget(holds.rule_index)
+            limited = holds.rule_index < len(found) and found[holds.rule_index].has_budget
+            assert holds.budget == (Budget(holds.rule_index) if limited else Budget())
         assert segments[-1].start_position < len(prompt) + len(output) + len(drafts)
         output += drafts[: data.draw(st.integers(0, len(drafts)))]
         output.append(data.draw(st.integers(0, len(PIECES) - 1)))
@@ -189,6 +190,4 @@ def test_a_settled_output_is_not_read_any_more() -> None:
 
     tracked = Phases([Phase(EXACT, max_loose_tokens=3)], (), Ended(), 1)
     tracked.commit([0, 4, 4], 3)
-    assert tracked.segments([0, 4, 4], [4, 4], lambda _: Budget(3)) == [
-        RuleSegment(3, 0, Budget(3))
-    ]
+    assert tracked.segments([0, 4, 4], [4, 4], None) == [RuleSegment(3, 0, Budget(3))]

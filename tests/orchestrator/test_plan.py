@@ -20,10 +20,17 @@ from flyspec.validation import distribution_spec
 from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.phases import MAX_RULES, Phase
 from flyspec.values.requests import GenerationRequest
-from flyspec.values.rounds import DistributionSpec
+from flyspec.values.rounds import Budget, DistributionSpec
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import SamplingParams
-from orchestrator.generation.plan import GenerationPlan, make_plan
+from orchestrator.generation.plan import (
+    DraftPlan,
+    GenerationPlan,
+    Judging,
+    Limits,
+    Reporting,
+    make_plan,
+)
 from tests.tiny import make_tokenizer
 
 VOCAB_SIZE, CONTEXT, MAX_DRAFT = 400, 64, 32
@@ -84,35 +91,21 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
     made = plan()
     seeds = {plan().seed for _ in range(4)}
     assert len(seeds) == 4
+    rule = resolve_rule(Rule(DEFAULT_RULE), 15)
     assert made == GenerationPlan(
         prompt_token_ids=PROMPT,
         sampling=SamplingParams(),
         seed=made.seed,
-        max_tokens=CONTEXT - len(PROMPT),
-        stop=(),
-        stop_token_ids=frozenset(),
-        ignore_eos=False,
-        drafter="",
-        rule=resolve_rule(Rule(DEFAULT_RULE), 15),
-        distribution=distribution_spec(resolve_rule(Rule(DEFAULT_RULE), 15), SamplingParams()),
-        phases=(),
-        exact_inside=(),
-        num_speculative_tokens=MAX_DRAFT,
-        adaptive=True,
-        judged_k=15,
-        num_draft_tokens_per_round=(),
-        max_loose_tokens=None,
-        max_loose_cost_nats=None,
-        exact_until_position=len(PROMPT),
-        context_length=CONTEXT,
-        max_plain_tokens=8,
-        eager=False,
-        loop_guard=True,
-        logprobs=None,
-        warnings=(),
-        return_rounds=False,
-        return_draft_distributions=False,
-        prediction=(),
+        limits=Limits(
+            CONTEXT - len(PROMPT), CONTEXT, max_plain_tokens=8, end_token_ids=frozenset({1})
+        ),
+        judging=Judging(rule, exact_until_position=len(PROMPT), loop_guard=True, judged_k=15),
+        drafts=DraftPlan(
+            MAX_DRAFT,
+            adaptive=True,
+            distribution=distribution_spec(rule, SamplingParams()),
+            invisible=frozenset({0, 1, 2}),
+        ),
     )
 
 
@@ -139,37 +132,21 @@ def test_every_field_is_taken(plan: Any) -> None:
             disable_loop_guard=True,
         ),
     )
+    rule = resolve_rule(Rule("margin", margin_threshold=0.1, guarded_token_ids=(399,)), 4)
     assert made == GenerationPlan(
         prompt_token_ids=PROMPT,
         sampling=SamplingParams(
             temperature=0.5, min_p=0.1, logit_bias=((3, 2.0), (399, -1.0)), min_tokens=9
         ),
         seed=0,
-        max_tokens=9,
-        stop=("a", "b"),
-        stop_token_ids=frozenset({7}),
-        ignore_eos=True,
-        drafter="x",
-        rule=resolve_rule(Rule("margin", margin_threshold=0.1, guarded_token_ids=(399,)), 4),
-        phases=(),
-        exact_inside=(),
-        num_speculative_tokens=4,
-        adaptive=False,
-        judged_k=0,
-        num_draft_tokens_per_round=(),
-        max_loose_tokens=0,
-        max_loose_cost_nats=0.0,
-        exact_until_position=len(PROMPT) + 2,
-        context_length=CONTEXT,
-        max_plain_tokens=8,
-        eager=True,
-        loop_guard=False,
-        logprobs=0,
-        warnings=(),
-        return_rounds=False,
-        return_draft_distributions=False,
-        distribution=None,
-        prediction=[5, 6],
+        limits=Limits(
+            9, CONTEXT, 8, ("a", "b"), frozenset({7}), frozenset({1, 7}), ignore_eos=True
+        ),
+        judging=Judging(
+            rule, allowed=Budget(0, 0.0), exact_until_position=len(PROMPT) + 2, loop_guard=False
+        ),
+        drafts=DraftPlan(4, drafter="x", prediction=[5, 6], invisible=frozenset({0, 1, 2})),
+        reporting=Reporting(eager=True, logprobs=0),
     )
 
 
@@ -190,16 +167,17 @@ def test_phases_are_resolved_like_the_rule(plan: Any) -> None:
     )  # fmt: skip
     fly, margin = (resolve_rule(Rule(name), 4) for name in ("fly", "margin"))
     assert fly.fly_window_size == 3
-    assert made.phases == (
+    assert made.judging.phases == (
         Phase(fly, ("####",), max_loose_tokens=3),
         Phase(margin, (), (9,)),
         Phase(Rule("exact")),
     )
-    assert made.rule == fly
-    assert made.rules == (fly, margin, Rule("exact"), Rule("exact"))
-    assert made.exact_inside == ("tool_call", "json")
-    assert (made.main_rule, made.rule_names) == ("fly", "fly, margin, exact")
-    assert (made.lossless, made.token_exact, made.loop_guard, made.has_budget) == (
+    assert made.judging.rule == fly
+    assert made.judging.rules == (fly, margin, Rule("exact"), Rule("exact"))
+    assert made.judging.exact_inside == ("tool_call", "json")
+    assert (made.judging.main_rule.name, made.judging.names) == ("fly", "fly, margin, exact")
+    found = made.judging
+    assert (found.lossless, found.token_exact, found.loop_guard, found.has_budget) == (
         False, False, True, True,
     )  # fmt: skip
     assert any(w.startswith("rule.fly_window_size is 3") for w in made.warnings) is False
@@ -208,24 +186,29 @@ def test_phases_are_resolved_like_the_rule(plan: Any) -> None:
 
 def test_what_is_exact_in_all_phases_is_exact(plan: Any) -> None:
     made = plan(speculation=speculation(phases=[{"until": ["a"]}, {}], rule={"name": "exact"}))
-    assert (made.lossless, made.token_exact, made.loop_guard, made.judged_k) == (
+    found = made.judging
+    assert (found.lossless, found.token_exact, found.loop_guard, found.judged_k) == (
         True, True, False, 0,
     )  # fmt: skip
-    assert made.main_rule == "exact"
+    assert made.judging.main_rule.name == "exact"
     later = [{"until": ["a"]}, {"rule": {"name": "fly"}}]
     made = plan(speculation=speculation(phases=later, rule={"name": "exact"}))
-    assert (made.main_rule, made.loop_guard, made.judged_k) == ("fly", True, 15)
+    assert (made.judging.main_rule.name, made.judging.loop_guard, made.judging.judged_k) == (
+        "fly",
+        True,
+        15,
+    )
 
 
 def test_exact_inside_alone_makes_one_phase(plan: Any) -> None:
     made = plan(speculation=speculation(exact_inside=["json"]))
-    assert made.phases == (Phase(made.rule),)
-    assert made.rules == (made.rule, Rule("exact"))
+    assert made.judging.phases == (Phase(made.judging.rule),)
+    assert made.judging.rules == (made.judging.rule, Rule("exact"))
 
 
 def test_rules_of_phases_may_need_draft_distributions(plan: Any) -> None:
     phases = [{"rule": {"name": "fuzzy"}, "until": ["a"]}, {"rule": {"name": "exact"}}]
-    assert plan(speculation=speculation(phases=phases)).distribution == DistributionSpec(50)
+    assert plan(speculation=speculation(phases=phases)).drafts.distribution == DistributionSpec(50)
 
 
 def test_an_older_verify_service_has_one_rule(plan: Any) -> None:
@@ -235,7 +218,7 @@ def test_an_older_verify_service_has_one_rule(plan: Any) -> None:
             InvalidArgumentError, match=f"need {count} rules, but the verify service can use "
         ):
             plan(speculation=speculation(phases=phases), max_rules=max_rules)
-    assert plan(speculation=speculation(phases=[{}]), max_rules=0).phases
+    assert plan(speculation=speculation(phases=[{}]), max_rules=0).judging.phases
 
 
 @pytest.mark.parametrize(
@@ -334,7 +317,7 @@ def test_a_request_without_a_prompt() -> None:
 @pytest.mark.parametrize("name", RULE_PRESETS)
 def test_only_lossy_rules_have_a_loop_guard(plan: Any, name: str) -> None:
     made = plan(speculation=speculation(rule=common_pb2.Rule(name=name)))
-    assert made.loop_guard == (name not in ("exact", "rejection"))
+    assert made.judging.loop_guard == (name not in ("exact", "rejection"))
 
 
 def test_distributions_are_asked_for_only_where_a_rule_needs_them(plan: Any) -> None:
@@ -342,7 +325,7 @@ def test_distributions_are_asked_for_only_where_a_rule_needs_them(plan: Any) -> 
         return plan(
             sampling=common_pb2.SamplingParams(temperature=temperature),
             speculation={"rule": rule, "num_speculative_tokens": k},
-        ).distribution
+        ).drafts.distribution
 
     assert of({"name": "fly"}) is None
     assert of({"name": "fuzzy", "divergence_top_k": 9}) == DistributionSpec(9)
@@ -353,11 +336,11 @@ def test_distributions_are_asked_for_only_where_a_rule_needs_them(plan: Any) -> 
 
 def test_a_judge_gives_its_threshold_and_stays_the_same(plan: Any) -> None:
     made = plan(speculation={"rule": {"name": "autojudge"}})
-    assert made.rule.judge_threshold == 0.25
-    assert made.judge_fingerprint == "j"
+    assert made.judging.rule.judge_threshold == 0.25
+    assert made.judging.judge_fingerprint == "j"
     asked = plan(speculation={"rule": {"name": "autojudge", "judge_threshold": 0.5}})
-    assert asked.rule.judge_threshold == 0.5
-    assert plan(speculation={"rule": {"name": "fly"}}).judge_fingerprint == ""
+    assert asked.judging.rule.judge_threshold == 0.5
+    assert plan(speculation={"rule": {"name": "fly"}}).judging.judge_fingerprint == ""
     limited = RuleBook.model_validate({"limits": {"max_judge_threshold": 0.2}})
     with pytest.raises(InvalidArgumentError, match=r"at most 0\.2 .*got 0\.25, the rule's default"):
         plan(rules=limited, speculation={"rule": {"name": "autojudge"}})
@@ -384,19 +367,21 @@ def test_the_servers_defaults(plan: Any) -> None:
     book = RuleBook.model_validate({"rules": {"mine": {"preset": "typical", "typical_delta": 0.5}}})
     settings = {"rule": "mine", "num_speculative_tokens": 40}
     made = plan(rules=book, settings=settings)
-    assert made.num_speculative_tokens == MAX_DRAFT
-    assert made.rule == resolve_rule(Rule("typical", typical_delta=0.5), MAX_DRAFT)
+    assert made.drafts.num_speculative_tokens == MAX_DRAFT
+    assert made.judging.rule == resolve_rule(Rule("typical", typical_delta=0.5), MAX_DRAFT)
     made = plan(
         rules=book, settings=settings,
         speculation={"rule": {"typical_epsilon": 0.2}, "num_speculative_tokens": 4},
     )  # fmt: skip
-    assert made.rule == resolve_rule(Rule("typical", typical_delta=0.5, typical_epsilon=0.2), 4)
+    assert made.judging.rule == resolve_rule(
+        Rule("typical", typical_delta=0.5, typical_epsilon=0.2), 4
+    )
 
 
 def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
     def window(settings: dict[str, Any], **fields: Any) -> Any:
         fields = {"rule": {"name": "fly"}} | fields
-        return plan(settings=settings, speculation=fields).rule.fly_window_size
+        return plan(settings=settings, speculation=fields).judging.rule.fly_window_size
 
     assert [window({}, num_speculative_tokens=k) for k in (2, 4, 7, 15)] == [1, 3, 6, 6]
     assert window({}) == 6
@@ -411,37 +396,41 @@ def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
 def test_k_adapts_if_asked_to_or_behind_the_rounds_of_an_earlier_run(plan: Any) -> None:
     fixed = {"num_speculative_tokens": 4}
     made = plan(settings=fixed, speculation=speculation(adaptive=True))
-    assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
-    assert (made.rule, made.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
+    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (True, MAX_DRAFT)
+    assert (made.judging.rule, made.judging.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
     earlier = speculation(num_draft_tokens_per_round=[3, 0, 32])
     made = plan(settings=fixed, speculation=earlier)
-    assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
-    assert [*made.num_draft_tokens_per_round] == [3, 0, 32]
-    assert (made.rule, made.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
+    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (True, MAX_DRAFT)
+    assert [*made.drafts.num_draft_tokens_per_round] == [3, 0, 32]
+    assert (made.judging.rule, made.judging.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
     earlier = {"num_draft_tokens_per_round": [3, 0], "num_speculative_tokens": 4}
     made = plan(speculation=earlier)
-    assert (made.adaptive, made.num_speculative_tokens, made.judged_k) == (False, 4, 0)
-    assert [*made.num_draft_tokens_per_round] == [3, 0]
+    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens, made.judging.judged_k) == (
+        False,
+        4,
+        0,
+    )
+    assert [*made.drafts.num_draft_tokens_per_round] == [3, 0]
     across = {
         "name": "margin",
         "margin_threshold": 1.0,
         "window_scope": "WINDOW_SCOPE_ACROSS_ROUNDS",
     }
     made = plan(speculation=speculation(adaptive=True, rule=across))
-    assert made.num_speculative_tokens == 15
+    assert made.drafts.num_speculative_tokens == 15
     made = plan(speculation={"adaptive": True, "rule": {"name": "exact"}})
-    assert (made.adaptive, made.num_speculative_tokens) == (True, MAX_DRAFT)
-    assert made.judged_k == 0
+    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (True, MAX_DRAFT)
+    assert made.judging.judged_k == 0
     made = plan(settings=fixed)
-    assert (made.adaptive, made.num_speculative_tokens) == (False, 4)
+    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (False, 4)
     made = plan(settings={"num_speculative_tokens": "auto"}, speculation=speculation(**fixed))
-    assert (made.adaptive, made.num_speculative_tokens) == (False, 4)
+    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (False, 4)
 
 
 def test_a_window_that_a_named_rule_gives_is_chosen(plan: Any) -> None:
     book = RuleBook.model_validate({"rules": {"mine": {"preset": "fly", "fly_window_size": 1}}})
     made = plan(rules=book, speculation={"rule": {"name": "mine"}, "num_speculative_tokens": 2})
-    assert (made.rule.fly_window_size, made.warnings) == (1, ())
+    assert (made.judging.rule.fly_window_size, made.warnings) == (1, ())
 
 
 def test_the_operators_limits(plan: Any) -> None:
@@ -457,8 +446,8 @@ def test_the_operators_limits(plan: Any) -> None:
         }
     )
     made = plan(rules=book)
-    assert made.num_speculative_tokens == 8
-    assert (made.max_loose_tokens, made.max_loose_cost_nats) == (3, 1.5)
+    assert made.drafts.num_speculative_tokens == 8
+    assert made.judging.allowed == Budget(3, 1.5)
     for fields, message in (
         ({"num_speculative_tokens": 9}, "num_speculative_tokens must be between 0 and 8, got 9"),
         ({"max_loose_tokens": 4}, "speculation.max_loose_tokens must be between 0 and 3 on this"),

@@ -62,13 +62,13 @@ class Generations(RuleBasedStateMachine):
         self.window_size = window_size
         self.plan = plan_of(
             num_speculative_tokens=k,
+            adaptive=self.pace is not None,
             max_tokens=max_tokens,
             context_length=3 + max_tokens + room,
             exact_until_position=3 + exact_prefix if exact_prefix else 0,
             **changes,
         )
         self.world = world
-        self.plan = replace(self.plan, adaptive=self.pace is not None)
         self.fakes = Fakes(
             world, self.plan, TOKENIZER, window_size, pace=self.pace, drafter=self.drafter
         )
@@ -90,7 +90,7 @@ class Generations(RuleBasedStateMachine):
         self.check_services(round_, before.tokens)
         self.num_failed += round_.verdict is None
         self.history += history_of(self.fakes, round_)
-        if not self.plan.eager:
+        if not self.plan.reporting.eager:
             assert not any(isinstance(c, Show | Hide) for c in round_.commands)
         if update.retraction is not None:
             assert update.retraction.output_token_index >= len(self.final)
@@ -123,7 +123,7 @@ class Generations(RuleBasedStateMachine):
                 )
                 assert drafted_on == tokens or (overtaken and drafted_on is None)
             sent, drafts = verify.distributions[round_id], round_.request.draft_token_ids
-            assert len(sent) == (len(drafts) if self.plan.distribution else 0)
+            assert len(sent) == (len(drafts) if self.plan.drafts.distribution else 0)
         else:
             held = verify.sequences[round_id]
             assert held == tokens[: len(held)]
@@ -149,31 +149,30 @@ class Generations(RuleBasedStateMachine):
         if not hasattr(self, "history"):
             return
         rounds, output, ledger = self.fakes.rounds, self.fakes.output, self.fakes.ledger
+        progress = self.fakes.progress
         prompt = len(self.plan.prompt_token_ids)
         whole = replay(self.world, self.plan, self.window_size, self.history)
         # What is not handed out before the next round is with the target.
         kept = [entry for r in rounds._kept for entry in history_of(self.fakes, r)]
         ahead = replay(self.world, self.plan, self.window_size, [*self.history, *kept])
-        assert rounds._sequence.tokens == ahead.tokens
-        assert rounds._requests.state.length == len(ahead.tokens)
-        assert rounds._requests.state.committed_length == ahead.committed
+        assert progress.sequence.tokens == ahead.tokens
+        assert progress.state.length == len(ahead.tokens)
+        assert progress.state.committed_length == ahead.committed
         committed = whole.tokens[prompt : whole.committed]
-        end = next(
-            (i + 1 for i, t in enumerate(committed) if t == EOS and not self.plan.ignore_eos),
-            len(committed),
-        )
-        num_final = min(end, self.plan.max_tokens)
+        stops = () if self.plan.limits.ignore_eos else (EOS,)
+        end = next((i + 1 for i, t in enumerate(committed) if t in stops), len(committed))
+        num_final = min(end, self.plan.limits.max_tokens)
         assert [t.token_id for t in self.final] == committed[:num_final]
         assert [t.origin for t in self.final] == whole.origins[:num_final]
         assert [t.gap_nats for t in self.final] == whole.gaps[:num_final]
-        if self.plan.eager:
+        if self.plan.reporting.eager:
             shown = whole.tokens[prompt:]
             assert [t.token_id for t in self.sent] == shown[: len(self.sent)]
             assert len(self.sent) >= num_final
         else:
             assert self.sent == self.final
         assert output.num_final_tokens == num_final
-        if self.plan.logprobs is not None:
+        if self.plan.reporting.logprobs is not None:
             for index, token in enumerate(self.final):
                 before = whole.tokens[: prompt + index]
                 assert token.logprobs == self.world.logprobs(before, token.token_id)
@@ -182,10 +181,11 @@ class Generations(RuleBasedStateMachine):
             len(loose),
             sum(loose),
         )
-        if self.plan.max_loose_tokens is not None:
-            assert len(loose) <= self.plan.max_loose_tokens
-        if self.plan.max_loose_cost_nats is not None:
-            assert sum(loose) <= self.plan.max_loose_cost_nats
+        allowed = self.plan.judging.allowed
+        if allowed.loose_tokens is not None:
+            assert len(loose) <= allowed.loose_tokens
+        if allowed.loose_cost_nats is not None:
+            assert sum(loose) <= allowed.loose_cost_nats
         assert ledger.metrics.num_rollbacks == whole.num_rollbacks
         end = prompt + num_final if self.done else math.inf
         assert ledger.metrics.num_rejected_tokens == len(whole.rejected(end))

@@ -14,7 +14,7 @@ from flyspec.rules import Rule
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
 from orchestrator.generation.loop_guard import LoopGuard
-from orchestrator.generation.staging_trial import FIRST_REST, TRIAL_ROUNDS, StagingTrial
+from orchestrator.generation.staging import FIRST_REST, TRIAL_ROUNDS, StagingTrial
 from orchestrator.upstreams.proposal_checks import DrafterFaultError
 from orchestrator.upstreams.pushed import PushedProposals
 from tests.orchestrator.stacks import generate, orchestrator_over, start_stack

@@ -26,8 +26,8 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.proposals import LocalLookup, fit, fit_proposal
-from orchestrator.generation.recoveries import Recoveries
 from orchestrator.generation.verifying import Verifying
 from orchestrator.upstreams import connection, verify
 from orchestrator.upstreams.proposal_checks import DrafterFaultError
@@ -53,7 +53,7 @@ async def test_a_session_closed_for_silence_is_opened_again(model_dirs):
         plan = plan_of(prompt_token_ids=[5, 6, 7], rule=EXACT)
         fleet = stack.orchestrator.fleet
         targets = fleet.replicas_of(fleet.target.info.model)
-        session = Verifying(targets, plan, 5.0, SpeculationMetrics(), Recoveries())
+        session = Verifying(targets, plan, 5.0, Ledger())
         sequence = TokenSequence([5, 6, 7])
         first = await _check(session, sequence, [8, 9])
         await until(lambda: not stack.verify_engine.sessions.active)
@@ -206,7 +206,7 @@ async def test_a_drafter_that_sends_no_distributions_is_given_up():
     fakes.draft.stub.Draft = without_distributions
     origins = [token.origin async for _, update in fakes.run() for token in update.final]
     assert fakes.draft.opened == fakes.drafters.get("model").stats.failures_total > 0
-    assert [r.kind for r in fakes.recoveries.kept] == [RecoveryKind.DRAFTER_FALLBACK]
+    assert [r.kind for r in fakes.ledger.recoveries.kept] == [RecoveryKind.DRAFTER_FALLBACK]
     assert Origin.EXACT_MODEL not in origins
     for round_id, sent in fakes.verify.distributions.items():
         drafts = fakes.verify.rounds[round_id].draft_token_ids

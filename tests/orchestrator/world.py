@@ -144,6 +144,6 @@ GOOD = World(agreement=1.0, tolerance=0.0, eos_share=0.0)
 
 def text_of(world: World, plan) -> list[int]:
     tokens = list(plan.prompt_token_ids)
-    for _ in range(plan.max_tokens):
+    for _ in range(plan.limits.max_tokens):
         tokens.append(world.own(tokens))
     return tokens[len(plan.prompt_token_ids) :]

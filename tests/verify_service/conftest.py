@@ -31,18 +31,22 @@ def loaded(target_dir):
     return load_model(target_dir, "cpu", "float64")
 
 
+@pytest.fixture(scope="session")
+def served(target_dir):
+    """A model for runners, which replace its attention; `loaded` is what they are compared with."""
+    return load_model(target_dir, "cpu", "float64")
+
+
 JUDGE = random_judge(HIDDEN_SIZE)
 CACHES = {"slots": None, "blocks": Paging(16), "fixed": Paging(16, attention="sdpa")}
 """Slots; blocks, attended to by segments; blocks, in the fixed shapes of captured steps."""
 
 
 @pytest.fixture
-def engine(target_dir, loaded, request):
+def engine(served, loaded, request):
     """An engine over slots, or over what the test's indirect parameter names in `CACHES`."""
     kind = getattr(request, "param", "slots")
-    # A model of its own: a runner replaces its attention, and `loaded` is what it is compared with.
-    own = load_model(target_dir, "cpu", "float64")
-    runner = ModelRunner(own, num_slots=4, paging=CACHES[kind])
+    runner = ModelRunner(served, num_slots=4, paging=CACHES[kind])
     if kind == "fixed":
         runner.accelerate(eagerly, compiled=False)
         runner.cache.forget()

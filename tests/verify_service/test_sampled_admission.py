@@ -253,7 +253,7 @@ async def test_sessions_that_share_steps_follow_the_rules_law(rule: str) -> None
     try:
         async with rpc.connect(f"127.0.0.1:{port}") as channel:
             stub = verify_pb2_grpc.VerifyServiceStub(channel)
-            for first in range(0, 4 * SESSIONS, SESSIONS):
+            for first in range(0, 2 * SESSIONS, SESSIONS):
                 seeds = range(first, first + SESSIONS)
                 crowd = [Generating(stub, drafter, RULES[rule], seed) for seed in seeds]
                 await asyncio.gather(*(each.run(tally) for each in crowd))
@@ -262,10 +262,10 @@ async def test_sessions_that_share_steps_follow_the_rules_law(rule: str) -> None
         await asyncio.to_thread(engine.stop)
     shared = sum(len(steps) > 1 for steps in target.calls)
     assert shared > len(target.calls) / 4
-    assert tally.num_left_out > 100, "all drafts were checked"
+    assert tally.num_left_out > 50, "all drafts were checked"
     checked = [law(rule, p, q) for p, q in zip(TARGET, DRAFT, strict=True)]
     found = [*tally.counts[1], *tally.counts[0]]
     assert p_value(found, [*checked, *TARGET]) > 1e-5
     if rule != "rejection":
         assert p_value(found, [*TARGET, *TARGET]) < 1e-5, "the law is another one"
-    assert math.isclose(tally.counts.sum().item(), 4 * SESSIONS * (LENGTH - 1), rel_tol=0.1)
+    assert math.isclose(tally.counts.sum().item(), 2 * SESSIONS * (LENGTH - 1), rel_tol=0.1)
