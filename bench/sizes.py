@@ -1,7 +1,8 @@
-"""`python -m bench.sizes`: tables of what fits on which GPUs, in measurements/gpu.md and others.
+"""`python -m bench.sizes`: what fits on which GPUs, in two documents.
 
 The services' own planner (`flyspec.engine.cache_size`) calculates it, as before they load a model.
-docs/gpu.md has a worked example: a target over four GPUs, and its draft model on one of them.
+docs/measurements/gpu.md has a worked example: a target over four GPUs, and its draft model on one
+of them.
 """
 
 from __future__ import annotations

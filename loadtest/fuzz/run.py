@@ -81,7 +81,8 @@ class FuzzRun:
         self._canary = Script(method, "canary", tuple(steps))
         self._tokens = await self._ask(self._canary)
         info = await self._describe()
-        model = next(part for part in _parts(info) if isinstance(part, common_pb2.ModelInfo))
+        models = (part for part in _parts(info) if isinstance(part, common_pb2.ModelInfo))
+        model = next(models, common_pb2.ModelInfo())  # a draft service may have none
         self.source = ScriptSource(self.name, Facts(
             model.vocab_size or 1 << 16, model.context_length or 256, MAX_DRAFTS,
             [getattr(drafter, "name", drafter) for drafter in getattr(info, "drafters", ())],

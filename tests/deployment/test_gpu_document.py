@@ -1,4 +1,4 @@
-"""measurements/gpu.md and serve-your-own-models.md say what the services' planner calculates."""
+"""measurements/gpu.md and serve-your-own-models.md have what the services' planner calculates."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ import pytest
 
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
-from flyspec_lab import tables
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms, rival_arm
 from flyspec_lab.bench.conditions import parse_conditions
@@ -109,9 +108,6 @@ def test_slower_than_the_large_model_there_is_no_line():
     found = allocation_leads(answered(SCORES, times))
     assert lead_of(found, "plain").at is None
     assert {lead.condition for lead in found} == {"fuzzy"}
-    table = tables.allocation_table(found)
-    assert table.rows == [["fuzzy", "-", "-", "-", "-"]]
-    assert table.columns[1::2] == ["plain to draft alone", "exact to draft alone"]
 
 
 def test_without_a_rival_there_is_no_line():
