@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter
 
+from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence, num_same
 from flyspec.rules import Rule
@@ -66,12 +67,17 @@ class LossyText:
 
 
 class ExactTwins:
-    """Runs the orchestrator's twins, for a `share` of lossy outputs, if there are spare slots."""
+    """Runs the orchestrator's twins, for a share of lossy outputs, if there are spare slots."""
 
     def __init__(
-        self, fleet: Fleet, admission: Admission, share: float, registry: CollectorRegistry
+        self,
+        fleet: Fleet,
+        admission: Admission,
+        settings: OrchestratorSettings,
+        registry: CollectorRegistry,
     ) -> None:
-        self._fleet, self._admission, self._share = fleet, admission, share
+        self._fleet, self._admission = fleet, admission
+        self._share, self._reopen_timeout_s = settings.exact_twin_share, settings.reopen_timeout_s
         self._task: asyncio.Task[None] | None = None
         self._outcomes = Counter(
             "flyspec_exact_twins",
@@ -149,7 +155,7 @@ class ExactTwins:
         reporting = replace(text.plan.reporting, logprobs=None)
         plan = replace(text.plan, judging=judging, reporting=reporting)
         targets = self._fleet.replicas_of(text.target.info.model)
-        verifying = Verifying(targets, plan, 0.0, Ledger())
+        verifying = Verifying(targets, plan, self._reopen_timeout_s, Ledger())
         sequence, count = TokenSequence(plan.prompt_token_ids), len(text.tokens)
         start, round_id = len(sequence), 0
         limits = plan.limits

@@ -77,8 +77,7 @@ class Orchestrator:
         self._telemetry.collect(lambda: admission_metrics(admission))
         self._telemetry.collect(lambda: fleet_metrics(fleet))
         observer = RequestObserver(self._telemetry)
-        share, registry = settings.exact_twin_share, self._telemetry.registry
-        self._twins = ExactTwins(fleet, admission, share, registry)
+        self._twins = ExactTwins(fleet, admission, settings, self._telemetry.registry)
         generations = Generations(fleet, admission, settings, self._rules, observer, self._twins)
         generation = GenerationServicer(generations, settings.write_timeout_s)
         clients = rpc.GrpcServer(

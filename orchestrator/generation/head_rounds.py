@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from flyspec.self_drafting import following_round
 from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
-from orchestrator.generation.progress import Progress, Round
+from orchestrator.generation.progress import CurrentRound, Progress
 from orchestrator.generation.sources import Source
 
 MAX_ROUNDS = 16
@@ -65,12 +65,12 @@ class HeadRounds(Source):
             self._begun = following_round(request, verdict)
         return self._begun is not None
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: CurrentRound) -> bool:
         if self._begun is not None:
             round_.head_query = 0
         return self._begun is not None
 
-    async def proposal(self, round_: Round) -> DraftChunk | None:
+    async def proposal(self, round_: CurrentRound) -> DraftChunk | None:
         """Return the drafts, with their request and verdict as what is `heard` of the round."""
         progress, begun = self._progress, self._begun
         assert begun is not None

@@ -51,7 +51,7 @@ SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class OutputLimits:
     """Limits of the output.
 
     `end_token_ids` are the target's ends of sequence and `stop_token_ids`.
@@ -180,7 +180,7 @@ class GenerationPlan:
     prompt_token_ids: list[int]
     sampling: SamplingParams
     seed: int
-    limits: Limits
+    limits: OutputLimits
     judging: Judging
     drafts: DraftPlan
     reporting: Reporting = Reporting()
@@ -300,7 +300,7 @@ def make_plan(
         prompt,
         sampling,
         secrets.randbits(SEED_BITS) if options.seed is None else options.seed,
-        Limits(
+        OutputLimits(
             max_tokens,
             context_length,
             target.max_plain_tokens,

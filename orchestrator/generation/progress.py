@@ -27,7 +27,7 @@ from orchestrator.generation.window import Command, Commit, WindowState
 
 
 @dataclass(slots=True)
-class Round:
+class CurrentRound:
     """The round that comes next, or is with the target.
 
     `turn` is what the pace asks for. Every request to the drafter has its own, increasing
@@ -117,7 +117,7 @@ class Progress:
             exact = self.phases.exact_from_here
         return min(limit, remaining - 1) if exact else limit
 
-    def request(self, round_: Round, proposal: DraftChunk) -> VerifyRound:
+    def request(self, round_: CurrentRound, proposal: DraftChunk) -> VerifyRound:
         """Return the request to verify a proposal, or to decode without one."""
         plan, window, plain = self.plan, self.state.window, 1
         if proposal is NOTHING:
@@ -154,7 +154,7 @@ class Progress:
         )
 
     def staged_request(
-        self, round_: Round, on: StagedOn, pushed: DraftChunk, behind: list[int]
+        self, round_: CurrentRound, on: StagedOn, pushed: DraftChunk, behind: list[int]
     ) -> VerifyRound | None:
         """Return the round that verifies a proposal made ahead, `behind` more tokens than now.
 

@@ -8,8 +8,8 @@ from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
 from orchestrator.generation.head_rounds import HeadRounds
 from orchestrator.generation.ledger import NOTHING
 from orchestrator.generation.pace import SHORT_PROMPT
-from orchestrator.generation.progress import Progress, Round
-from orchestrator.generation.sources import Asked, Following, Predicted, Source
+from orchestrator.generation.progress import CurrentRound, Progress
+from orchestrator.generation.sources import AskedDrafter, Following, Predicted, Source
 from orchestrator.generation.staging import Staging, StagingTrial
 
 
@@ -18,12 +18,12 @@ class Proposing:
 
     def __init__(self, progress: Progress, trial: StagingTrial | None) -> None:
         self._progress = progress
-        self.round = Round(progress.pace.turn(), asked_length=progress.prompt_length)
+        self.round = CurrentRound(progress.pace.turn(), asked_length=progress.prompt_length)
         self._following = Following(progress)
         self._staging = Staging(progress, self._following, trial)
         self._heads = HeadRounds(progress)
         self._predicted = Predicted(progress)
-        self._asked = Asked(progress, self._following)
+        self._asked = AskedDrafter(progress, self._following)
         self._sources: tuple[Source, ...] = (
             self._staging, self._heads, self._following, self._predicted, self._asked,
         )  # fmt: skip

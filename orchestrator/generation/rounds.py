@@ -30,7 +30,7 @@ KEPT_S = 0.005
 """Maximum seconds a round is kept back while the drafter works."""
 
 
-class Judged(NamedTuple):
+class JudgedRound(NamedTuple):
     """A verdict on a round: on its proposal as far as the target judged it, of a tree one path.
 
     `num_drafted` are the drafts that the target has read, more than were judged of a tree. Without
@@ -86,18 +86,18 @@ class Rounds:
         finally:
             await proposing.close()
 
-    async def _verify(self, proposal: DraftChunk) -> AsyncGenerator[Judged | None]:
+    async def _verify(self, proposal: DraftChunk) -> AsyncGenerator[JudgedRound | None]:
         """Yield None once a round is with the target, then what it says of it.
 
         In plain decoding it says more and more, until the drafter has a proposal worth verifying.
         """
         progress, proposing, round_ = self.progress, self._proposing, self._proposing.round
         if round_.heard is not None:
-            yield Judged(proposal, *round_.heard, len(proposal.token_ids))
+            yield JudgedRound(proposal, *round_.heard, len(proposal.token_ids))
             return
         if progress.state.window and not proposal.token_ids:
             yield None
-            yield Judged(proposal)
+            yield JudgedRound(proposal)
             return
         request, plain = proposing.request(proposal), proposal is NOTHING
         self._has_begun = False
@@ -121,7 +121,7 @@ class Rounds:
         if not self._has_begun:
             await proposing.lost()
 
-    def _judged(self, proposal: DraftChunk, request: VerifyRound, verdict: Verdict) -> Judged:
+    def _judged(self, proposal: DraftChunk, request: VerifyRound, verdict: Verdict) -> JudgedRound:
         """Return a verdict with what it is about: drafts may not have been worth verifying."""
         progress, num_checked = self.progress, len(verdict.decisions)
         if num_checked < len(proposal.token_ids) and not proposal.parents:
@@ -133,9 +133,9 @@ class Rounds:
             path = verdict.path or main_path(proposal.parents)  # from a replica without trees
             num_drafted = num_drafted if verdict.path else len(path)
             proposal, request = proposal.along(path), request.along(path)
-        return Judged(proposal, request, verdict, num_drafted)
+        return JudgedRound(proposal, request, verdict, num_drafted)
 
-    async def _commit(self, judged: Judged) -> RoundOutcome:
+    async def _commit(self, judged: JudgedRound) -> RoundOutcome:
         """Extend the sequence by what was judged, and begin the next round."""
         progress, round_ = self.progress, self._proposing.round
         start, verdict, proposal = len(progress.sequence), judged.verdict, judged.proposal
@@ -174,7 +174,7 @@ class Rounds:
         progress.watch(commands)
         return outcome
 
-    def _learn(self, judged: Judged, outcome: RoundOutcome) -> None:
+    def _learn(self, judged: JudgedRound, outcome: RoundOutcome) -> None:
         """Tell everyone who learns from verdicts of one."""
         progress, (proposal, request, verdict, num_drafted) = self.progress, judged
         assert verdict is not None
@@ -188,7 +188,7 @@ class Rounds:
             accepted, drafter = verdict.num_accepted, proposal.drafter
             progress.drafting.record(drafter, num_drafted, accepted, emitted, round_ns)
 
-    async def _begin_next(self, judged: Judged) -> None:
+    async def _begin_next(self, judged: JudgedRound) -> None:
         """Begin the next round, unless plain decoding goes on; send its request to the drafter."""
         proposal, request, verdict, _ = judged
         self._has_begun = True

@@ -17,7 +17,7 @@ from flyspec.values.tokens import Origin
 from orchestrator.generation.following import Follower
 from orchestrator.generation.ledger import NOTHING
 from orchestrator.generation.prediction import Prediction
-from orchestrator.generation.progress import Progress, Round
+from orchestrator.generation.progress import CurrentRound, Progress
 from orchestrator.generation.proposals import proposal_of
 
 AHEAD = 0.5
@@ -34,17 +34,17 @@ class Source(ABC):
     """True if the last round's outcome may be kept back while this source proposes."""
 
     @abstractmethod
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: CurrentRound) -> bool:
         """Get the drafts of a round that begins; return whether they come from here."""
 
     @abstractmethod
-    async def proposal(self, round_: Round) -> DraftChunk | None:
+    async def proposal(self, round_: CurrentRound) -> DraftChunk | None:
         """Return the drafts: `NOTHING` if the target is not to wait for them.
 
         None if there are none after all, so that the round begins once more.
         """
 
-    async def sent(self, round_: Round, request: VerifyRound, proposal: DraftChunk) -> bool:
+    async def sent(self, round_: CurrentRound, request: VerifyRound, proposal: DraftChunk) -> bool:
         """Use the time until the verdict on a round; return whether no other source should."""
         return False
 
@@ -52,7 +52,7 @@ class Source(ABC):
         """Note that the round's drafts come from elsewhere."""
 
     def judged(  # noqa: B027
-        self, round_: Round, proposal: DraftChunk, verdict: Verdict, round_ns: int
+        self, round_: CurrentRound, proposal: DraftChunk, verdict: Verdict, round_ns: int
     ) -> None:
         """Learn from the verdict on a proposal, from whatever source."""
 
@@ -72,7 +72,7 @@ class Predicted(Source):
         self._prediction = Prediction(self._drafts.prediction, self._drafts.invisible)
         self._proposal = NOTHING
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: CurrentRound) -> bool:
         progress, most = self._progress, self._drafts.num_speculative_tokens
         if not self._drafts.prediction:
             return False
@@ -88,11 +88,13 @@ class Predicted(Source):
         self._proposal = proposal_of(token_ids, Origin.PREDICTED, PREDICTION, certain)
         return True
 
-    async def proposal(self, round_: Round) -> DraftChunk | None:
+    async def proposal(self, round_: CurrentRound) -> DraftChunk | None:
         round_.begin(self._progress.new_round_id())
         return self._proposal
 
-    def judged(self, round_: Round, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
+    def judged(
+        self, round_: CurrentRound, proposal: DraftChunk, verdict: Verdict, round_ns: int
+    ) -> None:
         if proposal.drafter == PREDICTION:
             self._prediction.checked(len(verdict.decisions), verdict.num_accepted)
 
@@ -118,13 +120,13 @@ class Following(Source):
     def is_pending(self) -> bool:
         return self._pending is not None
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: CurrentRound) -> bool:
         if self._pending is None:
             return False
         round_.begin(self._progress.new_round_id())
         return True
 
-    async def proposal(self, round_: Round) -> DraftChunk | None:
+    async def proposal(self, round_: CurrentRound) -> DraftChunk | None:
         progress, pending = self._progress, self._pending
         if (
             self._rest is None
@@ -142,7 +144,7 @@ class Following(Source):
             return rest
         return NOTHING if self._pending else None
 
-    def follow(self, round_: Round) -> bool:
+    def follow(self, round_: CurrentRound) -> bool:
         """Ask the drafter, or take its proposal if it is still valid; return whether it is."""
         progress, pace = self._progress, self._progress.pace
         drafting, length = progress.drafting, len(progress.sequence)
@@ -175,7 +177,7 @@ class Following(Source):
         asked_ns = time.perf_counter_ns() if asked_ns is None else asked_ns
         self._pending = Follower(task, len(self._progress.sequence), asked_ns, at_least)
 
-    def heard(self, round_: Round, request: VerifyRound, verdict: Verdict) -> None:
+    def heard(self, round_: CurrentRound, request: VerifyRound, verdict: Verdict) -> None:
         """Take a head's proposal from a verdict that the sequence has just been extended by.
 
         If it was only asked how good it is, what the target decodes next will tell.
@@ -204,7 +206,7 @@ class Awaited(Source):
     def __init__(self, progress: Progress, following: Following) -> None:
         self._progress, self._following = progress, following
 
-    async def proposal(self, round_: Round) -> DraftChunk | None:
+    async def proposal(self, round_: CurrentRound) -> DraftChunk | None:
         """Return the drafts; while a window is open, they are waited for however long they take."""
         progress, task = self._progress, self.task
         assert task is not None
@@ -223,7 +225,7 @@ class Awaited(Source):
         return proposal
 
 
-class Asked(Awaited):
+class AskedDrafter(Awaited):
     """The drafter, asked for each round; for the next one while a proposal is verified.
 
     What it drafts ahead follows if all is accepted. It begins with the bonus token, which the
@@ -238,7 +240,7 @@ class Asked(Awaited):
         self._if_whole = 0  # the sequence's length if all of the last proposal is accepted
         self._num_useful = self._num_observed = 1.0
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: CurrentRound) -> bool:
         progress, turn, plan = self._progress, round_.turn, self._progress.plan
         round_.begin(progress.new_round_id())
         limit = progress.draft_limit(0, turn.num_drafts)
@@ -262,13 +264,13 @@ class Asked(Awaited):
     def skipped(self) -> None:
         self.task, self._ahead, self._if_whole = None, None, 0
 
-    async def proposal(self, round_: Round) -> DraftChunk | None:
+    async def proposal(self, round_: CurrentRound) -> DraftChunk | None:
         proposal = await super().proposal(round_)
         if self._comes_ahead and proposal is not None and proposal is not NOTHING:
             self._observe(proposal.ahead)
         return proposal
 
-    async def sent(self, round_: Round, request: VerifyRound, proposal: DraftChunk) -> bool:
+    async def sent(self, round_: CurrentRound, request: VerifyRound, proposal: DraftChunk) -> bool:
         if proposal.drafter == PREDICTION or proposal.parents:
             return False
         progress, num_drafts = self._progress, len(proposal.token_ids)
@@ -291,7 +293,9 @@ class Asked(Awaited):
         self._num_observed = self._num_observed * AHEAD_MEMORY + 1
 
 
-def ask(progress: Progress, round_: Round, request: DraftAdvance) -> asyncio.Task[DraftChunk]:
+def ask(
+    progress: Progress, round_: CurrentRound, request: DraftAdvance
+) -> asyncio.Task[DraftChunk]:
     """Ask the drafter for what follows the sequence as it is now."""
     tokens = progress.sequence.tokens.copy()
     round_.asked_length, round_.num_wanted = len(tokens), request.max_tokens
@@ -299,7 +303,9 @@ def ask(progress: Progress, round_: Round, request: DraftAdvance) -> asyncio.Tas
     return asyncio.create_task(proposing)
 
 
-async def in_time(progress: Progress, round_: Round, asked: asyncio.Future[DraftChunk]) -> bool:
+async def in_time(
+    progress: Progress, round_: CurrentRound, asked: asyncio.Future[DraftChunk]
+) -> bool:
     """Wait for a proposal up to the turn's patience; return whether it arrived.
 
     If drafts are drawn, none is dropped for being late, since how long a proposal takes depends on

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from flyspec.draft_trees import behind
 from flyspec.values.rounds import DraftAdvance, DraftChunk, StagedOn, Verdict, VerifyRound
-from orchestrator.generation.progress import Progress, Round
+from orchestrator.generation.progress import CurrentRound, Progress
 from orchestrator.generation.sources import Awaited, Following
 
 NUM_PROPOSALS = 8
@@ -80,7 +80,7 @@ class Staging(Awaited):
             return 0
         return min(NUM_PROPOSALS, progress.drafting.max_proposals_ahead)
 
-    def begin(self, round_: Round) -> bool:
+    def begin(self, round_: CurrentRound) -> bool:
         """Tell the drafter which of its proposals is verified, if the target has begun one."""
         round_.num_ahead = self._num_proposals
         begun, self._begun = self._begun, None
@@ -96,7 +96,7 @@ class Staging(Awaited):
         self.task = asyncio.create_task(confirming)
         return True
 
-    async def sent(self, round_: Round, request: VerifyRound, proposal: DraftChunk) -> bool:
+    async def sent(self, round_: CurrentRound, request: VerifyRound, proposal: DraftChunk) -> bool:
         """Begin to stage for the verdicts on a round, which the target has now.
 
         If the target was lost and the round sent again, this goes on.
@@ -133,7 +133,9 @@ class Staging(Awaited):
         self._staged = {on: each for on, each in staged if on.round_id in kept}
         self._places = {i: p for i, p in self._places.items() if p.round_id in kept}
 
-    def judged(self, round_: Round, proposal: DraftChunk, verdict: Verdict, round_ns: int) -> None:
+    def judged(
+        self, round_: CurrentRound, proposal: DraftChunk, verdict: Verdict, round_ns: int
+    ) -> None:
         if self._trial is not None and verdict.decisions:
             self._trial.ran(round_.stages, round_ns)
 
@@ -151,7 +153,7 @@ class Staging(Awaited):
         await super().close()
         await self.stop()
 
-    async def _stage(self, round_: Round) -> None:
+    async def _stage(self, round_: CurrentRound) -> None:
         progress = self._progress
         eos = progress.plan.limits.end_token_ids  # nothing follows the end of a generation
         while (pushed := await progress.drafting.next_ahead()) is not None:

@@ -36,7 +36,7 @@ from orchestrator.generation.drafting import Drafting
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.output import Output
 from orchestrator.generation.pace import FixedPace, Pace
-from orchestrator.generation.plan import DraftPlan, GenerationPlan, Judging, Limits
+from orchestrator.generation.plan import DraftPlan, GenerationPlan, Judging, OutputLimits
 from orchestrator.generation.progress import Progress
 from orchestrator.generation.rounds import Rounds
 from orchestrator.generation.verifying import Verifying
@@ -331,7 +331,7 @@ PLAN = GenerationPlan(
     prompt_token_ids=[3, 4, 5],
     sampling=SamplingParams(),
     seed=1,
-    limits=Limits(max_tokens=40, context_length=256, max_plain_tokens=4),
+    limits=OutputLimits(max_tokens=40, context_length=256, max_plain_tokens=4),
     judging=Judging(Rule("margin")),
     drafts=DraftPlan(num_speculative_tokens=4),
 )

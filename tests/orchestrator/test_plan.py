@@ -27,7 +27,7 @@ from orchestrator.generation.plan import (
     DraftPlan,
     GenerationPlan,
     Judging,
-    Limits,
+    OutputLimits,
     Reporting,
     make_plan,
 )
@@ -96,7 +96,7 @@ def test_an_empty_request_gets_every_default(plan: Any) -> None:
         prompt_token_ids=PROMPT,
         sampling=SamplingParams(),
         seed=made.seed,
-        limits=Limits(
+        limits=OutputLimits(
             CONTEXT - len(PROMPT), CONTEXT, max_plain_tokens=8, end_token_ids=frozenset({1})
         ),
         judging=Judging(rule, exact_until_position=len(PROMPT), loop_guard=True, judged_k=15),
@@ -139,7 +139,7 @@ def test_every_field_is_taken(plan: Any) -> None:
             temperature=0.5, min_p=0.1, logit_bias=((3, 2.0), (399, -1.0)), min_tokens=9
         ),
         seed=0,
-        limits=Limits(
+        limits=OutputLimits(
             9, CONTEXT, 8, ("a", "b"), frozenset({7}), frozenset({1, 7}), ignore_eos=True
         ),
         judging=Judging(
