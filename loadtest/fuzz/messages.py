@@ -18,11 +18,11 @@ from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import SamplingParams
 
 RANGES: dict[str, Sequence[Range]] = {
-    **{n: tuple(p.ranges.values()) for n, p in PARAMETERS.items() if p.ranges},
+    **{n: (p.ranges[None],) for n, p in PARAMETERS.items() if None in p.ranges},
     **{n: (flag.range,) for owner in (SamplingParams, GenerateOptions)
        for n, (_, flag) in flags_of(owner).items() if flag.range},
 }  # fmt: skip
-"""The declared ranges of fields, by name; a value must be in one of them."""
+"""The declared ranges of fields, by name, that hold whatever the other fields are."""
 INTEGERS = (0, 1, 2, 3, 15, 64, 65, 255, 1025, 1 << 20, (1 << 20) + 1, -1, (1 << 31) - 1, 1 << 31,
             -1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)  # fmt: skip
 REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 1e-9, 101.0, 5e-324, 1e38, math.nan, math.inf, -math.inf)

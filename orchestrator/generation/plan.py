@@ -254,7 +254,8 @@ def make_plan(
     asked = RulesAsked(rules, given, requested(length), target)
     phases = plan_phases(options, asked, target)
     exact_inside = check_exact_inside(options.exact_inside)
-    rule = phases[0].rule if phases else asked.resolve(given)
+    rule = asked.resolve(given)  # checked even if phases replace it
+    rule = (phases[0].rule if phases else None) or rule
     assert rule is not None
     if exact_inside and not phases:
         phases = (Phase(rule),)
