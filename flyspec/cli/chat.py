@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,10 +12,13 @@ from flyspec.cli.options import Color, ModelFlags, with_flags
 from flyspec.cli.phases import Then, Until, with_phases
 from flyspec.cli.runtime import refuse_model_flags
 from flyspec.cli.stack_options import StackOptions
-from flyspec.cli.streaming import DEFAULTS, wants_color
+from flyspec.cli.streaming import DEFAULTS as STREAMED
+from flyspec.cli.streaming import wants_color
 from flyspec.credentials import Credentials
 from flyspec.flags import Flag
 from flyspec.values.requests import GenerateOptions
+
+DEFAULTS = replace(STREAMED, max_tokens=None)
 
 
 # fmt: off

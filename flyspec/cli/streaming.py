@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flyspec.client import AsyncClient, Completion, Generation, RoundRecord, Started
     from flyspec.client.requests import AnyPrompt
 
-DEFAULTS = GenerateOptions(rule=Rule(""))
+DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
 """Options of `generate` and `chat` unless others are given."""
 
 

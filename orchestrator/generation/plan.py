@@ -11,6 +11,7 @@ from flyspec.errors import ContextLengthError, InvalidArgumentError
 from flyspec.rule_files import RuleBook
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
+from flyspec.rules.resolve import validate_rule
 from flyspec.rules.room import Room
 from flyspec.speculation_length import (
     AUTO,
@@ -254,8 +255,9 @@ def make_plan(
     asked = RulesAsked(rules, given, requested(length), target)
     phases = plan_phases(options, asked, target)
     exact_inside = check_exact_inside(options.exact_inside)
-    rule = asked.resolve(given)  # checked even if phases replace it
-    rule = (phases[0].rule if phases else None) or rule
+    if phases and given.name in RULE_PRESETS:
+        validate_rule(given)  # though phases replace it
+    rule = phases[0].rule if phases else asked.resolve(given)
     assert rule is not None
     if exact_inside and not phases:
         phases = (Phase(rule),)

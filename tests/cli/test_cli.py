@@ -340,7 +340,7 @@ def test_chat_is_rendered_by_the_target(stack: Stack) -> None:
     ],
 )
 def test_what_the_server_refuses(stack: Stack, arguments: list[str], message: str) -> None:
-    result = invoke("generate", "--address", stack.address, *arguments, "x")
+    result = invoke("generate", "--address", stack.address, "--max-tokens", "8", *arguments, "x")
     assert result.code == 2
     assert message in result.err
     assert result.err.startswith("error: ")
