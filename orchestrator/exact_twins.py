@@ -99,7 +99,7 @@ class ExactTwins:
         )
 
     def wants(self, plan: GenerationPlan) -> bool:
-        """True if to keep this generation's tokens for `consider` (random)."""
+        """True if this generation's tokens are to be kept for `consider` (random)."""
         lossy = plan.drafts.num_speculative_tokens > 0 and not plan.judging.lossless
         return lossy and random.random() < self._share
 

@@ -15,7 +15,7 @@ ROOT = DOCS.parent
 PAGES = {"cli": cli.page, "http-api": http.page, "grpc": grpc.page, "settings": settings.page}
 """Generated pages of reference/, by name."""
 FOLDERS = (".", "measurements", "reference")
-"""Where documents are."""
+"""Folders of documents."""
 _LINK = re.compile(r"\]\((\.\./[^)#\s]+)")
 
 

@@ -23,7 +23,7 @@ PIECE_CHARACTERS = 1 << 14
 
 
 def is_long(prompt: Prompt, prediction: str | Sequence[int] = "") -> bool:
-    """True if to encode these in turn."""
+    """True if these are to be encoded in turn."""
     if len(prediction) > LONG:
         return True
     if isinstance(prompt, Chat):

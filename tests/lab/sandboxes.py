@@ -1,4 +1,4 @@
-"""True if generated code can be run here, for tests that need it."""
+"""Check that generated code can be run here, for tests that need it."""
 
 from __future__ import annotations
 

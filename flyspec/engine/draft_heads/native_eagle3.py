@@ -265,8 +265,7 @@ def _at(numbers: array[int] | array[float]) -> int:
 
 
 def _is_plain(step: HeadStep) -> bool:
-    """True if a step's tokens depend on logits, positions and the seed alone, and what is sent of
-    them is a point on each."""
+    """True if tokens depend on logits, positions and the seed alone, and are sent as points."""
     spec, sampling = step.distribution, step.sampling
     return not adjusts(sampling) and (spec is None or (spec.draw_from_it and sampling.greedy))
 

@@ -32,7 +32,7 @@ _STOPPED_BY = {24: "CPU time (SIGXCPU)", 9: "CPU time or memory (SIGKILL)", 25: 
 
 @dataclass(frozen=True)
 class Execution:
-    """True if all tests passed, and if not, in a few words why, as the program itself tells it."""
+    """Outcome of all tests; of a failure, the reason in a few words, as the program tells it."""
 
     passed: bool
     detail: str = ""
