@@ -44,7 +44,6 @@ def test_a_draft_model_with_another_tokenizer_joins_the_bundled_pair(tmp_path) -
     assert "drafter = bytes" in html
     assert "another tokenizer than the target&#39;s" in html
     assert "draft, 0.95 M parameters" in html
-    assert "Where the time of a round goes" in html
 
 
 def test_a_study_that_another_pair_cannot_answer_is_skipped(tmp_path) -> None:
@@ -72,7 +71,7 @@ def test_a_study_asks_its_question_on_every_task(tmp_path) -> None:
     assert done.code == 0, done.err
     html = (tmp_path / "studies" / "strict-open" / "report.html").read_text()
     assert "2 of word_problems; 2 of open_ended; seed 7" in html
-    assert ">strict</td>" in html
+    assert "open tasks gain more than strict ones (fly)" in html
     assert "open_ended: figures" in html
     assert html.count("<svg") == 3
 
@@ -83,7 +82,7 @@ def test_fuzzys_report_has_both_parts_the_rival_and_divergences(tmp_path) -> Non
     assert done.code == 0, done.err
     html = (tmp_path / "fuzzy" / "report.html").read_text()
     assert html.count("<svg") == 5
-    for text in ("draft alone", "fuzzy-reference TV", "the paper&#39;s bound", "by data set"):
+    for text in ("draft alone", "fuzzy-reference TV", "the bound on the loss", "by data set"):
         assert text in html
     for part in ("greedy", "sampled"):
         assert (tmp_path / "fuzzy" / part / "run.json").is_file()
