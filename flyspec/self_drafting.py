@@ -27,7 +27,6 @@ def following_round(
         draft_token_ids=draft_token_ids,
         prefix_hash=0,
         max_plain_tokens=1,
-        return_plain_confidence=False,
         draft_survivals=(),
         budget=verdict.left_of(round_.budget),
         open_window=verdict.open_window,

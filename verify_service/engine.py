@@ -330,7 +330,6 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                     sampling=session.sampling,
                     max_tokens=steps,
                     stop_token_ids=self._judge.ends(session),
-                    confidences=round_.return_plain_confidence,
                 )
             self._rounds_of[slot] = context
             try:
@@ -397,11 +396,9 @@ def _is_drawn(want: Draw) -> bool:
 def _plain_verdict(start: int, drawn: Drafted) -> Verdict:
     """Return the verdict for tokens that the target drew after `start` others."""
     *before, last = drawn.token_ids
-    chances = drawn.confidences
     return Verdict(
         start + len(before),
         last,
         start_length=start,
         plain_token_ids=tuple(before),
-        plain_confidence=sum(chances) / len(chances) if chances else 0.0,
     )

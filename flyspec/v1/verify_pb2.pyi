@@ -691,7 +691,6 @@ class VerifyRound(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     DRAFT_SURVIVALS_FIELD_NUMBER: _builtins.int
     NUM_SPECULATIVE_TOKENS_FIELD_NUMBER: _builtins.int
-    RETURN_PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     TEACHER_FORCED_FIELD_NUMBER: _builtins.int
     RULE_SEGMENTS_FIELD_NUMBER: _builtins.int
     NUM_TOP_TOKENS_FIELD_NUMBER: _builtins.int
@@ -727,10 +726,6 @@ class VerifyRound(_message.Message):
     token in the place of a bonus between them must equal the target's own. 0: all
     are judged as one round. Not with windows across rounds, which do not end with a
     round.
-    """
-    return_plain_confidence: _builtins.bool
-    """Plain decoding: return `plain_confidence`, which may cost an extra softmax per
-    token.
     """
     teacher_forced: _builtins.bool
     """Accept all drafts, whatever the rule: they are a text to score. Requires drafts,
@@ -807,7 +802,6 @@ class VerifyRound(_message.Message):
         traceparent: _builtins.str = ...,
         draft_survivals: _abc.Iterable[_builtins.float] | None = ...,
         num_speculative_tokens: _builtins.int = ...,
-        return_plain_confidence: _builtins.bool = ...,
         teacher_forced: _builtins.bool = ...,
         rule_segments: _abc.Iterable[Global___RuleSegment] | None = ...,
         num_top_tokens: _builtins.int = ...,
@@ -817,7 +811,7 @@ class VerifyRound(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "head", b"head", "open_window", b"open_window", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "staged_on", b"staged_on"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "append_token_ids", b"append_token_ids", "draft_parents", b"draft_parents", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "return_plain_confidence", b"return_plain_confidence", "round_id", b"round_id", "rule_segments", b"rule_segments", "staged_on", b"staged_on", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_head", b"_head", "_open_window", b"_open_window", "_remaining_loose_cost_nats", b"_remaining_loose_cost_nats", "_remaining_loose_tokens", b"_remaining_loose_tokens", "_staged_on", b"_staged_on", "append_token_ids", b"append_token_ids", "draft_parents", b"draft_parents", "draft_survivals", b"draft_survivals", "draft_token_ids", b"draft_token_ids", "exact_until_position", b"exact_until_position", "head", b"head", "keep_length", b"keep_length", "max_plain_tokens", b"max_plain_tokens", "num_speculative_tokens", b"num_speculative_tokens", "num_top_tokens", b"num_top_tokens", "open_window", b"open_window", "prefix_hash", b"prefix_hash", "remaining_loose_cost_nats", b"remaining_loose_cost_nats", "remaining_loose_tokens", b"remaining_loose_tokens", "round_id", b"round_id", "rule_segments", b"rule_segments", "staged_on", b"staged_on", "teacher_forced", b"teacher_forced", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__head: _TypeAlias = _typing.Literal["head"]  # noqa: Y015
     _WhichOneofArgType__head: _TypeAlias = _typing.Literal["_head", b"_head"]  # noqa: Y015
@@ -1035,7 +1029,6 @@ class VerifyResponse(_message.Message):
     OPEN_WINDOW_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     PLAIN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    PLAIN_CONFIDENCE_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
     TOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     PROPOSAL_FIELD_NUMBER: _builtins.int
@@ -1063,11 +1056,6 @@ class VerifyResponse(_message.Message):
     """Time of sampling and of the rule, ns."""
     service_ns: _builtins.int
     """Time from the round's arrival to this response, ns."""
-    plain_confidence: _builtins.float
-    """If requested: the mean of the target's largest probabilities in the places of
-    `plain_token_ids` and `next_token_id`; 0 if unknown, as in a step shared with
-    drafts.
-    """
     head_ns: _builtins.int
     """Time in the head since the last response, ns."""
     started_staged_round_id: _builtins.int
@@ -1142,7 +1130,6 @@ class VerifyResponse(_message.Message):
         open_window: Global___OpenWindow | None = ...,
         logprobs: _abc.Iterable[_common_pb2.TokenLogprobs] | None = ...,
         plain_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        plain_confidence: _builtins.float = ...,
         sessions: _common_pb2.SessionStatus | None = ...,
         top_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         proposal: Global___HeadProposal | None = ...,
@@ -1153,7 +1140,7 @@ class VerifyResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_drafts", b"_drafts", "_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "drafts", b"drafts", "open_window", b"open_window", "proposal", b"proposal", "sessions", b"sessions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafts", b"_drafts", "_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "drafts", b"drafts", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "path", b"path", "plain_confidence", b"plain_confidence", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "started_staged_round_id", b"started_staged_round_id", "top_token_ids", b"top_token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_drafts", b"_drafts", "_open_window", b"_open_window", "_proposal", b"_proposal", "_sessions", b"_sessions", "committed_length", b"committed_length", "decisions", b"decisions", "drafts", b"drafts", "forward_ns", b"forward_ns", "head_ns", b"head_ns", "judge_ns", b"judge_ns", "keep_length", b"keep_length", "last", b"last", "logprobs", b"logprobs", "next_token_id", b"next_token_id", "open_window", b"open_window", "path", b"path", "plain_token_ids", b"plain_token_ids", "proposal", b"proposal", "queue_ns", b"queue_ns", "round_id", b"round_id", "service_ns", b"service_ns", "sessions", b"sessions", "started_staged_round_id", b"started_staged_round_id", "top_token_ids", b"top_token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__drafts: _TypeAlias = _typing.Literal["drafts"]  # noqa: Y015
     _WhichOneofArgType__drafts: _TypeAlias = _typing.Literal["_drafts", b"_drafts"]  # noqa: Y015

@@ -412,7 +412,6 @@ class VerifyRound:
     traceparent: str = ""
     draft_survivals: Sequence[float] = ()
     num_speculative_tokens: int = 0
-    return_plain_confidence: bool = False
     teacher_forced: bool = False
     rule_segments: Sequence[RuleSegment] = ()
     num_top_tokens: int = 0
@@ -446,14 +445,12 @@ class Verdict:
     no draft is kept and `keep_length` is its position; `open_window` is the one open now.
     `logprobs`, if requested, has one entry per token from the round's start, or from `keep_length`
     if smaller, up to and including `next_token_id`. A round of plain decoding has several
-    verdicts; its `plain_token_ids` are the last of the `keep_length` tokens, and
-    `plain_confidence` is the mean of the largest probabilities in their places (0: unknown).
-    `top_token_ids`, if requested, has equally many for each row, in the rows' order. `proposal` is
-    that of the round's head, if requested and possible. If the drafts were a tree, `path` has the
-    indices of those that were judged, which the decisions are about. `started_staged_round_id` is
-    the staged round that begins with it, if it had arrived, or the one that a head goes on with;
-    `drafts` are those of such a round. The response that grants a session its slot has only
-    `keep_length` and `sessions`.
+    verdicts; its `plain_token_ids` are the last of the `keep_length` tokens. `top_token_ids`, if
+    requested, has equally many for each row, in the rows' order. `proposal` is that of the round's
+    head, if requested and possible. If the drafts were a tree, `path` has the indices of those that
+    were judged, which the decisions are about. `started_staged_round_id` is the staged round that
+    begins with it, if it had arrived, or the one that a head goes on with; `drafts` are those of
+    such a round. The response that grants a session its slot has only `keep_length` and `sessions`.
     """
 
     keep_length: int
@@ -466,7 +463,6 @@ class Verdict:
     timings: VerifyTimings = field(default_factory=VerifyTimings)
     logprobs: tuple[TokenLogprobs, ...] = ()
     plain_token_ids: tuple[int, ...] = ()
-    plain_confidence: float = 0.0
     sessions: SessionStatus | None = None
     top_token_ids: tuple[int, ...] = ()
     proposal: HeadProposal | None = None
