@@ -36,7 +36,7 @@ from orchestrator.generation.scoring import Scoring
 from orchestrator.generation.staging import StagingTrial
 from orchestrator.generation.verifying import Verifying
 from orchestrator.generation.window import Token
-from orchestrator.pace.policy import AdaptivePace, Experience, TextPlan
+from orchestrator.pace.policy import AdaptivePace, Experience
 from orchestrator.telemetry.requests import Observation, RequestObserver
 
 
@@ -237,21 +237,12 @@ class Generations:
 
     def _pace(self, plan: GenerationPlan, drafting: Drafting, experience: Experience) -> Pace:
         """Choose how draft lengths are set: fixed, adaptive, or repeated from earlier rounds."""
-        drafts, judging = plan.drafts, plan.judging
+        drafts = plan.drafts
         k, earlier = drafts.num_speculative_tokens, drafts.num_draft_tokens_per_round
         first = FirstToken(drafting.relative_size, len(plan.prompt_token_ids))
         pace: Pace = FixedPace(k, at_once=bool(earlier) or not first.is_delayed(k))
         if drafts.adaptive and k:
-            text = TextPlan(
-                drafting.assigned_name,
-                judging.main_rule.name,
-                k,
-                plan.limits.max_tokens,
-                first,
-                judging.room,
-                plan.seed,
-            )
-            pace = AdaptivePace(experience, text)
+            pace = AdaptivePace(experience, plan, drafting.assigned_name, first)
         return RepeatedPace(earlier, pace, drafting.assigned_name) if earlier else pace
 
     def _trial(self, drafting: Drafting) -> StagingTrial | None:

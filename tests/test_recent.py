@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flyspec.patience import PATIENCE, RARELY, Patience
+from flyspec.recent import PATIENCE, RARELY, Patience
 
 
 def test_it_is_tried_less_until_it_pays() -> None:

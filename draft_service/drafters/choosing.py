@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from flyspec.prefix import num_same
+from flyspec.recent import Share
 
 PRIOR, PRIOR_WEIGHT = 0.7, 4.0
 """A token's chance of being accepted before anything is known, and its weight in tokens."""
@@ -21,25 +22,8 @@ NEWER = 0.2
 """Weight of the newest time in the mean times."""
 
 
-@dataclass(slots=True)
-class AcceptanceTally:
-    """Tokens that were tried and that were right, of late."""
-
-    tried: float = 0.0
-    right: float = 0.0
-
-    def add(self, num_right: int, missed: bool, memory: float) -> None:
-        count = num_right + missed
-        fade = memory**count
-        self.tried = self.tried * fade + count
-        self.right = self.right * fade + num_right
-
-    def chance(self, prior: float, weight: float) -> float:
-        return (self.right + prior * weight) / (self.tried + weight)
-
-
-Evidence = dict[Hashable, AcceptanceTally]
-"""By the class of a guess: its source, and how well it matched."""
+Evidence = dict[Hashable, Share]
+"""Shares of right tokens, by the class of a guess: its source, and how well it matched."""
 
 
 def expected(chance: float, count: int) -> float:
@@ -62,15 +46,15 @@ class Chooser:
     def chance(self, kind: Hashable) -> float:
         """Return the chance that a token of a guess of this class is accepted."""
         others, own = self.others.get(kind), self.own.get(kind)
-        prior = others.chance(PRIOR, PRIOR_WEIGHT) if others else PRIOR
-        return own.chance(prior, OTHERS_WEIGHT) if own else prior
+        prior = others.value(PRIOR, PRIOR_WEIGHT) if others else PRIOR
+        return own.value(prior, OTHERS_WEIGHT) if own else prior
 
     def followed(self, kind: Hashable, guess: Sequence[int], text: Sequence[int]) -> None:
         """Learn from a guess, and the text that followed in its place."""
         right = num_same(guess, text)
         missed = right < min(len(guess), len(text))
         for evidence, memory in ((self.others, OTHERS_MEMORY), (self.own, MEMORY)):
-            evidence.setdefault(kind, AcceptanceTally()).add(right, missed, memory)
+            evidence.setdefault(kind, Share()).observe(right, memory, right + missed)
 
     def rested(self, ns: int) -> None:
         """Learn how long it was from a proposal to the next request."""

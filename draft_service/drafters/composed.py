@@ -20,8 +20,8 @@ from draft_service.drafters.sources import DraftSource, Guess
 from draft_service.drafters.trees import Nodes, add_chain, add_choices, best, drafted
 from flyspec.engine.model import Draw
 from flyspec.lookup.recycling import NUM_CANDIDATES
-from flyspec.patience import Patience
 from flyspec.prefix import num_same
+from flyspec.recent import Patience
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_needed

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from draft_service.drafters.choosing import OTHERS_MEMORY, AcceptanceTally
+from draft_service.drafters.choosing import OTHERS_MEMORY
 from draft_service.drafters.trees import Nodes, Path, grow
 from flyspec.datastore.store import MAX_MATCH, Datastore
 from flyspec.drafter_names import DrafterKind
@@ -14,6 +14,7 @@ from flyspec.lookup import PromptLookup
 from flyspec.lookup.ngrams import MAX_COMPARED
 from flyspec.lookup.recycling import Recycled
 from flyspec.lookup.shared import FinishedTexts
+from flyspec.recent import Share
 from flyspec.values.rounds import TopTokens
 from flyspec.values.tokens import Origin
 
@@ -99,7 +100,7 @@ class RecyclingSource(DraftSource):
     def __init__(self, recycled: Recycled | None = None) -> None:
         self._recycled = Recycled() if recycled is None else recycled
         self._last: list[int] = []  # of what was read
-        self._ranks: dict[tuple[int, int], AcceptanceTally] = {}
+        self._ranks: dict[tuple[int, int], Share] = {}
         """Frequencies of right candidates, by the number of tokens they follow and by rank."""
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -122,7 +123,7 @@ class RecyclingSource(DraftSource):
         two tokens or one, and grows only where there are any.
         """
         last = tokens[-2:]
-        self._ranks.setdefault((2, 0), AcceptanceTally())
+        self._ranks.setdefault((2, 0), Share())
 
         def candidates(path: Path) -> list[tuple[int, float]]:
             before, token = (-1, *last, *path)[-2:]
@@ -132,17 +133,17 @@ class RecyclingSource(DraftSource):
         return grow(max_tree_tokens, max_tokens, candidates, Origin.EXACT_LOOKUP)
 
     def _chance(self, followed: int, rank: int) -> float:
-        tally = self._ranks.get((followed, rank))
+        share = self._ranks.get((followed, rank))
         prior = 0.5 ** (rank + 1)
-        return tally.chance(prior, RANK_WEIGHT) if tally else prior
+        return share.value(prior, RANK_WEIGHT) if share else prior
 
     def _rate(self, text: Sequence[int]) -> None:
         """Count which candidates were right in a text."""
         for before, token, following in zip(text, text[1:], text[2:], strict=False):
             token_ids, followed = self._recycled.candidates(before, token)
             for rank, candidate in enumerate(token_ids):
-                tally = self._ranks.setdefault((followed, rank), AcceptanceTally())
-                tally.add(candidate == following, candidate != following, OTHERS_MEMORY)
+                share = self._ranks.setdefault((followed, rank), Share())
+                share.observe(candidate == following, OTHERS_MEMORY)
 
     def learn(self, top: TopTokens) -> None:
         self._recycled.learn(top)

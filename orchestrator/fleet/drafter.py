@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from flyspec.patience import Patience
+from flyspec.recent import Patience
 from flyspec.telemetry.metrics import STEP_SECONDS, Buckets
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, ModelInfo
 from flyspec.values.rounds import MAX_STAGED_ROUNDS, MAX_TOP_TOKENS

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from flyspec.recent import Share
 from flyspec.rules.room import Room
 from flyspec.values.rounds import Decision, Outcome
 
@@ -26,23 +27,6 @@ PRIOR_WEIGHT = 4.0
 """Weight of that share, in drafts."""
 GRADES = 16
 """Distinguished confidences of a drafter."""
-
-
-class Share:
-    """A share of cases: `seen` cases, `held` of them true, recent ones counting most."""
-
-    def __init__(self, seen: float = 0.0, held: float = 0.0) -> None:
-        self.seen, self.held = seen, held
-
-    def observe(self, held: float, memory: float, seen: float = 1.0) -> None:
-        self.fade(memory**seen)
-        self.seen, self.held = self.seen + seen, self.held + held
-
-    def fade(self, factor: float) -> None:
-        self.seen, self.held = self.seen * factor, self.held * factor
-
-    def value(self, prior: float, weight: float) -> float:
-        return (self.held + weight * prior) / (self.seen + weight)
 
 
 class SharedAcceptance:

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flyspec.drafter_names import PREDICTION
+from flyspec.recent import Share
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.rules.room import ANYWHERE, Room
 from flyspec.speculation_length import MOST_BY_AUTO
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import DraftChunk
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.pace import CheckedRound, FirstToken, NextRound, Pace
-from orchestrator.pace.acceptance import MEMORY, Acceptance, Share, SharedAcceptance
+from orchestrator.generation.plan import GenerationPlan
+from orchestrator.pace.acceptance import MEMORY, Acceptance, SharedAcceptance
 from orchestrator.pace.costs import Costs
 
 MAX_LOSS = 0.02
@@ -64,41 +64,31 @@ class Experience:
         return self._accounts[drafter, rule]
 
 
-@dataclass(frozen=True, slots=True)
-class TextPlan:
-    """A request's properties that K depends on: its drafter, rule, limits, and seed."""
-
-    drafter: str
-    rule: str
-    most: int
-    max_tokens: int
-    first: FirstToken
-    room: Room = ANYWHERE
-    seed: int = 0
-
-
 class AdaptivePace(Pace):
-    """The pace of one generation."""
+    """The pace of one generation, with the `drafter` that is to propose at first."""
 
-    def __init__(self, experience: Experience, text: TextPlan) -> None:
-        self._experience, self._text, self._costs = experience, text, experience.costs
-        self._drafter, self._size = text.drafter, text.first.relative_size
-        self._account = experience.account(text.drafter, text.rule)
+    def __init__(
+        self, experience: Experience, plan: GenerationPlan, drafter: str, first: FirstToken
+    ) -> None:
+        self._experience, self._plan, self._costs = experience, plan, experience.costs
+        self._drafter, self._size = drafter, first.relative_size
+        self._rule, self._room = plan.judging.main_rule.name, plan.judging.room
+        self._account = experience.account(drafter, self._rule)
         self._acceptance = Acceptance(self._account.acceptance)
-        self._num_tokens, self._unread = 0, text.first.prompt_length
+        self._num_tokens, self._unread = 0, first.prompt_length
         self._saved_ns = 0.0
         self._disturbs = self._entered = self._asks = False
         self._drafted_at = self._draw_at = self._k = 0
         self._z = 0.0
         self._turn = NextRound(0)
-        draws = random.Random(text.seed)
+        draws = random.Random(plan.seed)
         # Plain decoding is never taken for slower than it is known to be.
         experience.z_plain, experience.z_round = -abs(draws.gauss(0, 1)), draws.gauss(0, 1)
         if self._account.saved_ns is None:
             self._account.saved_ns = self._loss_allowed()
         self._seen = self._costs.num_drafted
         self._choose()
-        at_once = self._k and not text.first.is_delayed(self._k)
+        at_once = self._k and not first.is_delayed(self._k)
         self._turn = self._drafting() if at_once else NextRound(0, max_plain_tokens=1)
 
     def close(self) -> None:
@@ -129,7 +119,7 @@ class AdaptivePace(Pace):
             self._unread, costs.num_drafted = 0, costs.num_drafted + 1
             self._drafted_at = self._draw_at = self._num_tokens
             shared, k = self._account.acceptance, len(proposal.token_ids)
-            matches = shared.checked(verdict.decisions, proposal.confidences, self._text.room)
+            matches = shared.checked(verdict.decisions, proposal.confidences, self._room)
             self._acceptance.saw(matches)
             if begun and not entered:
                 costs.checked(self._drafter, self._size, k, round_.round_ns)
@@ -166,7 +156,7 @@ class AdaptivePace(Pace):
 
     def _num_left(self) -> float:
         """Return the likely number of tokens to come: as in other texts, or as many as so far."""
-        usual, longest = self._account.length, self._text.max_tokens
+        usual, longest = self._account.length, self._plan.limits.max_tokens
         length = usual.held / usual.seen if usual.seen else longest
         return max(1.0, min(longest, max(length, 2 * self._num_tokens)) - self._num_tokens)
 
@@ -174,14 +164,14 @@ class AdaptivePace(Pace):
         """Choose K; 0 if the account is overdrawn, or plain decoding is faster."""
         if self._num_tokens >= self._draw_at:
             self._draw_at = 2 * self._num_tokens - self._drafted_at + 1
-            self._z = random.Random(hash((self._text.seed, self._num_tokens))).gauss(0, 1)
-        costs, text, experience = self._costs, self._text, self._experience
+            self._z = random.Random(hash((self._plan.seed, self._num_tokens))).gauss(0, 1)
+        costs, experience, drafts = self._costs, self._experience, self._plan.drafts
         self._k, self._rate = 0, 1.0 / costs.plain_ns(experience.z_plain)
         longest_ns = self._saved_ns + self._loss_allowed()
         longest_ns = costs.plain_ns() + min(self._account.saved_ns or 0.0, longest_ns)
         unread = 0 if self._turn.num_drafts else self._unread
         reading_ns = costs.reading_ns(self._size, unread) / self._num_left()
-        accepted = self._acceptance.accepted(text.most, text.room, self._z)
+        accepted = self._acceptance.accepted(drafts.num_speculative_tokens, self._room, self._z)
         for k, number in enumerate(accepted, 1):
             round_ns = costs.round_ns(self._drafter, self._size, k, experience.z_round)
             if round_ns > longest_ns:
@@ -206,7 +196,7 @@ class AdaptivePace(Pace):
     def _take(self, drafter: str) -> None:
         """Use the experience with the drafter that proposes now."""
         self._drafter = drafter
-        account = self._experience.account(drafter, self._text.rule)
+        account = self._experience.account(drafter, self._rule)
         if account is not self._account:
             self._account, self._acceptance = account, Acceptance(account.acceptance)
 

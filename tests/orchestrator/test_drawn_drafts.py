@@ -17,7 +17,7 @@ from flyspec.values.tokens import Origin
 from orchestrator.generation.following import Overtaken
 from orchestrator.generation.head_drafts import joined
 from orchestrator.generation.pace import CheckedRound, FirstToken, FixedPace, NextRound, Pace
-from orchestrator.pace.policy import AdaptivePace, Experience, TextPlan
+from orchestrator.pace.policy import AdaptivePace, Experience
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
 from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import GOOD
@@ -101,7 +101,7 @@ async def test_what_follows_plain_decoding_is_heard_of_once_the_text_has_passed_
 @pytest.mark.parametrize("num_looked_up", [0, 1, 3])
 def test_in_a_relay_what_comes_behind_says_nothing_of_the_block(num_looked_up: int) -> None:
     """Prompt lookup, which knows no confidences, goes on behind a head."""
-    text = AdaptivePace(Experience(), TextPlan("relay", "rejection", 15, 100, FirstToken(0.1, 5)))
+    text = AdaptivePace(Experience(), plan_of(rule=Rule("rejection")), "relay", FirstToken(0.1, 5))
     block = DraftChunk(token_ids=[5, 6], origins=[Origin.EXACT_MODEL] * 2, confidences=[0.5, 0.25])
     behind = DraftChunk(
         token_ids=[7] * num_looked_up, origins=[Origin.EXACT_LOOKUP] * num_looked_up

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flyspec.rules import Rule
+from flyspec.rules.resolve import resolve_rule
 from flyspec.rules.room import Room
 from flyspec.values.admin import MeasuredStep
 from flyspec.values.rounds import (
@@ -34,8 +36,9 @@ from orchestrator.generation.pace import (
 from orchestrator.pace.acceptance import Acceptance, SharedAcceptance
 from orchestrator.pace.costs import Costs as MeasuredCosts
 from orchestrator.pace.costs import TimeLine
-from orchestrator.pace.policy import MAX_LOSS, MAX_TEXT_LOSS, AdaptivePace, Experience, TextPlan
+from orchestrator.pace.policy import MAX_LOSS, MAX_TEXT_LOSS, AdaptivePace, Experience
 from tests.examples import examples
+from tests.orchestrator.fakes import plan_of
 from tests.orchestrator.simulation import MS, Costs, Simulation
 from verify_service.rules.window import Window, WindowWalk
 
@@ -62,10 +65,13 @@ def pace_of(
     tokens: int = 1000,
     size: float = 0.3,
     seed: int = 0,
-    room: Room = Room(),  # noqa: B008 - a tuple
 ) -> AdaptivePace:
-    first = FirstToken(size, 100)
-    return AdaptivePace(experience, TextPlan("model", rule, most, tokens, first, room, seed))
+    judged_k = 15 if rule == "fly" else 0
+    plan = plan_of(
+        rule=resolve_rule(Rule(rule)), judged_k=judged_k, num_speculative_tokens=most,
+        max_tokens=tokens, seed=seed,
+    )  # fmt: skip
+    return AdaptivePace(experience, plan, "model", FirstToken(size, 100))
 
 
 # --- an earlier run -------------------------------------------------------------------------
@@ -537,7 +543,7 @@ def test_odd_values_are_survived(data, most, costs, running):
     steps = [MeasuredStep(2**i, ns) for i, ns in enumerate(sorted(costs))]
     experience = Experience(steps)
     experience.costs.running = running
-    pace = pace_of(experience, "margin", most, room=Room(6, 15))
+    pace = pace_of(experience, "fly", most)
     for _ in range(data.draw(st.integers(1, 12))):
         turn = pace.turn()
         assert 0 <= turn.num_drafts <= most

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from flyspec.patience import PATIENCE, RARELY
+from flyspec.recent import PATIENCE, RARELY
 from flyspec.security import ApiKey, Scope
 from flyspec.values.admin import DrafterInfo, DraftServiceInfo, SessionStatus
 from flyspec.values.requests import GenerateOptions, GenerationRequest
