@@ -135,7 +135,7 @@ class Orchestrator:
             log.info("no HTTP API: install flyspec[http] for it")
             return None
         try:
-            from orchestrator.front.http.face import make_server  # takes half a second
+            from orchestrator.front.http.server import make_server  # takes half a second
         except ImportError as error:
             raise ConfigError(
                 f"--http-port {port}: needs {error.name}; install flyspec[http], or set -1 for no "

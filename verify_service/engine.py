@@ -19,11 +19,12 @@ from flyspec.engine.loop import OnStep, Ran, StepLoop, Work
 from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.scheduler import StepBudget
 from flyspec.engine.stopwatch import Stopwatch
-from flyspec.errors import ResourceExhaustedError
+from flyspec.errors import ResourceExhaustedError, UnavailableError
 from flyspec.prefix import TokenSequence
+from flyspec.self_drafting import following_round
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle
-from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import HeadProposal, Verdict, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
@@ -31,28 +32,83 @@ from verify_service.early_steps import EarlySteps
 from verify_service.heads import Heads
 from verify_service.sessions import TargetSession, check_open
 from verify_service.slot_queue import SessionPlace, SlotQueue
-from verify_service.telling import Telling, ToJudge
 from verify_service.trees import check_tree
 from verify_service.verdicts import RoundContext, RoundJudge
 
 Answer = Verdict | Exception
-
 FIRST_STREAMED_NS, STREAMED_NS = 2_500_000, 10_000_000
 """Nanoseconds between messages of plainly decoded tokens: the first interval, doubled with each
 message up to the second. A longer step takes precedence."""
+
+
+class PendingRound(NamedTuple):
+    """A round, when it arrived or began (`perf_counter_ns`), and its drafts if a head went on.
+
+    `distributions` has one per draft or none; `drafting_ns` is the time that a head's drafts took.
+    """
+
+    round_: VerifyRound
+    since_ns: int
+    distributions: Sequence[TokenDistribution] = ()
+    drafts: HeadProposal | None = None
+    drafting_ns: int = 0
+
+    def following(self, verdict: Verdict, drafting_ns: int) -> PendingRound:
+        """Return the round that the head goes on with, given the verdict with its proposal.
+
+        Raises `UnavailableError` if the head failed and an open window needs drafts.
+        """
+        drafts = verdict.proposal or HeadProposal()
+        following = following_round(self.round_, verdict, drafts.token_ids)
+        if not drafts.token_ids and following.open_window:
+            raise UnavailableError("a head failed, and the open window needs drafts")
+        return PendingRound(following, perf_counter_ns(), drafts.distributions, drafts, drafting_ns)
+
+
+class VerdictSender:
+    """Delivers a round's verdicts; `early_ns` returns the time of a step that ran before it."""
+
+    def __init__(
+        self, round_: PendingRound, deliver: Callable[[Verdict], None], early_ns: Callable[[], int]
+    ) -> None:
+        self._round, self._deliver, self._early_ns = round_, deliver, early_ns
+        self._since_ns = round_.since_ns
+
+    def send(
+        self, verdict: Verdict, began_ns: int, judging_ns: int, head_ns: int = 0, last: bool = True
+    ) -> None:
+        """Deliver a verdict; its step and judging began then, and heads took `head_ns` since."""
+        now_ns, round_ = perf_counter_ns(), self._round
+        timings = VerifyTimings(
+            queue_ns=began_ns - self._since_ns,
+            forward_ns=judging_ns - began_ns + self._early_ns(),
+            judge_ns=now_ns - judging_ns - head_ns,
+            service_ns=now_ns - self._since_ns,
+            head_ns=head_ns + round_.drafting_ns,
+        )
+        round_id, drafts = round_.round_.round_id, round_.drafts
+        self._deliver(
+            replace(verdict, round_id=round_id, last=last, timings=timings, drafts=drafts)
+        )
+        self._since_ns = now_ns
+
+    def send_and_go_on(self, verdict: Verdict, began_ns: int, judging_ns: int) -> None:
+        """Deliver the verdict after which the head goes on with the next round."""
+        following = self._round.round_.round_id + 1
+        self.send(replace(verdict, started_staged_round_id=following), began_ns, judging_ns)
 
 
 class Judged(NamedTuple):
     """A round's verdict, or what prevents it; when judging began (`perf_counter_ns`).
 
     `head_ns` is the time that heads took for all rounds of the step. If its head goes on by itself,
-    the verdict was `told` already.
+    the verdict was `sent` already.
     """
 
     verdict: Verdict | Exception
     judging_ns: int
     head_ns: int = 0
-    told: bool = False
+    sent: bool = False
 
 
 class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
@@ -181,7 +237,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
-        arrived = ToJudge(round_, perf_counter_ns(), distributions)
+        arrived = PendingRound(round_, perf_counter_ns(), distributions)
         work = self._rounds(session, arrived, deliver)
         self.add(session, work, deliver)
         return answers
@@ -228,21 +284,23 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         # The only wait for the device, so that the forward's time is known after it.
         verdicts = self._judge.judge_all([*rounds.values()])
         judged = dict(zip(rounds, verdicts, strict=True))
-        told = {i for i, v in judged.items() if self._tell(rounds[i][0], v, watch)}
+        sent = {i for i, v in judged.items() if self._send_early(rounds[i][0], v, watch)}
         proposals, head_ns = self.heads.follow(steps, found, self._rounds_of, judged)
         for index, verdict in judged.items():
             if isinstance(verdict, Verdict) and index in proposals:
                 verdict = replace(verdict, proposal=proposals[index])
-            found[index] = Judged(verdict, watch.marked_ns, head_ns, index in told)
+            found[index] = Judged(verdict, watch.marked_ns, head_ns, index in sent)
         return found
 
-    def _tell(self, context: RoundContext, verdict: Verdict | Exception, watch: Stopwatch) -> bool:
+    def _send_early(
+        self, context: RoundContext, verdict: Verdict | Exception, watch: Stopwatch
+    ) -> bool:
         """Deliver a verdict at once if its head goes on by itself; return whether it does."""
-        if context.tell is None or not self.heads.goes_on(context, verdict):
+        if context.send is None or not self.heads.goes_on(context, verdict):
             return False
         assert isinstance(verdict, Verdict)
         assert context.session.slot is not None
-        context.tell(verdict, self._began_ns[context.session.slot], watch.marked_ns)
+        context.send(verdict, self._began_ns[context.session.slot], watch.marked_ns)
         return True
 
     def _forward(self, steps: Sequence[Step]) -> list[Rows]:
@@ -280,24 +338,24 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     def _rounds(
         self,
         session: TargetSession,
-        to_judge: ToJudge | None,
+        pending: PendingRound | None,
         deliver: Callable[[Answer], None],
     ) -> Work[Rows | Drafted | Judged]:
         """Run a round, and those that its head goes on with."""
-        while to_judge is not None:
-            to_judge = yield from self._round(session, to_judge, deliver)
+        while pending is not None:
+            pending = yield from self._round(session, pending, deliver)
 
     def _round(
         self,
         session: TargetSession,
-        to_judge: ToJudge,
+        pending: PendingRound,
         deliver: Callable[[Answer], None],
-    ) -> Generator[Draw, Ran[Rows | Drafted | Judged], ToJudge | None]:
+    ) -> Generator[Draw, Ran[Rows | Drafted | Judged], PendingRound | None]:
         """Judge the drafts; without any, decode up to `max_plain_tokens`, several per step.
 
         Returns the round that the head goes on with, if it does.
         """
-        round_, distributions = to_judge.round_, to_judge.distributions
+        round_, distributions = pending.round_, pending.distributions
         check_tree(session, round_, self.model.tree_refusal)
         self.heads.check(round_.head)
         self.withdraw(session)  # an early step that has not run
@@ -311,12 +369,12 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         streamed_ns = FIRST_STREAMED_NS
-        telling = Telling(to_judge, deliver, lambda: self._early.time_ns(slot))
+        sender = VerdictSender(pending, deliver, lambda: self._early.time_ns(slot))
         while True:
             head = self.heads.wanted(session, round_.head)
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
             context = RoundContext(
-                session, round_, distributions, head, is_last, telling.tell_and_go_on
+                session, round_, distributions, head, is_last, sender.send_and_go_on
             )
             want = Draw(self._step_of(context))
             if round_.draft_parents:
@@ -337,7 +395,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             finally:
                 del self._rounds_of[slot]
                 self._began_ns.pop(slot, None)
-            result, head_ns, told = ran.result, 0, False
+            result, head_ns, sent = ran.result, 0, False
             if not session.place.has_run:
                 session.place.has_run = True
                 self._slots.look_again()
@@ -347,21 +405,21 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 self._step_ns = ran.model_ns // len(result.token_ids)
             else:
                 assert isinstance(result, Judged), "the slot has a round"
-                judged, judging_ns, head_ns, told = result
+                judged, judging_ns, head_ns, sent = result
                 if isinstance(judged, Exception):
                     raise judged
                 verdict = judged
             if round_.draft_parents:
                 drafts = self._keep_path(slot, round_, verdict)
             session.apply(verdict, drafts)
-            if told:
-                return to_judge.following(verdict, head_ns)
+            if sent:
+                return pending.following(verdict, head_ns)
             remaining -= 1 + len(verdict.plain_token_ids)
             # A round whose window failed does not continue as plain decoding.
             ended = verdict.failed or verdict.next_token_id in self._judge.ends(session)
             last = ended or remaining <= 0 or session.interrupted
             first = False
-            telling.tell(verdict, ran.began_ns, judging_ns, head_ns, last)
+            sender.send(verdict, ran.began_ns, judging_ns, head_ns, last)
             if last:
                 break
         following = verdict.proposal.token_ids if verdict.proposal else ()

@@ -27,7 +27,7 @@ class RoundContext(NamedTuple):
     """A session's round, and the distributions of its drafts, one per draft or none.
 
     `head` is the request for a proposal of a head, which drafts after the round's last verdict. If
-    it goes on with the next round, `tell` delivers the verdict before: it gets that and when the
+    it goes on with the next round, `send` delivers the verdict before: it gets that and when the
     step and judging began (`perf_counter_ns`).
     """
 
@@ -36,7 +36,7 @@ class RoundContext(NamedTuple):
     distributions: Sequence[TokenDistribution] = ()
     head: HeadRequest | None = None
     is_last: bool = True
-    tell: Callable[[Verdict, int, int], None] | None = None
+    send: Callable[[Verdict, int, int], None] | None = None
 
     @property
     def survivals(self) -> Sequence[float]:

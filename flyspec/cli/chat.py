@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flyspec.cli.conditions import Then, Until, with_phases
 from flyspec.cli.options import Color, ModelFlags, with_flags
-from flyspec.cli.phases import Then, Until, with_phases
 from flyspec.cli.runtime import refuse_model_flags
 from flyspec.cli.stack_options import StackOptions
 from flyspec.cli.streaming import DEFAULTS as STREAMED

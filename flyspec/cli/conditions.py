@@ -2,18 +2,25 @@
 
 Phases of the output are `rule until TEXT then rule`: `relaxed until #### then exact`. TEXT has no
 comma; `token:ID` is a token. Budgets of a phase are given like its rule's parameters, and K, a
-number or `auto`, as `num_speculative_tokens`. Everything here raises `ValueError`.
+number or `auto`, as `num_speculative_tokens`. What parses raises `ValueError`.
+
+`--until` and `--then` say the same in flags.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import typer
+
+from flyspec.flags import Flag
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.values.phases import Phase
+from flyspec.values.requests import GenerateOptions
 
 T = TypeVar("T")
 
@@ -143,3 +150,43 @@ def parse_k(value: str) -> SpeculationLength:
     if not value.isdecimal():
         raise ValueError("an integer, 0 or more, or auto")
     return int(value)
+
+
+# fmt: off
+Until = Annotated[Sequence[str], Flag(
+    "Text in the output after which the rule of the --then behind it holds, or token:ID; "
+    "repeatable.", group="Speculation", metavar="TEXT",
+)]
+Then = Annotated[Sequence[str], Flag(
+    "Acceptance rule after the text of --until, with parameters as in "
+    "relaxed:relaxed_delta=0.02,max_loose_tokens=5; repeatable.", group="Speculation",
+    metavar="RULE",
+)]
+# fmt: on
+
+
+def with_phases(
+    options: GenerateOptions, until: Sequence[str], then: Sequence[str]
+) -> GenerateOptions:
+    """Return options with the phases of these flags, in their order; without any, as they are.
+
+    The first phase has the options' own rule. Raises `typer.BadParameter`.
+    """
+    if len(until) != len(then):
+        raise typer.BadParameter(
+            f"--until: give one --then for each, the rule after that text; there are {len(until)} "
+            f"--until and {len(then)} --then"
+        )
+    if not until:
+        return options
+    if "" in until:
+        raise typer.BadParameter("--until: is empty; give a text")
+    phases = [Phase()]
+    for text, rule in zip(until, then, strict=True):
+        end = parse_until(text)
+        phases[-1] = replace(phases[-1], until=end.until, until_token_ids=end.until_token_ids)
+        try:
+            phases.append(parse_phase(rule))
+        except ValueError as error:
+            raise typer.BadParameter(f"--then: {error}") from None
+    return replace(options, phases=tuple(phases))

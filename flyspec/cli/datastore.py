@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -15,7 +17,7 @@ from flyspec import bundled
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import needing
-from flyspec.datastore.texts import read_texts
+from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.progress import error_console
 
@@ -28,6 +30,8 @@ app = typer.Typer(no_args_is_help=True)
 
 TEXTS_AT_ONCE = 256
 """Tokenized together, in parallel."""
+TEXT_FIELDS = ("text", "content")
+"""Fields of a JSON line that may have its text."""
 
 
 @app.callback()
@@ -114,3 +118,51 @@ def _tokenized(tokenizer: Tokenizer, texts: Iterator[str]) -> Iterator[list[int]
     while batch := list(itertools.islice(texts, TEXTS_AT_ONCE)):
         for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
             yield encoding.ids
+
+
+def read_texts(paths: Sequence[Path], pattern: str = "*") -> Iterator[str]:
+    """Yield the texts of files, and of all files below directories that match `pattern`.
+
+    Each line of JSON lines (`.jsonl`, `.jsonl.gz`) has a text; any other file is one. Below
+    directories, files that are not UTF-8 are skipped, as is what is hidden. Raises `ConfigError`.
+    """
+    for path in paths:
+        if path.is_dir():
+            for file in sorted(path.rglob(pattern)):
+                hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+                if file.is_file() and not hidden:
+                    yield from _texts_of(file, or_skip=True)
+        else:
+            yield from _texts_of(path)
+
+
+def _texts_of(path: Path, or_skip: bool = False) -> Iterator[str]:
+    try:
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        if or_skip:
+            return
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{path}: {reason}") from None
+    if not path.name.endswith((".jsonl", ".jsonl.gz")):
+        if text:
+            yield text
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield _text_of(line, f"{path}:{number}")
+
+
+def _text_of(line: str, where: str) -> str:
+    try:
+        fields = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not JSON: {error}") from None
+    for name in TEXT_FIELDS:
+        if isinstance(fields, dict) and isinstance(fields.get(name), str):
+            text: str = fields[name]
+            return text
+    raise ConfigError(f"{where}: needs a text in the field {' or '.join(TEXT_FIELDS)}")

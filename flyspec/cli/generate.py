@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from flyspec.cli.conditions import Then, Until, with_phases
 from flyspec.cli.json_output import print_json, to_json
 from flyspec.cli.options import Color, ModelFlags, read_address, with_flags
-from flyspec.cli.phases import Then, Until, with_phases
 from flyspec.cli.program import check_file
 from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
 from flyspec.cli.stack import Stack

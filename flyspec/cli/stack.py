@@ -217,7 +217,7 @@ class Stack:
                 server = None
             imports: Sequence[str] = ["orchestrator.server"]
             if self.options.http_port != NO_PORT:
-                imports = ["orchestrator.server", "orchestrator.front.http.face"]
+                imports = ["orchestrator.server", "orchestrator.front.http.server"]
         elif name == "verify" or self.options.draft_model:
             imports = _MODEL_IMPORTS
             self.on_stage(name, "importing torch and transformers")

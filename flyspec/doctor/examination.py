@@ -9,8 +9,7 @@ from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifyS
 from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.machine import machine
 from flyspec.doctor.memory import alone, together
-from flyspec.doctor.models import Examined, draft, target
-from flyspec.doctor.pair import pair
+from flyspec.doctor.models import Examined, draft, pair, target
 from flyspec.doctor.ports import ports
 from flyspec.speculation_length import AUTO
 from flyspec.spelling import respell

@@ -1,4 +1,4 @@
-"""The target and the draft model: whether and how they will be served, and what they need."""
+"""The target and the draft model: how they will be served, what they need, whether they fit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from flyspec.drafter_names import head_directories
 from flyspec.engine.bundle import load_bundle
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import NamedDevice
-from flyspec.engine.native.eligible import library_for
+from flyspec.engine.native.family import library_for
 from flyspec.errors import ConfigError, InvalidArgumentError
-from flyspec.model_files import CONFIG, check_model_files, finder, gguf_path
+from flyspec.model_files import CONFIG, check_model_files, finder, gguf_path, size_problem
 from flyspec.preflight.cuda import check_device
 from flyspec.preflight.gguf import serves_gguf
 from flyspec.values.admin import TokenizerBundle
 from flyspec.values.chat import Chat
 
+PAIR = "pair"
 _TOOL = {
     "type": "function",
     "function": {
@@ -238,3 +239,31 @@ def _chat_template(section: str, bundle: TokenizerBundle) -> Diagnosis:
         tools = False
     knows = "and tools" if tools else "but ignores tools: requests with tools will not call them"
     return Diagnosis(section, "chat template", Mark.OK, f"renders chats, {knows}", {"tools": tools})
+
+
+def pair(target: Examined, draft: Examined) -> Iterator[Diagnosis]:
+    """Examine two models, as far as both could be read."""
+    if target.bundle is not None and draft.bundle is not None:
+        same = target.bundle.fingerprint == draft.bundle.fingerprint
+        text = "tokenizers are equal: drafts are used as they are"
+        if not same:
+            text = (
+                "tokenizers differ: drafts are translated through text, which costs some time and "
+                "acceptance (docs/translation.md); a draft model with the target's tokenizer "
+                "needs none"
+            )
+        mark = Mark.OK if same else Mark.WARNING
+        yield Diagnosis(PAIR, "tokenizers", mark, text, {"translated": not same})
+    if target.checkpoint is None or draft.checkpoint is None:
+        return
+    own, needed = draft.checkpoint.context_length, target.checkpoint.context_length
+    text = f"draft model {own:,} tokens, target {needed:,}"
+    if own < needed:
+        text += (
+            f"; beyond {own:,} tokens this drafter proposes nothing, and prompt lookup drafts; "
+            "use a draft model with a longer context if texts get longer"
+        )
+    yield Diagnosis(PAIR, "contexts", Mark.WARNING if own < needed else Mark.OK, text)
+    sizes = target.checkpoint.loaded_bytes(), draft.checkpoint.loaded_bytes()
+    if problem := size_problem(*sizes):
+        yield Diagnosis(PAIR, "sizes", Mark.WARNING, problem)

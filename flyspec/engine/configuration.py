@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from flyspec.engine.architectures import kind_of
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import AnyDevice, NamedType, choose_dtype
-from flyspec.engine.native.eligible import serves_natively
+from flyspec.engine.native.family import serves_natively
 from flyspec.engine.supported import (
     check_config,
     check_length,

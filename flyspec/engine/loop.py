@@ -19,8 +19,7 @@ from time import perf_counter_ns
 from typing import ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 from flyspec.engine.cache_table import CacheTable, Claim
-from flyspec.engine.failures import Failures
-from flyspec.engine.heartbeat import TICK_S, Call, StepWatch
+from flyspec.engine.failures import TICK_S, Call, Failures, StepWatch
 from flyspec.engine.model import Draw, Interrupt, Model
 from flyspec.engine.scheduler import Pieces, StepBudget, allot
 from flyspec.errors import FlyspecError, ModelFailureError, ModelLostError, UnavailableError

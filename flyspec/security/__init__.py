@@ -6,9 +6,9 @@ from flyspec.security.certificates import ChannelSecurity as ChannelSecurity
 from flyspec.security.certificates import TlsFiles as TlsFiles
 from flyspec.security.certificates import server_credentials as server_credentials
 from flyspec.security.certificates import watch_certificates as watch_certificates
-from flyspec.security.contexts import watch_server_context as watch_server_context
 from flyspec.security.keys import ApiKey as ApiKey
 from flyspec.security.keys import ApiKeys as ApiKeys
 from flyspec.security.keys import Scope as Scope
 from flyspec.security.listening import PortSecurity as PortSecurity
 from flyspec.security.listening import is_loopback as is_loopback
+from flyspec.security.listening import watch_server_context as watch_server_context

@@ -1,16 +1,21 @@
-"""Security of listening ports: beyond loopback, encryption and client authentication."""
+"""Security of listening ports: beyond loopback, encryption and client authentication.
+
+Metrics and HTTP need TLS contexts of Python's, gRPC credentials of its own.
+"""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
+import ssl
 from dataclasses import dataclass
 
 import grpc
 
 from flyspec.errors import ConfigError
 from flyspec.flags import ClientAuth
-from flyspec.security.certificates import TlsFiles, server_credentials
+from flyspec.security.certificates import SYSTEM, TlsFiles, read_certificates, server_credentials
+from flyspec.security.watched_files import Watched
 
 log = logging.getLogger(__name__)
 
@@ -86,3 +91,29 @@ class PortSecurity:
                     f"client certificates, or {flag} none if this is intended"
                 )
             log.warning("%s: serving anyone who can reach it", where)
+
+
+def watch_server_context(security: PortSecurity, what: str) -> Watched[ssl.SSLContext]:
+    """Return a port's TLS context, which follows its files; `what` names them in the log.
+
+    Raises `ConfigError`.
+    """
+    files = security.files
+
+    def make() -> ssl.SSLContext:
+        read_certificates(files)  # for its error messages
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(files.certfile, files.keyfile)
+            if security.wants_certificates:
+                context.verify_mode = ssl.CERT_REQUIRED
+                if files.ca_certs == SYSTEM:
+                    context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
+                else:
+                    context.load_verify_locations(files.ca_certs)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"{what} cannot be used: {error}") from error
+        return context
+
+    return Watched(what, files.paths, make)

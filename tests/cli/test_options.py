@@ -10,9 +10,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from flyspec.cli.conditions import with_phases
 from flyspec.cli.main import app
 from flyspec.cli.options import ModelFlags, with_flags
-from flyspec.cli.phases import with_phases
 from flyspec.cli.service import Child
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
@@ -159,7 +159,7 @@ def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None
     ("table", "kind", "apart"),
     [
         # Ids are for programs, and so are the rounds of an earlier run; phases have the flags of
-        # `flyspec.cli.phases`.
+        # `flyspec.cli.conditions`.
         (
             FLAGS,
             GenerateOptions,

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flyspec.cli.supervisor import MOST_FAILED_STARTS, supervise
+from flyspec.cli.serve import MOST_FAILED_STARTS, supervise
 from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Started
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.rules import Rule

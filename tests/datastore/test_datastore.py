@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyspec.cli.datastore import read_texts
 from flyspec.datastore import store
 from flyspec.datastore.build import build
 from flyspec.datastore.store import MAX_MATCH, MIN_MATCH, NOTHING, UNSEEN, Datastore
-from flyspec.datastore.texts import read_texts
 from flyspec.errors import ConfigError
 
 TEXTS = st.lists(st.lists(st.integers(0, 3), max_size=25), min_size=1, max_size=6)

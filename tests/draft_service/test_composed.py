@@ -17,8 +17,8 @@ from draft_service.drafters.base import Scored
 from draft_service.drafters.choosing import Chooser, expected
 from draft_service.drafters.composed import MODEL, ComposedDrafter, ComposedSession
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.offered import offered
 from draft_service.drafters.sources import Guess, LookupSource
+from draft_service.server import offered
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Draw
 from flyspec.recent import PATIENCE, RARELY, Share

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_service.drafters.offered import offered
 from draft_service.drafters.retrieval import RetrievalSession
+from draft_service.server import offered
 from flyspec.datastore.build import build
 from flyspec.datastore.store import Datastore
 from flyspec.lookup import recycling, shared

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from draft_service.drafters.offered import offered
 from draft_service.drafters.retrieval import token_recycling
 from draft_service.drafters.trees import Nodes, add_chain, add_choices, best, drafted, grow
 from draft_service.proposal import SessionState, propose
+from draft_service.server import offered
 from flyspec.draft_trees import depths, is_chain, main_path, paths
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.loop import Ran

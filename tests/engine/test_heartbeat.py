@@ -17,8 +17,7 @@ import pytest
 
 from flyspec import serving
 from flyspec.config import STEP_TOKEN_S, DraftSettings
-from flyspec.engine.failures import MOST_IN_ROW, Failures, is_for_good
-from flyspec.engine.heartbeat import TICK_S, Call, StepWatch
+from flyspec.engine.failures import MOST_IN_ROW, TICK_S, Call, Failures, StepWatch, is_for_good
 from flyspec.engine.loop import StepLoop, Work
 from flyspec.engine.model import Draw, Step
 from flyspec.engine.slots import SlotTable

@@ -18,7 +18,7 @@ from flyspec.engine import devices
 from flyspec.engine.devices import choose_dtype
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Model, Step
-from flyspec.engine.native import choice, eligible, library, trial
+from flyspec.engine.native import choice, family, library, trial
 from flyspec.engine.native.choice import choose_model
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.trial import TrialOutcome
@@ -31,7 +31,7 @@ from tests.engine.random_models import loaded_model, make_model
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A compiled step, wherever flyspec was installed."""
-    monkeypatch.setattr(eligible, "find", lambda: compiled(SETS[0]))
+    monkeypatch.setattr(family, "find", lambda: compiled(SETS[0]))
     return
 
 

@@ -14,7 +14,7 @@ from flyspec.config import ModelServerSettings
 from flyspec.engine import lazy_memory
 from flyspec.engine.lazy_memory import lazy_zeros
 from flyspec.engine.model import Step
-from flyspec.engine.native import choice, eligible
+from flyspec.engine.native import choice, family
 from flyspec.engine.native.choice import choose_model
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
 from flyspec.engine.runner import ModelRunner
@@ -121,9 +121,9 @@ def test_more_slots_than_can_be_listed_are_out_of_memory_too() -> None:
 @needs_step
 @pytest.mark.parametrize("name", ["NativeModel", "try_out"])
 def test_the_native_step_without_room_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eligible, "find", lambda: compiled(SETS[0]))
+    monkeypatch.setattr(family, "find", lambda: compiled(SETS[0]))
     monkeypatch.setattr(choice, name, mock.Mock(side_effect=CPU_ALLOCATOR))
-    monkeypatch.setattr(eligible, "unsupported", lambda config: None)
+    monkeypatch.setattr(family, "unsupported", lambda config: None)
     model = small_model("llama")
     with pytest.raises(ConfigError, match=r"out of memory while (packing|comparing) it"):
         choose_model(loaded_model(model), ModelServerSettings(max_sessions=2))

@@ -17,9 +17,8 @@ from flyspec.errors import ConfigError, PermissionDeniedError
 from flyspec.security import PortSecurity, TlsFiles
 from flyspec.telemetry.logs import errors_returned
 from orchestrator.front.http import server as http_server
-from orchestrator.front.http.face import make_server
 from orchestrator.front.http.origins import Origins
-from orchestrator.front.http.server import HttpServer
+from orchestrator.front.http.server import HttpServer, make_server
 from tests.observability.scraping import parse
 from tests.orchestrator.stacks import start_stack
 from tests.security.authority import Authority, replace_files

@@ -20,9 +20,8 @@ from flyspec.values.generation import (
     SpeculationMetrics,
     Started,
 )
-from orchestrator.front.http.bodies import ChatBody
+from orchestrator.front.http.bodies import ChatBody, ResponsesBody
 from orchestrator.front.http.chat import ChatReply
-from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.response_input import chat_of_items
 from orchestrator.front.http.responses import ResponsesReply
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, parser_for

@@ -8,10 +8,9 @@ import random
 import pytest
 
 from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
-from orchestrator.admission import waits
-from orchestrator.admission.admission import Admission
+from orchestrator.admission import admission as waits
+from orchestrator.admission.admission import Admission, HoldTimes
 from orchestrator.admission.clients import ClientLimits
-from orchestrator.admission.waits import HoldTimes
 from tests.orchestrator.clock import Clock
 from tests.waiting import until
 

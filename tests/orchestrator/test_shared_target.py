@@ -15,8 +15,7 @@ from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen
 from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import SamplingParams
-from orchestrator.admission.admission import Admission
-from orchestrator.admission.waits import HoldTimes
+from orchestrator.admission.admission import Admission, HoldTimes
 from orchestrator.server import Orchestrator
 from tests.orchestrator.stacks import start_stack
 from tests.waiting import idle, until

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
+from flyspec.cli.serve import supervise
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from flyspec.cli.supervisor import supervise
 from flyspec.security import ApiKey, Scope
 from flyspec.security.keys import entry_of, new_key
 from tests.page import browser as chromium_of

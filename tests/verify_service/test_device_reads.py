@@ -17,8 +17,7 @@ from tests.engine.test_captured_graphs import capture
 from tests.stand_in import NAME, register
 from tests.stand_in_counts import counting
 from tests.verify_service.sessions import answers, opening
-from verify_service.engine import VerifyEngine
-from verify_service.telling import ToJudge
+from verify_service.engine import PendingRound, VerifyEngine
 
 SESSIONS: dict[str, VerifyOpen] = {
     "exact": opening([5, 6, 7]),
@@ -53,7 +52,7 @@ def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
         session = engine.open(open_)
         drafts = [11, 12, 13, 14][: 2 + number % 3]
         round_ = VerifyRound(1, len(open_.token_ids), [], drafts)
-        work = engine._rounds(session, ToJudge(round_, 0), lambda answer: None)
+        work = engine._rounds(session, PendingRound(round_, 0), lambda answer: None)
         wants.append((next(work), work))
     return wants
 
@@ -79,7 +78,7 @@ def test_a_step_of_rounds_waits_once(engine: VerifyEngine, names: list[str]) -> 
 def test_plain_decoding_waits_once_for_several_tokens(engine: VerifyEngine) -> None:
     session = engine.open(SESSIONS["exact"])
     work = engine._rounds(
-        session, ToJudge(VerifyRound(1, 3, [], [], max_plain_tokens=8), 0), lambda answer: None
+        session, PendingRound(VerifyRound(1, 3, [], [], max_plain_tokens=8), 0), lambda answer: None
     )
     want = next(work)._replace(max_tokens=8)
     engine.run_batch([want])

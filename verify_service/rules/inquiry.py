@@ -1,7 +1,7 @@
 """Judging in two halves: what a round asks about its logits, and its verdict from the answers.
 
 The first half reads nothing, so that the questions of many rounds can be answered in one pass over
-a device (`batch_answers`); the second half has only plain numbers to decide on.
+a device (`batch_pass`); the second half has only plain numbers to decide on.
 """
 
 from __future__ import annotations

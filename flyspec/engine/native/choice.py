@@ -9,10 +9,9 @@ from flyspec.config import ModelServerSettings
 from flyspec.engine.cache_size import plan_cache
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Model
-from flyspec.engine.native.eligible import library_for
+from flyspec.engine.native.family import library_for
 from flyspec.engine.native.model import NativeModel
-from flyspec.engine.native.passed import has_passed, note_passed
-from flyspec.engine.native.trial import try_out
+from flyspec.engine.native.trial import has_passed, note_passed, try_out
 from flyspec.engine.out_of_memory import naming_memory
 from flyspec.engine.runner import ModelRunner
 from flyspec.process import available_cores

@@ -3,23 +3,35 @@
 Both read a sample text. The module's float32 logits are the reference; its own bfloat16 logits show
 how close is close enough. The float32 run converts one layer's weights at a time, so that a large
 model needs little additional memory.
+
+Trials that were passed on this machine are not repeated. A record is found by everything that a
+trial depends on: weights, tokenizer, compiled step, this package's sources, libraries, processor.
+It holds a digest of the first logits of the trial's text. Only a model that computes the same bits
+again goes without a trial.
 """
 
 from __future__ import annotations
 
+import hashlib
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import linear
 
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Model, Step
+from flyspec.engine.native.library import processor_flags
+from flyspec.engine.native.model import NativeModel
 from flyspec.engine.native.sample import TEXT
+from flyspec.remembered import recall, remember
 
 DIFFERENCE_FACTOR = 1.1
 """Maximum mean difference of logits, relative to that of transformers' bfloat16."""
@@ -36,6 +48,7 @@ _WORK = 6.4e10
 _MOST_ROWS, _FEWEST_ROWS = 768, 32
 _HEAD_ROWS = 16384
 _FEW_ROWS = 12
+_KIND = "native-trials"
 
 
 class TrialOutcome(NamedTuple):
@@ -177,3 +190,40 @@ def _widened(core: Any) -> Iterator[None]:
 
 def _cast(dtype: torch.dtype, module: Any, *_: Any) -> None:
     module.to(dtype)
+
+
+def has_passed(model: NativeModel, loaded: LoadedModel) -> bool:
+    """True if this model has passed its trial before, and computes the same."""
+    known = recall(_KIND, *_key(model, loaded)) if loaded.info.weights_fingerprint else None
+    return isinstance(known, dict) and known.get("digest") == _digest(model, loaded)
+
+
+def note_passed(model: NativeModel, loaded: LoadedModel, outcome: TrialOutcome) -> None:
+    if loaded.info.weights_fingerprint:
+        record = {"digest": _digest(model, loaded), **outcome._asdict()}
+        remember(_KIND, record, *_key(model, loaded))
+
+
+def _digest(model: NativeModel, loaded: LoadedModel) -> str:
+    rows = first_logits(model, sample(loaded))
+    return hashlib.sha256(rows.contiguous().numpy().tobytes()).hexdigest()
+
+
+def _key(model: NativeModel, loaded: LoadedModel) -> tuple[object, ...]:
+    info = loaded.info
+    return (
+        info.weights_fingerprint, info.tokenizer_fingerprint, info.context_length,
+        model.library.name, model.threads, _sources(),
+        torch.__version__, transformers.__version__,
+        platform.machine(), sorted(processor_flags()),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _sources() -> str:
+    """Digest of this package: its modules and what was compiled."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.iterdir()):
+        if path.suffix in (".py", ".so"):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -29,6 +29,7 @@ from orchestrator.front.http.bodies import (
     CompletionBody,
     DetokenizeBody,
     GenerationBody,
+    ResponsesBody,
     SampledBody,
     TokenizeBody,
 )
@@ -47,7 +48,6 @@ from orchestrator.front.http.operators import Operators
 from orchestrator.front.http.options import chat_of, chosen, options_of, rule_of, stopping_at
 from orchestrator.front.http.reading import BodyReader, body_route
 from orchestrator.front.http.replies import Events, Reply
-from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.response_input import chat_of_items
 from orchestrator.front.http.responses import ResponsesReply
 from orchestrator.front.http.tool_calls import parser_for, stops_of

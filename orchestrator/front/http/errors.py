@@ -26,9 +26,9 @@ from orchestrator.front.http.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    ResponsesBody,
     TokenizeBody,
 )
-from orchestrator.front.http.response_bodies import ResponsesBody
 
 CODES = {
     "INVALID_ARGUMENT": 400,

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from pydantic_core import to_jsonable_python
+
 from flyspec.client.recordings import as_document, recording_of
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import request_id
@@ -26,7 +28,7 @@ from flyspec.values.tokens import Origin
 from orchestrator.front.http.bodies import ChunkOptions, GenerationBody, SampledBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
-from orchestrator.front.http.round_documents import round_document
+from orchestrator.front.http.logprobs import name_of
 
 Events = AsyncGenerator[tuple[int, Event], None]
 
@@ -286,3 +288,17 @@ def _rates(name: str, count: int, milliseconds: float) -> Mapping[str, Any]:
         f"{name}_per_token_ms": milliseconds / max(1, count),
         f"{name}_per_second": 1e3 * count / milliseconds if milliseconds else 0.0,
     }
+
+
+def round_document(record: RoundRecord, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return a round for JSON; a number without a value there, such as infinity, is null."""
+
+    def text_of(token_id: int | None) -> str | None:
+        return None if token_id is None else name_of(tokenizer.bytes_of(token_id))
+
+    document: dict[str, Any] = to_jsonable_python(record.document(), inf_nan_mode="null")
+    document["draft_token_texts"] = [text_of(token_id) for token_id in record.draft_token_ids]
+    document["next_token_text"] = text_of(record.next_token_id)
+    for part in (*document["decisions"], *filter(None, [document["open_window"]])):
+        part["target_token_text"] = text_of(part["target_token_id"])
+    return document

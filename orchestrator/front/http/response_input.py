@@ -6,8 +6,8 @@ from typing import Any
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.chat import Chat
+from orchestrator.front.http.bodies import ResponsesBody
 from orchestrator.front.http.options import texts_of
-from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.tools import call_of_template, nested_tools
 
 Item = dict[str, Any]

@@ -11,11 +11,11 @@ from typing import Any
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import request_id
 from flyspec.values.generation import Chunk, Completion, Event, FinishReason, Started
+from orchestrator.front.http.bodies import ResponsesBody
 from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
 from orchestrator.front.http.options import sampling_of
 from orchestrator.front.http.replies import Events, measured, token_details
-from orchestrator.front.http.response_bodies import ResponsesBody
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, asked_stop
 
 Document = dict[str, Any]

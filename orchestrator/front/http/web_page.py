@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.staticfiles import StaticFiles
 
 from flyspec.config import OrchestratorSettings
+from flyspec.errors import InvalidArgumentError
 from flyspec.rule_files import RuleBook
-from flyspec.rules.presets import DEFAULT_RULE
+from flyspec.rules import PARAMETERS, Parameter, Rule, member_name
+from flyspec.rules.presets import DEFAULT_RULE, RULE_PRESETS
+from flyspec.rules.resolve import resolve_rule
 from flyspec.speculation_length import requested
+from flyspec.values.admin import JudgeInfo
 from flyspec.values.tokens import LABELS, MAX_TEMPERATURE, MIN_TEMPERATURE
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.http.drafters import DrafterEndpoints
-from orchestrator.front.http.rule_documents import rule_documents
 from orchestrator.generation.plan import SEED_BITS
 from orchestrator.generations import Generations
 
@@ -35,6 +39,7 @@ HEADERS: Mapping[str, str] = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }  # fmt: skip
+_TYPES = {bool: "boolean", int: "integer", float: "number"}
 
 
 class PageFiles(StaticFiles):
@@ -107,3 +112,52 @@ class WebPage:
             "origins": [{"name": o.name, "label": label} for o, label in LABELS.items()],
             "rules": rule_documents(names, book, requested(k), judge),
         }
+
+
+def rule_documents(
+    names: Iterable[str], book: RuleBook, k: int, judge: JudgeInfo | None
+) -> list[dict[str, Any]]:
+    """Return the rules as they are resolved for the requested K, and the target's judge."""
+    return [_rule(name, book, k, judge) for name in names]
+
+
+def _rule(name: str, book: RuleBook, k: int, judge: JudgeInfo | None) -> dict[str, Any]:
+    try:
+        resolved = book.resolve(Rule(name), k, judge)
+    except InvalidArgumentError:  # its own parameters are beyond the operator's limits
+        resolved = resolve_rule(Rule(name), k)
+    preset = RULE_PRESETS[resolved.name]
+    return {
+        "name": name,
+        "preset": resolved.name,
+        "accepts": preset.accepts,
+        "lossless": preset.lossless,
+        "token_exact": preset.token_exact,
+        "parameters": [
+            _parameter(PARAMETERS[parameter], getattr(resolved, parameter))
+            for parameter in PARAMETERS
+            if parameter in preset.defaults
+        ],
+    }
+
+
+def _parameter(parameter: Parameter, default: Any) -> dict[str, Any]:
+    members = parameter.members
+    return {
+        "name": parameter.name,
+        "symbol": parameter.symbol,
+        "help": parameter.help,
+        "unit": parameter.unit,
+        "type": "choice" if members else _TYPES[parameter.kind],
+        "choices": [member_name(member) for member in members or ()],
+        "default": member_name(default) if isinstance(default, IntEnum) else default,
+        "measured_by": parameter.measured_by,
+        "ranges": [
+            {
+                "measure": None if measure is None else member_name(measure),
+                "minimum": range_.low,
+                "maximum": range_.high,
+            }
+            for measure, range_ in parameter.ranges.items()
+        ],
+    }
