@@ -17,13 +17,11 @@ from flyspec.startup import stage
 from flyspec.step_costs import StepCosts
 from flyspec.telemetry import Telemetry, configure_logging
 from flyspec.v1 import verify_pb2_grpc
-from verify_service.autojudge import fitted
 from verify_service.engine import VerifyEngine
-from verify_service.head_loading import load_heads
 from verify_service.ranks import Ranks, find_place, follow, load, set_threads
 from verify_service.service import VerifyServicer
-from verify_service.step_trial import measure_steps
 from verify_service.telemetry import VerifyTelemetry
+from verify_service.warm_target import fitted, load_heads, measure_steps
 
 SERVICE_NAME = "flyspec.v1.VerifyService"
 

@@ -8,7 +8,8 @@ cache is not computed again. Tables are owned by the thread that runs the model.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
@@ -102,6 +103,17 @@ class CacheTable(ABC):
         if self.num_blocks:
             return 1 - self.num_free_blocks / self.num_blocks
         return 1 - self.num_free / self.num_slots
+
+    @contextmanager
+    def borrowed(self, count: int = 1) -> Iterator[list[int]]:
+        """Lend slots for a trial, as many of `count` as are free; the cache is empty after it."""
+        slots = [self.acquire().slot for _ in range(min(count, self.num_free))]
+        try:
+            yield slots
+        finally:
+            for slot in slots:
+                self.release(slot)
+            self.forget()
 
     @property
     @abstractmethod

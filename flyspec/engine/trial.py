@@ -111,22 +111,15 @@ def _own_logits(name: str, model: Any, ids: list[int]) -> Tensor:
 def _through_slots(runner: Model, ids: list[int]) -> Tensor:
     """The logits of all of `ids`, run in two pieces, the second one packed."""
     cache, cut = runner.cache, len(ids) // 2
-    slot = cache.acquire().slot
     fits = 2 * cache.blocks_to_open(len(ids)) <= cache.num_free_blocks
-    neighbour = cache.acquire().slot if cache.num_free and fits else None
-    try:
+    with cache.borrowed(2 if fits else 1) as (slot, *neighbours):
         # Tokens beyond `cut` are rolled back.
         runner.forward([Step(slot, 0, [*ids[:cut], *ids[:3]])])
         (before,) = runner.forward([Step(slot, 0, ids[:cut], cut)])
         steps = [Step(slot, cut, ids[cut:], len(ids) - cut)]
-        if neighbour is not None:
-            steps.insert(0, Step(neighbour, 0, ids[::-1]))
+        steps = [*(Step(other, 0, ids[::-1]) for other in neighbours), *steps]
         kept = before.logits.clone()
         return torch.cat([kept, runner.forward(steps)[-1].logits.clone()])
-    finally:
-        for taken in (slot, neighbour):
-            if taken is not None:
-                cache.release(taken)
 
 
 def _check_windows(name: str, config: Any, windows: Mapping[int, int | None]) -> None:

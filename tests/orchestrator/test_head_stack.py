@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from flyspec.client import Chunk, Completion, GenerateOptions, Started
-from flyspec.engine import draft_heads
 from flyspec.engine.loading import load_model
 from flyspec.rules import Rule, WindowScope
 from flyspec.values.generation import RecoveryKind, RoundRecord
@@ -18,6 +17,7 @@ from flyspec.values.tokens import Origin, SamplingParams
 from orchestrator.generation import head_rounds
 from tests.orchestrator.stacks import start_stack
 from tests.scripted_heads import ScriptedHead
+from verify_service import warm_target
 
 EXACT = Rule("exact")
 PROMPT = "The cat sat on the mat, and the dog sat"
@@ -48,7 +48,7 @@ def head_of(model_dirs):
 @pytest.fixture(scope="module")
 async def stack(model_dirs, head_of):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draft_heads, "load_head", lambda *_: head_of(), raising=False)
+        patch.setattr(warm_target, "load_head", lambda *_: head_of(), raising=False)
         async with start_stack(model_dirs, verify={"heads": "head=/somewhere"}) as running:
             yield running
 

@@ -18,15 +18,14 @@ from flyspec.values.rounds import OpenWindow, Outcome, Verdict
 from flyspec.values.tokens import SamplingParams
 from tests.autojudges import random_judge
 from verify_service.rules import judge
-from verify_service.rules.criteria.divergence import (
+from verify_service.rules.criteria.draft import (
     comparable,
     jensen_shannon,
     kl,
     reversed_jensen_shannon,
     total_variation,
 )
-from verify_service.rules.criteria.entropy import Entropy
-from verify_service.rules.criteria.typical import Typical
+from verify_service.rules.criteria.target import Entropy, Typical
 from verify_service.rules.speculative_sampling import residual_log_weights
 
 EXACT = Outcome.EXACT

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flyspec.engine.slots import SlotTable
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import MeasuredStep
-from verify_service import step_trial
+from verify_service import warm_target
 from verify_service.adaptive_verification import admit
 
 EIGHTHS = st.integers(0, 8).map(lambda n: n / 8)
@@ -114,8 +114,8 @@ class Clocked:
 @pytest.mark.parametrize("base_ns", [MS // 4, 5 * MS, 80 * MS, 2000 * MS])
 def test_quick_or_slow_a_target_tells_what_rows_cost(monkeypatch, base_ns) -> None:
     model = Clocked(base_ns, base_ns // 20)
-    monkeypatch.setattr(step_trial, "perf_counter_ns", lambda: model.now_ns)
-    measured = step_trial.measure_steps(model)
+    monkeypatch.setattr(warm_target, "perf_counter_ns", lambda: model.now_ns)
+    measured = warm_target.measure_steps(model)
     costs = StepCosts(measured)
     for rows in (1, 5, 16, 32, 64):
         assert costs(rows) == pytest.approx(model.cost(rows))
@@ -125,4 +125,4 @@ def test_quick_or_slow_a_target_tells_what_rows_cost(monkeypatch, base_ns) -> No
 
 
 def test_a_short_context_is_not_measured() -> None:
-    assert step_trial.measure_steps(Clocked(MS, 1, context_length=64)) == ()
+    assert warm_target.measure_steps(Clocked(MS, 1, context_length=64)) == ()

@@ -25,10 +25,10 @@ from tests.autojudges import facts_of, random_judge, tensors_of
 from tests.tiny import HIDDEN_SIZE
 from tests.verify_service.conftest import CACHES, JUDGE
 from tests.verify_service.sessions import PROMPT, answers, opening
-from verify_service.autojudge import fitted
 from verify_service.engine import VerifyEngine
 from verify_service.rules import judge
 from verify_service.service import VerifyServicer
+from verify_service.warm_target import fitted
 
 
 def rows_of(module, tokens, count):

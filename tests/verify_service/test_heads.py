@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from flyspec import wire
 from flyspec.config import VerifySettings
-from flyspec.engine import draft_heads
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rules import Rule, WindowScope
 from flyspec.v1 import verify_pb2
@@ -23,11 +22,12 @@ from tests.scripted import ScriptedModel
 from tests.scripted_heads import ScriptedHead
 from tests.verify_service.conftest import CACHES, JUDGE
 from tests.verify_service.sessions import PROMPT, answers, opening
+from verify_service import warm_target
 from verify_service.engine import VerifyEngine
-from verify_service.head_loading import load_heads
 from verify_service.heads import Heads
 from verify_service.service import VerifyServicer
 from verify_service.sessions import READ_AGAIN
+from verify_service.warm_target import load_heads
 
 LAYERS = (0, 1, -1)
 HEAD = HeadRequest("head", 5)
@@ -356,7 +356,7 @@ def test_heads_are_loaded_and_tried_beside_their_target(engine, loaded, monkeypa
         layers = (9,) if directory.name == "deep" else LAYERS
         return ScriptedHead(garbage, 3, layers)
 
-    monkeypatch.setattr(draft_heads, "load_head", load_head, raising=False)
+    monkeypatch.setattr(warm_target, "load_head", load_head, raising=False)
     heads = load_heads("a=/heads/a b=/heads/b", loaded, engine.model)
     assert [info.name for info in heads.infos] == ["a", "b"]
     assert given == [("/heads/a", loaded, 4), ("/heads/b", loaded, 4)]

@@ -11,20 +11,23 @@ from flyspec.engine.autojudge import AutoJudge
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS, CriterionName, RulePreset
 from verify_service.rules.criteria import Constant, Criterion, Loosening
-from verify_service.rules.criteria.cactus import cactus
-from verify_service.rules.criteria.divergence import (
+from verify_service.rules.criteria.draft import (
+    cactus,
     divergence_below,
     divergence_if_unsure,
+    ensemble_choice,
+    ensemble_ratio,
     reversed_divergence,
 )
-from verify_service.rules.criteria.ensemble import ensemble_choice, ensemble_ratio
-from verify_service.rules.criteria.entropy import entropy_gate
-from verify_service.rules.criteria.importance import importance
-from verify_service.rules.criteria.margin import margin
-from verify_service.rules.criteria.mars import mars
-from verify_service.rules.criteria.random_control import random_control
-from verify_service.rules.criteria.relaxed import relaxed
-from verify_service.rules.criteria.typical import typical
+from verify_service.rules.criteria.target import (
+    entropy_gate,
+    importance,
+    margin,
+    mars,
+    random_control,
+    relaxed,
+    typical,
+)
 from verify_service.rules.window import Window
 
 

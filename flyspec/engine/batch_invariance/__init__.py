@@ -56,8 +56,7 @@ def holds(model: Model) -> bool:
         return True
     ids = [(5 * i * i + 11 * i + 1) % min(info.vocab_size, 241) for i in range(length)]
     cut = length - _ALONE
-    slots = [cache.acquire().slot for _ in range(min(2, cache.num_free))]
-    try:
+    with cache.borrowed(2) as slots:
         alone = model.forward([Step(slots[0], 0, ids[:cut])])
         for at in range(cut, length):
             alone += model.forward([Step(slots[0], at, ids[at : at + 1])])
@@ -71,6 +70,3 @@ def holds(model: Model) -> bool:
             if not torch.equal(torch.cat([row.logits for row in alone])[-rows:], together.logits):
                 return False
         return True
-    finally:
-        for slot in slots:
-            cache.release(slot)

@@ -45,9 +45,7 @@ def compare(model: Model) -> BatchDifference:
     affordable = int(_WORK / max(1, model.info.num_parameters))
     length = min(_LENGTH, max(_FEWEST, affordable), cache.max_length)
     ids = [(7 * i * i + 3 * i + 1) % size for i in range(length)]
-    slot = cache.acquire().slot
-    neighbour = cache.acquire().slot if cache.num_free else None
-    try:
+    with cache.borrowed(2) as (slot, *neighbours):
         alone = [model.forward([Step(slot, i, [ids[i]])])[0].logits.clone() for i in range(length)]
         single = torch.cat(alone)
         batched = []
@@ -55,15 +53,9 @@ def compare(model: Model) -> BatchDifference:
             part = ids[at : at + _BATCH]
             model.forward([Step(slot, at, ids[::-1][: len(part)])])  # rolled back by the next one
             steps = [Step(slot, at, part, len(part))]
-            if neighbour is not None:
-                steps.append(Step(neighbour, 0, ids[: at + 1]))
+            steps += [Step(other, 0, ids[: at + 1]) for other in neighbours]
             batched.append(model.forward(steps)[0].logits.clone())
         together = torch.cat(batched)
-    finally:
-        for taken in (slot, neighbour):
-            if taken is not None:
-                cache.release(taken)
-        cache.forget()
     if not bool(single.isfinite().all() and together.isfinite().all()):
         raise FloatingPointError(f"the logits of {model.info.name} are not finite")
     largest = float((together - single).abs().max())

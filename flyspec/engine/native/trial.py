@@ -124,14 +124,12 @@ def sample(loaded: LoadedModel) -> list[int]:
 
 def _in_slot(model: Model, pieces: Sequence[list[int]], num_logits: int) -> list[Tensor]:
     """The rows of each piece of a sequence, run in one slot."""
-    slot, at, found = model.cache.acquire().slot, 0, []
-    try:
+    at, found = 0, []
+    with model.cache.borrowed() as (slot,):
         for piece in pieces:
             (rows,) = model.forward([Step(slot, at, piece, min(num_logits, len(piece)))])
             found.append(rows.logits)
             at += len(piece)
-    finally:
-        model.cache.release(slot)
     return found
 
 
@@ -147,13 +145,9 @@ def _independent(model: Model, ids: list[int], rows: Tensor) -> bool:
         return False
     if not model.cache.num_free > 1:
         return True
-    one, other = (model.cache.acquire().slot for _ in range(2))
-    try:
+    with model.cache.borrowed(2) as (one, other):
         steps = [Step(one, 0, ids[::-1][: few + 5]), Step(other, 0, ids[:few], few)]
         return torch.equal(model.forward(steps)[1].logits, rows[:few])
-    finally:
-        model.cache.release(one)
-        model.cache.release(other)
 
 
 @torch.no_grad()

@@ -30,9 +30,9 @@ from flyspec.values.generation import Recording
 from flyspec.values.rounds import Verdict
 from flyspec_lab.audit.retelling import RetoldRound
 from flyspec_lab.local_model import LocalModel
-from verify_service.autojudge import fitted
 from verify_service.rules import decide_all, hear
 from verify_service.rules.inquiry import Hearing
+from verify_service.warm_target import fitted
 
 _MOST_ROWS = 512
 """Rows of logits in one forward, if rounds are no longer."""

@@ -31,7 +31,7 @@ from flyspec.validation import distribution_spec
 from flyspec.values.tokens import SamplingParams
 from flyspec.version import __version__
 from flyspec_lab.tasks import Problem, Task
-from verify_service.rules.criteria.entropy import entropy_nats
+from verify_service.rules.criteria.target import entropy_nats
 from verify_service.rules.guard import Guard
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from flyspec.values.rounds import Outcome
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.tuning.recording import RecordedRound, TuningRecord
 from verify_service.rules import judge
-from verify_service.rules.criteria.divergence import FORMULAS, comparable
+from verify_service.rules.criteria.draft import FORMULAS, comparable
 
 Floats = NDArray[np.float64]
 _GREEDY = SamplingParams()

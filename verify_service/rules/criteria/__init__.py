@@ -1,4 +1,4 @@
-"""Criteria: what must hold at a position for its draft to be accepted. One per file."""
+"""Criteria: what must hold at a position for its draft to be accepted."""
 
 from __future__ import annotations
 

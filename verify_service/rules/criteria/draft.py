@@ -1,7 +1,8 @@
-"""Fuzzy speculative decoding: accept a mismatch where target and draft hardly differ.
+"""Criteria on the draft's distribution beside the target's, and loosenings of their ratio.
 
-The target's p and the draft's q are compared over the whole vocabulary, or over some tokens and one
-bucket for all others. Everything is in nats and log-probabilities, so that float32 suffices.
+Fuzzy speculative decoding accepts a mismatch where both hardly differ. The target's p and the
+draft's q are compared over the whole vocabulary, or over some tokens and one bucket for all others.
+Everything is in nats and log-probabilities, so that float32 suffices.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.logits import computable
 from flyspec.rules import Divergence, Rule
-from verify_service.rules.criteria import Constant, Criterion, Evidence
+from verify_service.rules.criteria import Constant, Criterion, Evidence, Loosening
 
 HALF_FLOAT_ROUNDING = 2.0**-11
 """Maximum relative error of rounding to a half float."""
@@ -201,3 +202,92 @@ def divergence_if_unsure(rule: Rule) -> Criterion:
         rule.divergence_top_k or 0,
         rule.confidence_threshold,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleChoice(Criterion):
+    """The drafted token is the most likely one of v = w p + (1 - w) q, with greedy decoding.
+
+    Static ensembles (arXiv 2604.07622; transformers' `assistant_ensemble_weight`, which also puts
+    v's choice in place of a rejected draft: here that is the target's own). A draft of which its
+    drafter is certain, as prompt lookup always is, says nothing of v and is judged exactly.
+    """
+
+    weight: float
+
+    needs_draft = True
+
+    def measure(self, at: Evidence) -> Tensor:
+        """Return v(top) - v(x), 0 for the choice, and q(x): [n, 2]."""
+        assert at.draft is not None
+        p = torch.softmax(computable(at.processed), dim=-1)
+        q = at.draft.log_probs.to(p.dtype).exp() * (1.0 - self.weight)
+        listed = at.draft.token_ids
+        v = self.weight * p
+        v = v + q if listed is None else v.scatter_add(-1, listed, q)
+        drafted = v.gather(-1, at.token_ids[:, None])
+        certain = at.draft.log_probs_of(at.token_ids).to(p.dtype).exp()[:, None]
+        return torch.cat([v.amax(dim=-1, keepdim=True) - drafted, certain], dim=-1)
+
+    def accepts(self, *numbers: float) -> bool:
+        behind, q = numbers
+        return behind <= 0.0 and q < 1.0
+
+
+@dataclass(frozen=True)
+class EnsembleRatio(Loosening):
+    """v(x) / q(x) = 1 - w + w p(x) / q(x), where the drafter is not certain of x.
+
+    The excess of v over q is w times that of p: the residual stays the same.
+    """
+
+    weight: float
+
+    def ratio(self, at: Evidence, exact: Tensor) -> Tensor:
+        assert at.draft is not None
+        certain = at.draft.log_probs_of(at.token_ids) >= 0.0
+        return torch.where(certain, exact, 1.0 - self.weight + self.weight * exact)
+
+
+def ensemble_choice(rule: Rule) -> Criterion:
+    """Return a rule's criterion; with a weight of 1 the target decides alone."""
+    assert rule.ensemble_weight is not None
+    return Constant(False) if rule.ensemble_weight == 1.0 else EnsembleChoice(rule.ensemble_weight)
+
+
+def ensemble_ratio(rule: Rule) -> Loosening:
+    assert rule.ensemble_weight is not None
+    return EnsembleRatio(rule.ensemble_weight)
+
+
+@dataclass(frozen=True)
+class Cactus(Loosening):
+    """Compare a draft x with h: h(x) = min(1, p(x) + sqrt(2 δ p(x) (1 - p(x)))), others scaled.
+
+    Cactus (arXiv 2604.04987): among distributions whose divergence from p is about δ, the one with
+    the largest h(x). The others are multiplied by (1 - h(x)) / (1 - p(x)), so that h sums to 1.
+    """
+
+    delta: float
+
+    def ratio(self, at: Evidence, exact: Tensor) -> Tensor:
+        assert at.draft is not None
+        q = at.draft.log_probs_of(at.token_ids).to(exact.dtype).exp()
+        # Without q there is no p to raise: the ratio stays infinite.
+        return torch.where(q > 0.0, self._raised((exact * q).clamp(max=1.0)) / q, exact)
+
+    def target(self, at: Evidence, p: Tensor) -> Tensor:
+        token_ids = at.token_ids[:, None]
+        drafted = p.gather(-1, token_ids)
+        raised = self._raised(drafted)
+        # A token of probability 1 leaves the others at 0, whatever the factor.
+        factor = torch.where(drafted < 1.0, (1.0 - raised) / (1.0 - drafted), 1.0)
+        return (p * factor).scatter(-1, token_ids, raised)
+
+    def _raised(self, p: Tensor) -> Tensor:
+        return (p + (2.0 * self.delta * p * (1.0 - p)).sqrt()).clamp(max=1.0)
+
+
+def cactus(rule: Rule) -> Loosening:
+    assert rule.cactus_delta is not None
+    return Cactus(rule.cactus_delta)
