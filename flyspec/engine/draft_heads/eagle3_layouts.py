@@ -27,7 +27,6 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from flyspec.engine.draft_heads.eagle3 import Eagle3Head
-from flyspec.engine.draft_heads.eagle3_files import ARCHITECTURE
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, Eagle3Shape
 from flyspec.engine.draft_heads.files import HeadFiles, fingerprint_of
 from flyspec.engine.draft_heads.native_eagle3 import NativeEagle3Head, difference, unsupported
@@ -37,6 +36,8 @@ from flyspec.engine.native.library import find
 
 log = logging.getLogger(__name__)
 
+ARCHITECTURE = "LlamaForCausalLMEagle3"
+"""SpecForge's and SGLang's, in which `flyspec heads train` writes."""
 _ARCHITECTURES = (ARCHITECTURE, "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel")
 _SIZES = (
     "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size",

@@ -12,7 +12,6 @@ from transformers import LlamaConfig
 from flyspec.bundled import TARGET
 from flyspec.concurrency import UntilCtrlC, whatever_reached
 from flyspec.config import VerifySettings
-from flyspec.engine.draft_heads.eagle3_files import write_eagle3
 from flyspec.engine.draft_heads.eagle3_layouts import read_weights
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Shape
 from flyspec.engine.draft_heads.files import HeadFiles
@@ -21,6 +20,7 @@ from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
 from flyspec.progress import progress, working
 from flyspec.version import __version__
+from flyspec_lab.heads.eagle3_files import write_eagle3
 from flyspec_lab.heads.options import ALL_CORPORA, HeadTrainOptions
 from flyspec_lab.heads.texts import beginnings, continued
 from flyspec_lab.heads.training import ALONE_UNTIL, HeadTrainer, batches, frequent_tokens

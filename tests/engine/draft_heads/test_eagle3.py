@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 
 from flyspec.engine.distributions import decode
 from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.draft_heads.eagle3_files import write_eagle3
 from flyspec.engine.draft_heads.loading import load_head
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import History
 from flyspec.engine.sampling import choose_processed
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.heads.eagle3_files import write_eagle3
 from tests.engine.draft_heads import restated
 from tests.engine.draft_heads.layouts import (
     CONFIG,

@@ -1,4 +1,4 @@
-"""Writes an EAGLE-3 head as SpecForge and SGLang have it; `eagle3_layouts` reads it again."""
+"""Writes an EAGLE-3 head as SpecForge and SGLang have it, for flyspec to read again."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from flyspec.engine.draft_heads.eagle3_layouts import ARCHITECTURE
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network
 from flyspec.model_files import CONFIG, WEIGHTS
-
-ARCHITECTURE = "LlamaForCausalLMEagle3"
 
 
 def write_eagle3(
