@@ -21,7 +21,7 @@ from flyspec.config import DraftSettings, VerifySettings
 from flyspec.drafter_names import DRAFTER_KINDS, KINDS_LISTED, NEED_DATASTORE
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.flags import Flag
-from flyspec.prompts import read_prompts, word_problems
+from flyspec.prompts import read_prompts
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.tables import table_of
@@ -30,6 +30,7 @@ from flyspec_lab.bench.conditions import parse_ks
 from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
 from flyspec_lab.bench.reference import Reference
 from flyspec_lab.report import Report, Results
+from flyspec_lab.word_problems import word_problems
 
 CONCURRENCY = 8
 DRAFTERS = (*(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE), *HEAD_DRAFTERS)

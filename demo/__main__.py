@@ -14,14 +14,16 @@ from flyspec.cli.starting import shown
 from flyspec.errors import FlyspecError
 from flyspec.progress import error_console
 from flyspec.rules.presets import DEFAULT_RULE
-from flyspec.word_problems import problems
 
 PYTHON_PROMPT = '''import os
 
 def read_lines(path):
     """Return the lines of a text file."""
 '''
-PROBLEM_SEED = "demo"
+PROBLEM = (
+    "A bus sets out with 18 people. At the first stop 17 get on and 6 get off. At the second stop "
+    "9 get on and 9 get off. How many people are on the bus then?"
+)
 
 
 def say(text: str) -> None:
@@ -37,7 +39,6 @@ async def flyspec(*arguments: str) -> None:
 
 
 async def show() -> None:
-    (problem,) = problems(PROBLEM_SEED, 1)
     say("starting draft service, verify service and orchestrator on the bundled models")
     options = StackOptions(log_level="warning")
     async with shown(Stack(options), error_console()) as stack:
@@ -45,7 +46,7 @@ async def show() -> None:
         say("solving a word problem, up to 15 drafts per round; colors show where tokens came from")
         await flyspec(
             "generate", "--address", stack.address, "--rule", DEFAULT_RULE,
-            "--num-speculative-tokens", "15", *color, "--chat", problem.question,
+            "--num-speculative-tokens", "15", *color, "--chat", PROBLEM,
         )  # fmt: skip
         say("continuing a Python file, exactly, speculating only while that is faster")
         await flyspec(

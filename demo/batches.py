@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from demo import corpus
-from flyspec.word_problems import problems, wording
+from flyspec_lab.word_problems import problems, wording
 
 _RESULT = re.compile(r"(?:= |#### )(\d+)")
 _NUMBER = re.compile(r"\d+")

@@ -18,9 +18,9 @@ from typing import Annotated
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from flyspec.word_problems import WordProblem, problems
-from flyspec.word_problems.families import LIMIT
 from flyspec_lab.python_source import is_held_out, python_files
+from flyspec_lab.word_problems import WordProblem, problems
+from flyspec_lab.word_problems.families import LIMIT
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
 USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"

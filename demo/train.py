@@ -21,8 +21,8 @@ from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from flyspec.word_problems import problems
 from flyspec_lab.python_source import python_version
+from flyspec_lab.word_problems import problems
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:

@@ -1,6 +1,6 @@
 """Compares the server's rules on your own prompts: python compare_rules.py my-prompts.txt
 
-Reads what `flyspec generate --prompt-file` reads; without a file, asks eight word problems.
+Reads what `flyspec generate --prompt-file` reads; without a file, asks eight questions.
 `flyspec bench` measures speed with more care, `flyspec eval` accuracy.
 """
 
@@ -8,9 +8,14 @@ import sys
 
 from flyspec import Client
 from flyspec.client import Generation
-from flyspec.prompts import read_prompts, word_problems
+from flyspec.prompts import Prompt, read_prompts
 
-prompts = read_prompts(sys.argv[1]) if sys.argv[1:] else word_problems(8, seed=1)
+QUESTION = (
+    "Emil has {} brown bags and 5 yellow bags. Each holds 2 keys. How many keys does Emil have?"
+)
+
+own = [Prompt(QUESTION.format(number), "gsm8k") for number in range(3, 11)]
+prompts = read_prompts(sys.argv[1]) if sys.argv[1:] else own
 
 
 def row(name: str, runs: list[Generation], plain: list[Generation]) -> str:

@@ -2,28 +2,32 @@
 
 import asyncio
 import time
+from itertools import product
 
 from flyspec import AsyncClient
-from flyspec.word_problems import problems
+
+QUESTION = (
+    "Emil has {} brown bags and {} yellow bags. Each holds {} keys. How many keys does Emil have?"
+)
 
 
 async def main() -> None:
-    asked = problems(seed=1, n=48)
+    asked = [*product(range(2, 8), range(3, 7), (2, 3))]
     async with AsyncClient("127.0.0.1:50050") as client:
         begin = time.perf_counter()
         answers = await asyncio.gather(*(
             client.complete(
-                [{"role": "user", "content": problem.question}],
+                [{"role": "user", "content": QUESTION.format(*numbers)}],
                 rule="fly",
                 max_tokens=256,
                 patience_s=60.0,  # how long to go on asking a server that is full
             )
-            for problem in asked
+            for numbers in asked
         ))  # fmt: skip
         seconds = time.perf_counter() - begin
     right = sum(
-        answer.text.rstrip().endswith(f"#### {problem.answer}")
-        for answer, problem in zip(answers, asked, strict=True)
+        answer.text.rstrip().endswith(f"#### {(brown + yellow) * keys}")
+        for answer, (brown, yellow, keys) in zip(answers, asked, strict=True)
     )
     tokens = sum(len(answer.token_ids) for answer in answers)
     print(f"{right} of {len(asked)} right; {tokens} tokens in {seconds:.1f} s")

@@ -28,7 +28,6 @@ from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.values.chat import Chat, strings_in
 from flyspec.values.requests import Prompt as Asked
-from flyspec.word_problems import problems
 
 Kind = Literal[
     "plain", "text", "chat", "humaneval", "gsm8k", "spec_bench", "mgsm", "acpbench", "token_ids"
@@ -78,14 +77,6 @@ class Prompt:
             return self.chat
         ask = self.is_question if chat is None else chat
         return Chat.of_user(self.text) if ask else self.text
-
-
-def word_problems(count: int, seed: int | str) -> list[Prompt]:
-    """Generate word problems that the bundled models never saw."""
-    return [
-        Prompt(p.question, "gsm8k", str(p.answer), f"problem {i} of seed {seed}")
-        for i, p in enumerate(problems(seed, count))
-    ]
 
 
 def read_prompts(name: str, limit: int | None = None) -> list[Prompt]:

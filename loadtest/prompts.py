@@ -9,7 +9,8 @@ from itertools import cycle
 from pathlib import Path
 
 from flyspec.client import Chat, Prompt
-from flyspec.prompts import read_prompts, word_problems
+from flyspec.prompts import read_prompts
+from flyspec_lab.word_problems import word_problems
 
 FRESH, VARIED = "problems", "varied"
 """Instead of a file's name: word problems as in the bundled models' training data; those, code to

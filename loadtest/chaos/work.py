@@ -22,9 +22,9 @@ from flyspec.client import (
 )
 from flyspec.client.recordings import recordable
 from flyspec.errors import FlyspecError
-from flyspec.prompts import word_problems
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
+from flyspec_lab.word_problems import word_problems
 from loadtest.prompts import varied_prompt
 
 EXACT = Rule("exact")

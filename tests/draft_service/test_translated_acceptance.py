@@ -14,7 +14,7 @@ from flyspec.engine.model import Draw, Step
 from flyspec.engine.runner import ModelRunner
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.tokens import SamplingParams
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 from tests.draft_service.draft_harness import start_service, tokens_of
 from tests.draft_service.tokenizer_zoo import MODELS
 

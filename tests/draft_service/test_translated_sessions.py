@@ -21,7 +21,7 @@ from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2
 from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
 from flyspec.values.tokens import Origin, SamplingParams
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 from tests.draft_service.draft_harness import Client, Service, start_service, tokens_of
 from tests.draft_service.tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
 from tests.waiting import until

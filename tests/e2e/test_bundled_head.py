@@ -13,7 +13,7 @@ from flyspec.client import AsyncClient, Chat, GenerateOptions
 from flyspec.config import VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.rules import Rule
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 from tests.observability.scraping import scrape
 
 pytestmark = pytest.mark.skipif(

@@ -11,7 +11,7 @@ import pytest
 
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 from tests.e2e.installation import Installation
 from tests.waiting import idle
 

@@ -9,8 +9,8 @@ import pytest
 from flyspec.client import Chat, GenerateOptions
 from flyspec.client.recordings import recordable
 from flyspec.rules import Rule
-from flyspec.word_problems import problems
 from flyspec_lab.report import Results
+from flyspec_lab.word_problems import problems
 from loadtest.chaos.__main__ import ChaosOptions, disturb, judge_again, report
 from loadtest.chaos.faults import KINDS, OUTER
 from loadtest.chaos.work import EXACT, Request

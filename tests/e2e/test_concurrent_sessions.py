@@ -10,7 +10,7 @@ import pytest
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 
 CODE = 'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n'
 DRAFTERS = ("model", "multi_level", "prompt_lookup", "")

@@ -7,7 +7,7 @@ import asyncio
 from flyspec.client import Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 
 SAMPLING = SamplingParams(temperature=0.7, top_p=0.9)
 WAYS = [("", 0), *((d, k) for d in ("model", "prompt_lookup", "multi_level") for k in (1, 15))]

@@ -12,8 +12,8 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, AsyncClient, Chat, GenerateOptions
 from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
-from flyspec.word_problems import problems
 from flyspec_lab.bench.reference import Reference
+from flyspec_lab.word_problems import problems
 from tests.engine.gguf_models import gguf_file, needs_llama_cpp
 from tests.orchestrator.stacks import orchestrator_over, start_stack
 

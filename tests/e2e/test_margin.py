@@ -14,7 +14,7 @@ from flyspec.client import Chat, GenerateOptions
 from flyspec.engine.loading import load_model
 from flyspec.rules import Rule
 from flyspec.values.tokens import Origin
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 
 K, W, TAU, MAX_TOKENS = 4, 6, 0.3, 48
 PROMPTS = [

@@ -17,7 +17,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AdminClient, Credentials
 from flyspec.security.keys import ApiKey, Scope, entry_of, new_key
-from flyspec.word_problems import problems as word_problems
+from flyspec_lab.word_problems import problems as word_problems
 
 HERE = Path(__file__).parent
 FOLDER = Path(os.environ.get("CLIENTS", "build/http-clients")).resolve()

@@ -12,8 +12,8 @@ from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
 from flyspec.values.requests import GenerateOptions
-from flyspec.word_problems import problems
 from flyspec_lab.local_model import LocalModel
+from flyspec_lab.word_problems import problems
 from tests.orchestrator.stacks import start_stack
 
 SAME = {"dtype": "auto", "threads": 1}

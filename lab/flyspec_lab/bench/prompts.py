@@ -10,8 +10,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from flyspec.errors import ConfigError
-from flyspec.prompts import Prompt, read_prompts, word_problems
+from flyspec.prompts import Prompt, read_prompts
 from flyspec_lab.bench.summaries import grouped
+from flyspec_lab.word_problems import word_problems
 
 DEFAULT_PROBLEMS = 20
 RANDOM_LENGTHS = (16, 256)

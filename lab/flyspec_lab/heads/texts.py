@@ -14,10 +14,10 @@ from flyspec.errors import ConfigError
 from flyspec.prompts import read_prompts
 from flyspec.values.chat import Chat
 from flyspec.values.tokens import SamplingParams
-from flyspec.word_problems import problems
 from flyspec_lab.heads.options import Corpora
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.python_source import is_held_out, python_files
+from flyspec_lab.word_problems import problems
 
 SAMPLED = SamplingParams(temperature=1.0)
 _WINDOW, _WHOLE_WINDOW = 320, 700

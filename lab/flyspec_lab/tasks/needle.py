@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.word_problems import problems
 from flyspec_lab.tasks.task import Problem, Score, Task
+from flyspec_lab.word_problems import problems
 
 _NUM_DEPTHS = 40
 _QUALITIES = (

@@ -6,8 +6,8 @@ import re
 
 from flyspec.prompts import normal_number
 from flyspec.values.chat import Chat
-from flyspec.word_problems import problems
 from flyspec_lab.tasks.task import Problem, Score, Task
+from flyspec_lab.word_problems import problems
 
 _LAST_LINE = re.compile(r"(?:\A|\n)#### (-?\d[\d,]*(?:\.\d+)?)\s*\Z")
 

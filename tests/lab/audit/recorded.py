@@ -21,7 +21,7 @@ from flyspec.values.generation import Recording
 from flyspec.values.requests import GenerateOptions
 from flyspec.values.rounds import Outcome
 from flyspec.values.tokens import SamplingParams
-from flyspec.word_problems import problems
+from flyspec_lab.word_problems import problems
 
 ACROSS = WindowScope.ACROSS_ROUNDS
 RULES = [

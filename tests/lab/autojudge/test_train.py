@@ -19,9 +19,9 @@ from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
 from flyspec.values.tokens import Origin
-from flyspec.word_problems import problems
 from flyspec_lab.autojudge.options import JudgeTrainOptions
 from flyspec_lab.autojudge.train import train
+from flyspec_lab.word_problems import problems
 
 PROBLEMS = 64
 """Few, of which some important mismatches are held out."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from itertools import islice
 
-from flyspec.word_problems.families import WordProblem as WordProblem
-from flyspec.word_problems.families import stream
+from flyspec.prompts import Prompt
+from flyspec_lab.word_problems.families import WordProblem as WordProblem
+from flyspec_lab.word_problems.families import stream
 
 
 def problems(
@@ -17,3 +18,11 @@ def problems(
 ) -> list[WordProblem]:
     """Return `n` problems; only training uses `train-...` seeds, so numbers give fresh ones."""
     return list(islice(stream(seed, hard=hard, zipf=zipf), n))
+
+
+def word_problems(count: int, seed: int | str) -> list[Prompt]:
+    """Return problems that the bundled models never saw, as prompts."""
+    return [
+        Prompt(p.question, "gsm8k", str(p.answer), f"problem {i} of seed {seed}")
+        for i, p in enumerate(problems(seed, count))
+    ]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flyspec.word_problems import wording
+from flyspec_lab.word_problems import wording
 
 LIMIT = 99  # maximum result
 START = 50  # maximum number in a question, except for money
