@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import History
-from flyspec.engine.native.sampler import sample_rows
+from flyspec.engine.native.library import find
 from flyspec.engine.upload import upload
 from flyspec.values.tokens import SamplingParams
 
@@ -254,3 +254,21 @@ def choose(
     positions = range(first_position, first_position + logits.shape[0])
     processed = process_logits(logits, sampling, history, draft_token_ids)
     return choose_processed(processed, sampling, positions, seed, stream)
+
+
+def sample_rows(processed: Tensor, keys: Tensor) -> Tensor | None:
+    """Draw a token per row of processed logits [rows, V] with its key by the compiled step: [rows].
+
+    The tokens are those of `sample`, sooner. A row whose largest logit is not finite yields -1. Returns None if this is not to be had: not
+    on a CPU, not in float32, or not compiled.
+    """
+    if processed.device.type != "cpu" or processed.dtype != torch.float32:
+        return None
+    library = find()
+    if isinstance(library, str):
+        return None
+    rows, drawn = processed.contiguous(), torch.empty(len(processed), dtype=torch.int64)
+    library.functions.flyspec_sample(
+        rows.data_ptr(), *rows.shape, keys.data_ptr(), drawn.data_ptr()
+    )
+    return drawn

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from docs.rule_tables import write_tables
 from flyspec import wire
 from flyspec.cli.options.binding import fields_of, take
 from flyspec.rule_files import NamedRule
 from flyspec.rules import PARAMETERS, Parameter, Rule
-from flyspec.rules.__main__ import write_tables
 from flyspec.rules.limits import Limits
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule, validate_rule
@@ -100,7 +100,7 @@ def test_presets_are_within_the_table(name: str) -> None:
 
 def test_the_tables_of_the_documentation_are_the_tables() -> None:
     document = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
-    assert write_tables(document) == document, "run `python -m flyspec.rules docs/rules.md`"
+    assert write_tables(document) == document, "run `python -m docs.rule_tables docs/rules.md`"
     for name in RULE_PRESETS:
         assert f"| `{name}` |" in document
         assert f"### {name}" in document or name.startswith("fly-")

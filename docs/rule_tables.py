@@ -1,4 +1,4 @@
-"""Regenerates the tables of rules in a document: `python -m flyspec.rules docs/rules.md`.
+"""Regenerates the tables of rules in a document: `python -m docs.rule_tables docs/rules.md`.
 
 A table is between `<!-- rules -->` or `<!-- parameters -->` and `<!-- end -->`; everything else is
 left unchanged.
