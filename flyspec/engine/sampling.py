@@ -257,10 +257,10 @@ def choose(
 
 
 def sample_rows(processed: Tensor, keys: Tensor) -> Tensor | None:
-    """Draw a token per row of processed logits [rows, V] with its key by the compiled step: [rows].
+    """Draw the tokens of `sample` by the compiled step, which is faster: int64 [rows].
 
-    The tokens are those of `sample`, sooner. A row whose largest logit is not finite yields -1. Returns None if this is not to be had: not
-    on a CPU, not in float32, or not compiled.
+    `processed` are logits [rows, V], each row with its key. A row whose largest logit is not finite
+    yields -1. Returns None if this is not to be had: not on a CPU, not in float32, or not compiled.
     """
     if processed.device.type != "cpu" or processed.dtype != torch.float32:
         return None
