@@ -296,7 +296,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         self, context: RoundContext, verdict: Verdict | Exception, watch: Stopwatch
     ) -> bool:
         """Deliver a verdict at once if its head goes on by itself; return whether it does."""
-        if context.send is None or not self.heads.goes_on(context, verdict):
+        if context.send is None or not self.heads.continues(context, verdict):
             return False
         assert isinstance(verdict, Verdict)
         assert context.session.slot is not None

@@ -130,7 +130,7 @@ class Heads:
                 turns[index] = turn
         return self._run_all(turns)
 
-    def goes_on(self, context: RoundContext, verdict: Verdict | Exception) -> bool:
+    def continues(self, context: RoundContext, verdict: Verdict | Exception) -> bool:
         """True if the round's head goes on with the next round by itself after a verdict."""
         request = context.head
         if request is None or not request.num_rounds or not request.max_tokens:

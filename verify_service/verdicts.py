@@ -15,8 +15,8 @@ from flyspec.engine.sampling import TARGET_STREAM
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.rounds import Decision, HeadRequest, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution
-from verify_service.rules import decide_all, hear
-from verify_service.rules.inquiry import Answers, Hearing, Inquiry, Round
+from verify_service.rules import decide_all, prepare
+from verify_service.rules.inquiry import Answers, Inquiry, PendingVerdict, Round
 from verify_service.sessions import TargetSession
 from verify_service.trees import path_of, rows_along
 
@@ -79,41 +79,41 @@ class RoundJudge:
         `RoundContext.hidden_layers`. `at_once` is as in `decide_all`.
         """
         found: dict[int, Verdict | Exception] = {}
-        hearings: dict[int, Hearing] = {}
+        prepared: dict[int, PendingVerdict] = {}
         for index, (context, rows) in enumerate(rounds):
             try:
-                hearings[index] = self._hear(context, rows)
+                prepared[index] = self._prepare(context, rows)
             except Exception as error:
                 found[index] = error
-        found.update(zip(hearings, decide_all([*hearings.values()], at_once), strict=True))
+        found.update(zip(prepared, decide_all([*prepared.values()], at_once), strict=True))
         return [found[index] for index in range(len(rounds))]
 
-    def _hear(self, context: RoundContext, rows: Rows) -> Hearing:
+    def _prepare(self, context: RoundContext, rows: Rows) -> PendingVerdict:
         round_ = context.round
         if not round_.draft_parents:
-            return self._hear_chain(context, rows)
+            return self._prepare_chain(context, rows)
         path = tuple(path_of(context.session, round_, rows.logits, self.eos))
         chain = context._replace(round=replace(round_.along(path), num_top_tokens=0))
-        inquiry, decide = self._hear_chain(chain, rows_along(rows, path))
+        inquiry, decide = self._prepare_chain(chain, rows_along(rows, path))
 
-        def decide_and_tell(answers: Answers) -> Verdict:
+        def decide_and_add(answers: Answers) -> Verdict:
             top = ()
             if count := min(round_.num_top_tokens, rows.logits.shape[1]):
                 top = tuple(rows.logits.topk(count, dim=-1).indices.flatten().tolist())
             return replace(decide(answers), path=path, top_token_ids=top)
 
-        return Hearing(inquiry, decide_and_tell)
+        return PendingVerdict(inquiry, decide_and_add)
 
-    def _hear_chain(self, context: RoundContext, rows: Rows) -> Hearing:
+    def _prepare_chain(self, context: RoundContext, rows: Rows) -> PendingVerdict:
         session, round_, distributions, *_ = context
         logits = rows.logits
         drafts = round_.draft_token_ids[: logits.shape[0] - 1]
         if round_.teacher_forced:
-            hearing = _hear_forced(session, drafts, logits)
+            pending = _prepare_forced(session, drafts, logits)
         else:
             spec = session.distribution
             rule, *other_rules = session.rules
-            hearing = hear(
+            pending = prepare(
                 rule,
                 drafts,
                 logits,
@@ -144,10 +144,10 @@ class RoundJudge:
             )
         num_top = round_.num_top_tokens if drafts else 0
         if session.logprobs is None and not num_top:
-            return hearing
-        inquiry, decide = hearing
+            return pending
+        inquiry, decide = pending
 
-        def decide_and_tell(answers: Answers) -> Verdict:
+        def decide_and_add(answers: Answers) -> Verdict:
             verdict = decide(answers)
             if session.logprobs is not None:
                 verdict = _with_logprobs(verdict, round_, answers)
@@ -156,10 +156,10 @@ class RoundJudge:
             return verdict
 
         inquiry = inquiry._replace(top_logprobs=session.logprobs, num_top_tokens=num_top)
-        return Hearing(inquiry, decide_and_tell)
+        return PendingVerdict(inquiry, decide_and_add)
 
 
-def _hear_forced(session: TargetSession, drafts: Sequence[int], rows: Tensor) -> Hearing:
+def _prepare_forced(session: TargetSession, drafts: Sequence[int], rows: Tensor) -> PendingVerdict:
     """Judge so that all drafts are accepted."""
     start, count = len(session.sequence), len(drafts)
 
@@ -173,7 +173,7 @@ def _hear_forced(session: TargetSession, drafts: Sequence[int], rows: Tensor) ->
         )
 
     round_ = Round(drafts, rows, _GREEDY, session.seed, start)
-    return Hearing(Inquiry(round_, (TARGET_STREAM,), ()), decide)
+    return PendingVerdict(Inquiry(round_, (TARGET_STREAM,), ()), decide)
 
 
 def _with_logprobs(verdict: Verdict, round_: VerifyRound, answers: Answers) -> Verdict:

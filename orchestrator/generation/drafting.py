@@ -256,7 +256,7 @@ class Drafting(PooledSession[DraftUpstream, DraftSession]):
     def take_block(self, token_ids: Sequence[int], max_tokens: int) -> DraftChunk | None:
         """Return the head's proposal behind `token_ids`; None if none has come."""
         drafter, head = self._drafter, self._head_of(self._drafter)
-        block = self._from_head.take(token_ids, max_tokens)
+        block = self._from_head.proposal_for(token_ids, max_tokens)
         if block is None or head is None or head.name != self._from_head.name:
             return None
         drafter.proposed(block.timings.model_ns)

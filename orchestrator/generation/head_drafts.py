@@ -90,7 +90,7 @@ class HeadDrafts:
         timings = DraftTimings(model_ns=head_ns, service_ns=head_ns)
         self._proposal = replace(answer.proposal, timings=timings)
 
-    def take(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk | None:
+    def proposal_for(self, tokens: Sequence[int], max_tokens: int) -> DraftChunk | None:
         """Return the proposal that follows `tokens`, up to `max_tokens` of it; None without one."""
         proposal, self._proposal = self._proposal, None
         if proposal is None or proposal.start_position != len(tokens):

@@ -54,7 +54,7 @@ class HeadRounds(Source):
         progress.reserve(request.round_id + head.num_rounds)
         return request
 
-    def goes_on(self, request: VerifyRound, verdict: Verdict) -> bool:
+    def continues(self, request: VerifyRound, verdict: Verdict) -> bool:
         """True if the head goes on with the next round, and is still to be the drafter."""
         progress, head = self._progress, request.head
         self._begun = None
@@ -71,12 +71,12 @@ class HeadRounds(Source):
         return self._begun is not None
 
     async def proposal(self, round_: CurrentRound) -> DraftChunk | None:
-        """Return the drafts, with their request and verdict as what is `heard` of the round."""
+        """Return the drafts, with their request and verdict, for the round is `self_started`."""
         progress, begun = self._progress, self._begun
         assert begun is not None
         assert begun.head is not None
         since_ns = time.perf_counter_ns()
-        verdict = await progress.verifying.hear(begun.round_id)
+        verdict = await progress.verifying.verdict_of(begun.round_id)
         round_.waiting_ns = time.perf_counter_ns() - since_ns
         if verdict is not None:
             proposal = progress.drafting.went_on(progress.sequence.tokens, begun.head, verdict)
@@ -84,7 +84,7 @@ class HeadRounds(Source):
             if proposal is not None and len(proposal.token_ids) <= progress.draft_limit(0, wanted):
                 own = self._as_begun(begun, progress.request(round_, proposal))
                 if own is not None:
-                    round_.heard = own, verdict
+                    round_.self_started = own, verdict
                     return proposal
         # The target was lost, or another round has to be sent by now.
         self._begun = None

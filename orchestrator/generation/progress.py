@@ -35,8 +35,9 @@ class CurrentRound:
     been before `began_ns`; its verdict was asked for at `asked_ns`, and waited for `waiting_ns`.
     `num_wanted` drafts were last requested, less those overtaken, behind `asked_length` tokens.
     `head_query`: drafts that the next plain token is to bring from a head, to learn how good they
-    are. `heard`: request and verdict of a round that the target has begun by itself. `num_ahead`:
-    proposals ahead to ask the drafter for, so that rounds are staged; if it was, `stages`.
+    are. `self_started`: request and verdict of a round that the target has begun by itself.
+    `num_ahead`: proposals ahead to ask the drafter for, so that rounds are staged; if it was,
+    `stages`.
     """
 
     turn: NextRound
@@ -48,7 +49,7 @@ class CurrentRound:
     num_wanted: int = 0
     asked_length: int = 0
     head_query: int = 0
-    heard: tuple[VerifyRound, Verdict] | None = None
+    self_started: tuple[VerifyRound, Verdict] | None = None
     num_ahead: int = 0
     stages: bool = False
 

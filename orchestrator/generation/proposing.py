@@ -50,7 +50,7 @@ class Proposing:
 
     async def proposal(self) -> DraftChunk:
         """Return the drafts of the round; `NOTHING` to decode without."""
-        self.round.heard = None
+        self.round.self_started = None
         while self._source is not None:
             proposal = await self._source.proposal(self.round)
             if proposal is not None:
@@ -81,14 +81,14 @@ class Proposing:
         for source in self._sources:
             source.judged(self.round, proposal, verdict, round_ns)
 
-    def take(self, request: VerifyRound, verdict: Verdict, plain: bool) -> bool:
-        """Take what comes with a verdict, and begin the next round; return whether it has begun.
+    def begin_after(self, request: VerifyRound, verdict: Verdict, plain: bool) -> bool:
+        """Take what comes with a verdict and begin the next round; return whether it has begun.
 
         Amid plain decoding it begins if there are drafts for it, or should be.
         """
         round_, following = self.round, self._following
-        if not self._heads.goes_on(request, verdict):
-            following.heard(round_, request, verdict)
+        if not self._heads.continues(request, verdict):
+            following.receive(round_, request, verdict)
             if plain and self._follow():
                 return True
             if plain and not (verdict.last or round_.head_query):

@@ -92,8 +92,8 @@ class Rounds:
         In plain decoding it says more and more, until the drafter has a proposal worth verifying.
         """
         progress, proposing, round_ = self.progress, self._proposing, self._proposing.round
-        if round_.heard is not None:
-            yield JudgedRound(proposal, *round_.heard, len(proposal.token_ids))
+        if round_.self_started is not None:
+            yield JudgedRound(proposal, *round_.self_started, len(proposal.token_ids))
             return
         if progress.state.window and not proposal.token_ids:
             yield None
@@ -196,7 +196,7 @@ class Rounds:
             self.progress.pace.window_failed()
             self._proposing.begin()
         else:
-            self._has_begun = self._proposing.take(request, verdict, proposal is NOTHING)
+            self._has_begun = self._proposing.begin_after(request, verdict, proposal is NOTHING)
         if self._has_begun:
             await asyncio.sleep(0)
 

@@ -177,7 +177,7 @@ class Following(Source):
         asked_ns = time.perf_counter_ns() if asked_ns is None else asked_ns
         self._pending = Follower(task, len(self._progress.sequence), asked_ns, at_least)
 
-    def heard(self, round_: CurrentRound, request: VerifyRound, verdict: Verdict) -> None:
+    def receive(self, round_: CurrentRound, request: VerifyRound, verdict: Verdict) -> None:
         """Take a head's proposal from a verdict that the sequence has just been extended by.
 
         If it was only asked how good it is, what the target decodes next will tell.

@@ -222,7 +222,7 @@ class Verifying(PooledSession[VerifyUpstream, VerifySession]):
                 rest = REOPEN_BACKOFF_S[min(attempt, len(REOPEN_BACKOFF_S) - 1)]
                 await asyncio.sleep(rest * random.uniform(0.5, 1.0))
 
-    async def hear(self, round_id: int) -> Verdict | None:
+    async def verdict_of(self, round_id: int) -> Verdict | None:
         """Return the verdict on a round that the target has begun by itself; None if it is lost."""
         session, replica, began_ns = self._session, self._replica, time.perf_counter_ns()
         if session is None or replica is None:

@@ -17,7 +17,7 @@ from flyspec.values.rounds import Verdict
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.device.calls import DeviceCalls, count_calls
 from tests.gpu.devices import MARKS, ON_CUDA, VOCABULARY, runner_of
-from verify_service.rules import decide_all, hear
+from verify_service.rules import decide_all, prepare
 
 pytestmark = MARKS
 
@@ -102,7 +102,7 @@ def test_a_verify_step_waits_for_the_device_once(sampling: SamplingParams, atten
     def step() -> None:
         rows = runner.forward(steps)
         verdicts[:] = decide_all([
-            hear(rule, ids[1:], logits, sampling=sampling, seed=index, start_position=1)
+            prepare(rule, ids[1:], logits, sampling=sampling, seed=index, start_position=1)
             for index, (rule, ids, (logits, _)) in enumerate(zip(rules, rounds, rows, strict=True))
         ])  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_a_verify_step_waits_for_the_device_once(sampling: SamplingParams, atten
     # Judged alone, on a CPU, each is the same.
     logits = [rows.logits.cpu() for rows in runner.forward(steps)]
     alone = decide_all([
-        hear(rule, ids[1:], own, sampling=sampling, seed=index, start_position=1)
+        prepare(rule, ids[1:], own, sampling=sampling, seed=index, start_position=1)
         for index, (rule, ids, own) in enumerate(zip(rules, rounds, logits, strict=True))
     ])  # fmt: skip
     for one, other in zip(verdicts, alone, strict=True):

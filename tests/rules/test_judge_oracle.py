@@ -17,8 +17,8 @@ from flyspec.values.tokens import SamplingParams
 from tests.rules.rule_case import Case, Expected
 from tests.rules.rule_cases import arguments
 from tests.rules.rule_comparison import differences, first_cases, run
-from verify_service.rules import decide_all, hear, hearings, judge, readings
-from verify_service.rules.inquiry import Hearing
+from verify_service.rules import decide_all, deciding, judge, prepare, readings
+from verify_service.rules.inquiry import PendingVerdict
 
 SCOPES: dict[str, list[str | None]] = {
     "exact": [None],
@@ -134,19 +134,19 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_mixed_rounds_are_judged_as_the_restatement_says(
     most: int, reads: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hearings, "MOST_LOGITS", most)
+    monkeypatch.setattr(deciding, "MOST_LOGITS", most)
     cases = list(itertools.chain(*(first_cases(rule, EACH, scope) for rule, scope in RULES)))
     cases = [each for each in cases if not each[0].equal_at]  # the sum's last bit decides those
     random.Random(1).shuffle(cases)
-    found = decide_all([hear(**arguments(case)) for case, _ in cases], at_once=True)
+    found = decide_all([prepare(**arguments(case)) for case, _ in cases], at_once=True)
     assert len(reads) == 1
     for (case, expected), verdict in zip(cases, found, strict=True):
         assert isinstance(verdict, Verdict), verdict
         assert not differences(case, expected, verdict), case.rule
 
 
-def with_logits(rows: torch.Tensor, **changes: object) -> Hearing:
-    return hear("exact", [1] * (len(rows) - 1), rows, **changes)  # type: ignore[arg-type]
+def with_logits(rows: torch.Tensor, **changes: object) -> PendingVerdict:
+    return prepare("exact", [1] * (len(rows) - 1), rows, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -21,7 +21,7 @@ from tests.rules.restatement import Segment, restate_segments
 from tests.rules.rule_case import Case, Expected
 from tests.rules.rule_cases import arguments, cases, draw_parameters, draw_threshold
 from tests.rules.rule_comparison import differences
-from verify_service.rules import decide_all, hear, judge
+from verify_service.rules import decide_all, judge, prepare
 
 COUNT = 300
 SECOND = ("exact", "fly", "fly-reference", "margin", "typical", "relaxed", "random", "mars")
@@ -80,7 +80,7 @@ def test_segments_are_judged_as_by_definition(rule: str, scope: str | None) -> N
         tags.update(expected.tags)
         found += [(case, given, d) for d in differences(case, expected, judge(**given))]
         if not case.equal_at:
-            (at_once,) = decide_all([hear(**given)], at_once=True)
+            (at_once,) = decide_all([prepare(**given)], at_once=True)
             assert isinstance(at_once, Verdict), at_once
             found += [(case, given, d) for d in differences(case, expected, at_once)]
     assert not found, f"{len(found)}: {found[:2]}"

@@ -5,10 +5,10 @@ A rule consists of a criterion (what must hold where the draft differs from the 
 exactly) and a budget. `presets` composes them by name, `judge` applies them. The rule `rejection`
 samples instead (`speculative_sampling`).
 
-`judge` takes one round; `hear` and `decide_all` judge many together (`inquiry`).
+`judge` takes one round; `prepare` and `decide_all` judge many together (`inquiry`).
 """
 
-from verify_service.rules.hearings import decide_all
-from verify_service.rules.judge import hear, judge
+from verify_service.rules.deciding import decide_all
+from verify_service.rules.judge import judge, prepare
 
-__all__ = ["decide_all", "hear", "judge"]
+__all__ = ["decide_all", "judge", "prepare"]

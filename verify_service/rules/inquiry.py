@@ -102,7 +102,7 @@ class Answers(Protocol):
         """Return the most likely tokens by raw logits, row by row, most likely first."""
 
 
-class Hearing(NamedTuple):
+class PendingVerdict(NamedTuple):
     """A round whose verdict awaits answers.
 
     `decide` raises `FloatingPointError` if logits are not finite where a token is chosen.

@@ -22,9 +22,9 @@ from verify_service.rules.arguments import (
     check_open_window,
     check_segments,
 )
+from verify_service.rules.deciding import alone
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.hearings import alone
-from verify_service.rules.inquiry import Answers, Hearing, Round
+from verify_service.rules.inquiry import Answers, PendingVerdict, Round
 from verify_service.rules.observe import observe
 from verify_service.rules.referee import Referee
 from verify_service.rules.speculative_sampling import SamplingReferee
@@ -36,7 +36,7 @@ _UNBOUNDED = Budget()
 _NOT_REACHED = Decision(Outcome.NOT_REACHED)
 
 
-def hear(
+def prepare(
     rule: Rule | str,
     draft_token_ids: Sequence[int],
     target_logits: Tensor,
@@ -57,7 +57,7 @@ def hear(
     hidden_rows: Tensor | None = None,
     autojudge: AutoJudge | None = None,
     resolved: bool = False,
-) -> Hearing:
+) -> PendingVerdict:
     """Decide which of K drafted tokens are accepted, given the target's raw logits [K + 1, V].
 
     Row i is the target's prediction of the token at absolute position `start_position` + i, the
@@ -104,7 +104,7 @@ def hear(
 
     Logits may have any floating type and be on any device; half precision is computed in float32.
     Raises `InvalidArgumentError` for inconsistent arguments, and `FloatingPointError` for
-    non-finite logits where a token is chosen. `hear` raises the former and leaves the rest, for
+    non-finite logits where a token is chosen. `prepare` raises the former and leaves the rest, for
     `decide_all` to do for many rounds together; `judge` does it all.
     """
     check_drafts(draft_token_ids, target_logits)
@@ -180,11 +180,11 @@ def hear(
         not_reached = [_NOT_REACHED] * (len(draft_token_ids) - len(verdict.decisions))
         return replace(verdict, decisions=(*verdict.decisions, *not_reached))
 
-    return Hearing(inquiry, decide)
+    return PendingVerdict(inquiry, decide)
 
 
-judge = alone(hear)
-"""Judge one round by itself: `hear` and its verdict."""
+judge = alone(prepare)
+"""Judge one round by itself: `prepare` and its verdict."""
 
 
 def _own_tokens(

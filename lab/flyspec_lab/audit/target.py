@@ -30,8 +30,8 @@ from flyspec.values.generation import Recording
 from flyspec.values.rounds import Verdict
 from flyspec_lab.audit.retelling import RetoldRound
 from flyspec_lab.local_model import LocalModel
-from verify_service.rules import decide_all, hear
-from verify_service.rules.inquiry import Hearing
+from verify_service.rules import decide_all, prepare
+from verify_service.rules.inquiry import PendingVerdict
 from verify_service.warm_target import fitted
 
 _MOST_ROWS = 512
@@ -105,23 +105,23 @@ class AuditedTarget:
                 f"{recording.started.rules}: needs the judge that it was recorded with; give its "
                 "file as --autojudge-file"
             )
-        hearings: dict[int, Hearing] = {}
+        prepared: dict[int, PendingVerdict] = {}
         found: dict[int, Verdict | Exception] = {}
         for index, each in enumerate(read):
             try:
-                hearings[index] = self._hear(recording, *each)
+                prepared[index] = self._prepare(recording, *each)
             except InvalidArgumentError as error:
                 found[index] = error
-        found.update(zip(hearings, decide_all([*hearings.values()]), strict=True))
+        found.update(zip(prepared, decide_all([*prepared.values()]), strict=True))
         return [found[index] for index in range(len(read))]
 
     def logprobs(self, rows: Tensor, token_ids: Sequence[int]) -> list[float]:
         """Return the raw log-probability of one token per row."""
         return [entry.logprob for entry in token_logprobs(rows, token_ids, 0)]
 
-    def _hear(
+    def _prepare(
         self, recording: Recording, round_: RetoldRound, rows: Tensor, hidden: Tensor | None
-    ) -> Hearing:
+    ) -> PendingVerdict:
         started, record = recording.started, round_.record
         rules = started.rules_by_index if record.draft_token_ids else (_EXACT,)
         spec = common_distribution_spec(rules, started.sampling)
@@ -134,7 +134,7 @@ class AuditedTarget:
                 renormalise=spec is not None and spec.draw_from_it,
                 device=rows.device,
             )
-        return hear(
+        return prepare(
             rules[0],
             round_.read_token_ids,
             rows,

@@ -23,7 +23,7 @@ from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.device.calls import calls_on
 from flyspec_lab.bench.device.report import JudgingTime
 from flyspec_lab.bench.device.timing import WARM_UP, answer_times
-from verify_service.rules import decide_all, hear
+from verify_service.rules import decide_all, prepare
 
 RULES = ("exact", "fly", "typical")
 TEMPERATURES = (0.0, 1.0)
@@ -111,7 +111,7 @@ def _judge(
     control = control_token_ids(logits[0].shape[-1])
     verdicts = decide_all(
         [
-            hear(
+            prepare(
                 rule,
                 tokens,
                 rows,

@@ -14,7 +14,7 @@ from flyspec.values.rounds import Verdict
 from flyspec.values.tokens import TokenLogprobs
 from verify_service.rules.batch_pass import MOST_LOGITS, BatchPass
 from verify_service.rules.criteria import Evidence
-from verify_service.rules.inquiry import Answers, Hearing, Inquiry, top_tokens
+from verify_service.rules.inquiry import Answers, Inquiry, PendingVerdict, top_tokens
 from verify_service.rules.observe import THREE_LOGITS
 from verify_service.rules.readings import Readings
 
@@ -64,7 +64,7 @@ class LazyAnswers:
 
 
 def decide_all(
-    hearings: Sequence[Hearing], at_once: bool | None = None
+    prepared: Sequence[PendingVerdict], at_once: bool | None = None
 ) -> list[Verdict | Exception]:
     """Return each round's verdict, or the error that it alone fails with.
 
@@ -72,27 +72,27 @@ def decide_all(
     transfer; the default is to do so except on a CPU.
     """
     if at_once is None:
-        at_once = any(hearing.inquiry.round.logits.device.type != "cpu" for hearing in hearings)
-    inquiries = [hearing.inquiry for hearing in hearings]
-    answers = answer_together(inquiries) if at_once else [None] * len(hearings)
+        at_once = any(pending.inquiry.round.logits.device.type != "cpu" for pending in prepared)
+    inquiries = [pending.inquiry for pending in prepared]
+    answers = answer_together(inquiries) if at_once else [None] * len(prepared)
     found: list[Verdict | Exception] = []
-    for hearing, answer in zip(hearings, answers, strict=True):
+    for pending, answer in zip(prepared, answers, strict=True):
         if isinstance(answer, Exception):
             found.append(answer)
             continue
         try:
-            found.append(hearing.decide(answer or LazyAnswers(hearing.inquiry)))
+            found.append(pending.decide(answer or LazyAnswers(pending.inquiry)))
         except Exception as error:
             found.append(error)
     return found
 
 
-def alone(hear: Callable[P, Hearing]) -> Callable[P, Verdict]:
+def alone(prepare: Callable[P, PendingVerdict]) -> Callable[P, Verdict]:
     """Turn a first half into a function of the same arguments that returns or raises at once."""
 
-    @wraps(hear)
+    @wraps(prepare)
     def judge(*args: P.args, **kwargs: P.kwargs) -> Verdict:
-        (found,) = decide_all([hear(*args, **kwargs)])
+        (found,) = decide_all([prepare(*args, **kwargs)])
         if isinstance(found, Exception):
             raise found
         return found
