@@ -90,11 +90,8 @@ class Pace(ABC):
     def window_failed(self) -> None:  # noqa: B027
         """Record that an open window failed for lack of drafts."""
 
-    def follows(self, num_tokens: int) -> int:
-        """Return how many tokens a drafter following plain decoding should propose now.
-
-        `num_tokens` have been decoded since the last query. 0: do not query it now.
-        """
+    def follows(self) -> int:
+        """Return how many tokens a drafter following plain decoding should propose now; 0: none."""
         return 0
 
     def followed(self, overtaken: Overtaken) -> None:  # noqa: B027
@@ -140,7 +137,7 @@ class FixedPace(Pace):
     def checked(self, round_: CheckedRound) -> None:
         self._begun = True
 
-    def follows(self, num_tokens: int) -> int:
+    def follows(self) -> int:
         return 0 if self._begun else self._k
 
 
@@ -205,8 +202,8 @@ class RepeatedPace(Pace):
         self._num_unrepeated += any(self._left[-1:])
         del self._left[-1:]
 
-    def follows(self, num_tokens: int) -> int:
-        return 0 if self._left else self._rest.follows(num_tokens)
+    def follows(self) -> int:
+        return 0 if self._left else self._rest.follows()
 
     def followed(self, overtaken: Overtaken) -> None:
         self._rest.followed(overtaken)

@@ -33,11 +33,10 @@ class CurrentRound:
     `turn` is what the pace asks for. Every request to the drafter has its own, increasing
     `round_id`. `drafted_ns` is when its proposal arrived or the wait for it ended, which may have
     been before `began_ns`; its verdict was asked for at `asked_ns`, and waited for `waiting_ns`.
-    `num_wanted` drafts were last requested, less those overtaken, behind `asked_length` tokens.
-    `head_query`: drafts that the next plain token is to bring from a head, to learn how good they
-    are. `self_started`: request and verdict of a round that the target has begun by itself.
-    `num_ahead`: proposals ahead to ask the drafter for, so that rounds are staged; if it was,
-    `stages`.
+    `num_wanted` drafts were last requested, less those overtaken. `head_query`: drafts that the
+    next plain token is to bring from a head, to learn how good they are. `self_started`: request
+    and verdict of a round that the target has begun by itself. `num_ahead`: proposals ahead to ask
+    the drafter for, so that rounds are staged; if it was, `stages`.
     """
 
     turn: NextRound
@@ -47,7 +46,6 @@ class CurrentRound:
     asked_ns: int = 0
     waiting_ns: int = 0
     num_wanted: int = 0
-    asked_length: int = 0
     head_query: int = 0
     self_started: tuple[VerifyRound, Verdict] | None = None
     num_ahead: int = 0

@@ -18,7 +18,7 @@ class Proposing:
 
     def __init__(self, progress: Progress, trial: StagingTrial | None) -> None:
         self._progress = progress
-        self.round = CurrentRound(progress.pace.turn(), asked_length=progress.prompt_length)
+        self.round = CurrentRound(progress.pace.turn())
         self._following = Following(progress)
         self._staging = Staging(progress, self._following, trial)
         self._heads = HeadRounds(progress)

@@ -147,14 +147,14 @@ class Following(Source):
     def follow(self, round_: CurrentRound) -> bool:
         """Ask the drafter, or take its proposal if it is still valid; return whether it is."""
         progress, pace = self._progress, self._progress.pace
-        drafting, length = progress.drafting, len(progress.sequence)
+        drafting = progress.drafting
         if round_.head_query:
             return False
         if self._pending is None:
-            if k := pace.follows(length - round_.asked_length):
+            if k := pace.follows():
                 drafting.look_around()
                 if drafting.reads_verdicts:
-                    round_.head_query, round_.asked_length = k, length
+                    round_.head_query = k
                     return False
                 round_.round_id = progress.new_round_id()
                 request = DraftAdvance(round_.round_id, 0, (), k, score=True)
@@ -298,7 +298,7 @@ def ask(
 ) -> asyncio.Task[DraftChunk]:
     """Ask the drafter for what follows the sequence as it is now."""
     tokens = progress.sequence.tokens.copy()
-    round_.asked_length, round_.num_wanted = len(tokens), request.max_tokens
+    round_.num_wanted = request.max_tokens
     proposing = progress.drafting.propose(tokens, request, progress.pace.repeats)
     return asyncio.create_task(proposing)
 

@@ -89,7 +89,7 @@ class Staging(Awaited):
         progress, proposal = self._progress, replace(begun.proposal, round_id=begun.round_id)
         round_.begin(begun.round_id)
         tokens = progress.sequence.tokens.copy()
-        round_.asked_length, round_.num_wanted = len(tokens), len(proposal.token_ids)
+        round_.num_wanted = len(proposal.token_ids)
         ahead = round_.ahead(round_.turn.num_drafts or round_.num_wanted)
         request = DraftAdvance(progress.new_round_id(), 0, (), 0, ahead=ahead)
         confirming = progress.drafting.confirm(tokens, proposal, request)

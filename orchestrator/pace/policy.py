@@ -204,7 +204,7 @@ class AdaptivePace(Pace):
         """Decode plainly until the drafter, asked beside that, has something to propose."""
         self._turn = NextRound(0)
 
-    def follows(self, num_tokens: int) -> int:
+    def follows(self) -> int:
         """Return how many drafts to ask for beside plain decoding; 0: none."""
         self._asks = self._k > 0 and not self._turn.num_drafts
         self._disturb(self._turn.num_drafts > 0 or self._asks)

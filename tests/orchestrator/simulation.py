@@ -97,7 +97,7 @@ class Simulation:
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
         self._known: list[bool] = []
-        self._read = self._followed = 0
+        self._read = 0
         self._has_read = False
         self._overtaken: DraftChunk | None = None
         self._follower: Asked | None = None
@@ -116,7 +116,7 @@ class Simulation:
         """Add that many tokens."""
         began, start, drafted = self.now_ns, self.position, 0
         if not start:
-            if k := pace.follows(0):
+            if k := pace.follows():
                 self._follower = self._ask(k, scores=False)
             self.now_ns += self.costs.prompt_ns
             self._plain(pace, 1, self.costs.prompt_ns)
@@ -172,7 +172,7 @@ class Simulation:
         pace.checked(CheckedRound(DraftChunk(), verdict, count, round_ns))
         follower = self._follower
         if follower is None:
-            if k := pace.follows(self.position - self._followed):
+            if k := pace.follows():
                 scores = self._read > 0  # the first time it reads the prompt
                 self._follower = self._ask(k, scores)
                 self.follows_ns.append(self._follower.service_ns)
@@ -196,7 +196,7 @@ class Simulation:
         reading_ns = 0 if self._has_read else costs.prompt_ns * costs.relative_size
         model_ns = int(unread * costs.read_ns + k * costs.draft_ns + reading_ns)
         scored = unread if scores else 0
-        self._read = self._followed = self.position
+        self._read = self.position
         self._has_read = True
         ready = self.now_ns + costs.hop_ns + model_ns
         return Asked(k, self.position, self.now_ns, ready, scored, model_ns)

@@ -53,7 +53,7 @@ class FollowingPace(Pace):
     def checked(self, round_: CheckedRound) -> None:
         self._begun = True
 
-    def follows(self, num_tokens: int) -> int:
+    def follows(self) -> int:
         return K if self._begun and not self.heard else 0
 
     def followed(self, overtaken: Overtaken) -> None:

@@ -88,7 +88,7 @@ def test_what_was_recorded_is_repeated(ks, data):
     while left:
         turn = pace.turn()
         assert turn == pace.turn()
-        assert pace.follows(data.draw(st.integers(0, 100))) == 0
+        assert pace.follows() == 0
         assert pace.survivals(drafted(3, 1).proposal) == ()
         assert (turn.num_drafts, turn.min_confidence, turn.patience_ns) == (left[0], 0.0, None)
         if turn.num_drafts:
@@ -137,9 +137,9 @@ def test_a_quick_drafter_drafts_from_the_first_token_on(relative_size, prompt_le
     assert first.is_delayed(k) == delayed
     pace = FixedPace(k, at_once=not delayed)
     if delayed:
-        assert (pace.turn(), pace.follows(0)) == (NextRound(0, max_plain_tokens=1), k)
+        assert (pace.turn(), pace.follows()) == (NextRound(0, max_plain_tokens=1), k)
         pace.checked(plain(1))
-    assert (pace.turn(), pace.follows(0)) == (NextRound(k), 0)
+    assert (pace.turn(), pace.follows()) == (NextRound(k), 0)
 
 
 def test_behind_an_earlier_run_k_adapts():
@@ -443,7 +443,7 @@ class Crowd:
                             num_emitted=emitted))  # fmt: skip
                     else:
                         pace.checked(plain(1)._replace(round_ns=round_ns))
-                        if pace.follows(1):
+                        if pace.follows():
                             proposal = DraftChunk(token_ids=[1] * 4, drafter="model")
                             pace.followed(Overtaken(proposal, 1, 1, round_ns))
                     tokens, lengths[index] = tokens + emitted, lengths[index] + emitted
@@ -495,7 +495,7 @@ def test_heads_go_on_by_themselves_only_where_a_generation_is_alone():
     pace = pace_of(experience, size=0.0)
     while not pace.turn().num_drafts:
         pace.checked(plain(1)._replace(round_ns=10 * MS))
-        if k := pace.follows(1):
+        if k := pace.follows():
             pace.followed(Overtaken(DraftChunk(token_ids=[1] * k, drafter="model"), 1, 1, MS))
     assert pace.lets_go_on
     with experience.costs.shared(), experience.costs.shared():
@@ -558,7 +558,7 @@ def test_odd_values_are_survived(data, most, costs, running):
             assert all(0 <= b <= a <= 1 for a, b in chances)
             pace.checked(round_)
         elif happening == "follows":
-            if k := pace.follows(data.draw(st.integers(0, 100))):
+            if k := pace.follows():
                 assert 1 <= k <= most
                 count, timings = data.draw(st.integers(0, k)), DraftTimings(0, *data.draw(
                     st.tuples(NS, NS)))  # fmt: skip

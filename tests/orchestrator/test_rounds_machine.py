@@ -240,7 +240,7 @@ class WilfulPace(FixedPace):
         """Set its behaviour from now on."""
         self._turn, self.following, self.likely = whim.turn, whim.following, whim.likely
 
-    def follows(self, num_tokens: int) -> int:
+    def follows(self) -> int:
         return self.following
 
     def survivals(self, proposal: DraftChunk) -> Sequence[float]:
