@@ -13,9 +13,8 @@ from draft_service.drafters.composed import ComposedDrafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from draft_service.drafters.retrieval import prompt_lookup, rest, token_recycling
-from draft_service.engine import Engine
 from draft_service.service import DraftService
-from draft_service.sessions import Sessions
+from draft_service.sessions import Engine, Sessions
 from draft_service.telemetry import DraftTelemetry
 from draft_service.tokenizers import Tokenizers
 from flyspec import rpc, serving

@@ -13,7 +13,6 @@ from functools import partial
 from draft_service.ahead import Branches
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.translated import TranslatedSession
-from draft_service.engine import Engine
 from draft_service.proposal import SessionState, propose
 from draft_service.request_checks import MAX_TRANSLATED_LENGTH, RequestChecks
 from draft_service.tokenizers import Tokenizers
@@ -21,17 +20,33 @@ from draft_service.translation import Alignment, Translator
 from flyspec import process
 from flyspec.config import DraftSettings
 from flyspec.engine.cache_table import CacheTable
+from flyspec.engine.loop import StepLoop
+from flyspec.engine.model import Draw
 from flyspec.errors import NotFoundError, ResourceExhaustedError
 from flyspec.values.admin import DraftServiceInfo
 from flyspec.values.rounds import (
     DraftAdvance,
     DraftChunk,
     DraftOpen,
+    SessionStatus,
 )
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.tokens import Drafted
 
 LONG_SEQUENCE = 4096
 """Tokens of a sequence that take milliseconds to index, without a model."""
+
+
+class Engine(StepLoop[Drafted]):
+    """Runs proposals (`draft_service.proposal`) on a model; session states own them."""
+
+    service = "draft"
+
+    def run_batch(self, wants: Sequence[Draw]) -> Sequence[Drafted]:
+        return self.model.draw(wants, self.arrival)
+
+    def steps_of(self, want: Draw, result: Drafted) -> int:
+        """Return one step, plus one per token drawn after those of the first step's rows."""
+        return 1 + len(result.token_ids) - want.step.num_logits
 
 
 class Sessions:

@@ -24,8 +24,14 @@ from flyspec.prefix import TokenSequence
 from flyspec.self_drafting import following_round
 from flyspec.step_costs import StepCosts
 from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle
-from flyspec.values.rounds import HeadProposal, Verdict, VerifyOpen, VerifyRound, VerifyTimings
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import (
+    HeadProposal,
+    SessionStatus,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+    VerifyTimings,
+)
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
 from verify_service.early_steps import EarlySteps

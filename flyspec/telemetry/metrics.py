@@ -30,7 +30,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from flyspec.security import TlsFiles, watch_certificates
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import SessionStatus
 from flyspec.version import __version__
 
 STEP_SECONDS = (

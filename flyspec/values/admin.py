@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from flyspec.values.rounds import DraftCounts
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import DraftCounts, SessionStatus
 
 
 class BreakerState(IntEnum):

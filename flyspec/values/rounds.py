@@ -8,7 +8,6 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from flyspec.rules import Rule
-from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution, TokenLogprobs
 
 MAX_SCORED = 64
@@ -21,6 +20,24 @@ MAX_SCOPE_CHARACTERS = 64
 MAX_TIME_LIMIT_MS = 2**32 - 1
 MAX_STAGED_ROUNDS = 16
 """Maximum proposals ahead of a verdict, and rounds staged for it and those behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatus:
+    """A service's sessions, and tokens looked up and found in its KV cache.
+
+    `waiting` sessions have no slot yet; `others` and `others_waiting` are those of `active` and
+    `waiting` that belong to other orchestrators than the caller.
+    """
+
+    active: int = 0
+    limit: int = 0
+    opened_total: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    waiting: int = 0
+    others: int = 0
+    others_waiting: int = 0
 
 
 class Outcome(IntEnum):

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from flyspec.errors import FlyspecError, ResourceExhaustedError, UnavailableError
 from flyspec.values.admin import BreakerState
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.upstreams.proposal_checks import DrafterFaultError

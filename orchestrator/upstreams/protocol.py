@@ -19,11 +19,11 @@ from flyspec.values.rounds import (
     DraftAdvance,
     DraftChunk,
     DraftOpen,
+    SessionStatus,
     Verdict,
     VerifyOpen,
     VerifyRound,
 )
-from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import TokenDistribution
 
 

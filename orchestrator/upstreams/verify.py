@@ -13,8 +13,13 @@ from flyspec.prefix import TokenSequence
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
 from flyspec.values.generation import SpeculationMetrics
-from flyspec.values.rounds import DraftDistributions, Verdict, VerifyOpen, VerifyRound
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import (
+    DraftDistributions,
+    SessionStatus,
+    Verdict,
+    VerifyOpen,
+    VerifyRound,
+)
 from flyspec.values.tokens import TokenDistribution
 from orchestrator.upstreams.connection import (
     GrpcSession,

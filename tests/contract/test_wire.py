@@ -25,10 +25,10 @@ from flyspec.values.rounds import (
     DraftChunk,
     OpenWindow,
     Outcome,
+    SessionStatus,
     Verdict,
     VerifyRound,
 )
-from flyspec.values.sessions import SessionStatus
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from flyspec.wire.codec import fields_of, pair
 from flyspec.wire.messages import ENVELOPES, LOCAL, VALUES

@@ -13,10 +13,9 @@ import grpc
 
 from draft_service.drafters.base import DrafterSession
 from draft_service.drafters.retrieval import RetrievalDrafter, prompt_lookup
-from draft_service.engine import Engine
 from draft_service.server import SERVICE_NAME, build
 from draft_service.service import DraftService
-from draft_service.sessions import Sessions
+from draft_service.sessions import Engine, Sessions
 from flyspec import rpc, wire
 from flyspec.config import DraftSettings
 from flyspec.engine.model import Rows, Step

@@ -11,8 +11,7 @@ import pytest
 
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
-from draft_service.engine import Engine
-from draft_service.sessions import ClientSession, Sessions
+from draft_service.sessions import ClientSession, Engine, Sessions
 from flyspec.config import DraftSettings
 from flyspec.engine.model import Rows, Step
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen

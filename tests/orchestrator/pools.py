@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from flyspec.values.admin import DrafterInfo, ModelInfo
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters

@@ -17,7 +17,7 @@ from flyspec.errors import (
     UnavailableError,
 )
 from flyspec.values.admin import DrafterInfo, DrafterState, ProcessInfo
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import SessionStatus
 from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafters import Drafters

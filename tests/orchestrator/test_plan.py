@@ -20,8 +20,7 @@ from flyspec.validation import distribution_spec
 from flyspec.values.admin import JudgeInfo, ModelInfo, TokenizerBundle, VerifyServiceInfo
 from flyspec.values.phases import MAX_RULES, Phase
 from flyspec.values.requests import GenerationRequest
-from flyspec.values.rounds import Budget, DistributionSpec
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import Budget, DistributionSpec, SessionStatus
 from flyspec.values.tokens import SamplingParams
 from orchestrator.generation.plan import (
     DraftPlan,

@@ -12,8 +12,7 @@ from flyspec.client import AdminClient, AsyncClient, GenerateOptions, Started
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
-from flyspec.values.rounds import VerifyOpen
-from flyspec.values.sessions import SessionStatus
+from flyspec.values.rounds import SessionStatus, VerifyOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.admission.admission import Admission, HoldTimes
 from orchestrator.server import Orchestrator

@@ -62,7 +62,7 @@ class Eagle3Layer(nn.Module):
         hidden, eps = config.hidden_size, config.rms_norm_eps
         self.first, self.norm_before_residual = first, shape.norm_before_residual
         self.heads, self.kv_heads = config.num_attention_heads, shape.kv_heads
-        self.dim, self.eps = dim, eps
+        self.dim = dim
         rows = (self.heads + 2 * self.kv_heads) * dim
         self.qkv_proj = nn.Linear(hidden * (2 if first else 1), rows, config.attention_bias)
         self.o_proj = nn.Linear(self.heads * dim, hidden, config.attention_bias)
