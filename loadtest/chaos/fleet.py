@@ -35,16 +35,17 @@ MODULES = {
 class Replica:
     """A service as a child process with the same `port` after every restart, behind a `proxy`.
 
-    `lock` is held while a fault is injected; `healed_s` is when the last one was over, in the run's
-    time.
+    `lock` is held while a fault is injected. `other_model` is a checkpoint that no target should
+    have.
     """
 
     child: Child
+    other_model: Path
 
     def __init__(self, name: str, role: Role, flags: Sequence[str]) -> None:
         self.name, self.role, self.port = name, role, free_port()
         self.proxy = Proxy(LOOPBACK, self.port)
-        self.lock, self.healed_s = asyncio.Lock(), 0.0
+        self.lock = asyncio.Lock()
         self._flags = [*flags, "--port", str(self.port), *COMMON]
 
     async def start(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
@@ -69,14 +70,9 @@ class Replica:
                 f"the {self.name} service did not end within {END_TIMEOUT_S:g} s of {how.name}"
             ) from None
 
-    async def restart(
-        self,
-        how: signal.Signals = signal.SIGKILL,
-        illness: Sequence[str] = (),
-        flags: Sequence[str] = (),
-    ) -> None:
-        """End it, start it again as `start` does, and wait until it is ready."""
-        await self.end(how)
+    async def restart(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
+        """Kill it, start it again as `start` does, and wait until it is ready."""
+        await self.end()
         await self.start(illness, flags)
         await self.child.ready()
 
@@ -84,27 +80,27 @@ class Replica:
 class ProxiedFleet:
     """Two targets, drafters and an orchestrator: `async with ProxiedFleet() as fleet: ...`.
 
-    A `small` one lacks the drafter with another tokenizer. `other_model` is a checkpoint that no
-    target should have.
+    A `small` one lacks the drafter with another tokenizer.
     """
 
     def __init__(self, small: bool = False) -> None:
+        self.small = small
         for model in (TARGET, DRAFT, DRAFT_BYTES):
             if not (model / SAFE_WEIGHTS_NAME).is_file():
                 raise ConfigError(f"{model} has no weights; run `make models`")
         self._exits = AsyncExitStack()
         folder = self._exits.enter_context(TemporaryDirectory(prefix="flyspec-chaos-"))
-        self.other_model = Path(folder) / "target"
+        self._other_model = Path(folder) / "target"
         self.targets = [_replica("target", f"target {i}", TARGET) for i in (1, 2)]
         self.drafters = [_replica("drafter", f"drafter {i}", DRAFT) for i in (1, 2)]
         self.foreign = [] if small else [_replica("drafter", "drafter of bytes", DRAFT_BYTES)]
         self.replicas = [*self.targets, *self.drafters, *self.foreign]
-        self._draft_timeout_s = 1.0 if small else 2.0
 
     async def __aenter__(self) -> Self:
         async with self._exits as exits:
-            save_other_weights(TARGET, self.other_model)
+            save_other_weights(TARGET, self._other_model)
             for replica in self.replicas:
+                replica.other_model = self._other_model
                 await replica.proxy.start()
                 exits.push_async_callback(replica.proxy.close)
                 await replica.start()
@@ -116,7 +112,7 @@ class ProxiedFleet:
                 "--verify-address", ",".join(r.proxy.address for r in self.targets),
                 "--draft-address", ",".join(r.proxy.address for r in self.drafters),
                 "--drafters", "".join(f"{FOREIGN_DRAFTER}={r.proxy.address}" for r in self.foreign),
-                "--draft-timeout-s", str(self._draft_timeout_s),
+                "--draft-timeout-s", "1" if self.small else "2",
                 "--round-timeout-s", "10", "--reopen-timeout-s", "110",
                 "--probe-interval-s", "1", "--probe-timeout-s", "1.5",
             ])  # fmt: skip
