@@ -65,11 +65,10 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
         ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
         ports["http_port"] = 0 if http else NO_PORT
         flags = to_flags(**ports, log_level="error", **vars(stack))
+        environment = {}
         if isinstance(own, RecoveryFlags):
-            timeout = {"FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S": str(own.draft_timeout)}
-        else:
-            timeout = {}
-        served = _started(ending, ["flyspec.cli", "serve", "--json", *flags], timeout)
+            environment["FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S"] = str(own.draft_timeout)
+        served = _started(ending, ["flyspec.cli", "serve", "--json", *flags], environment)
         load = replace(
             load,
             address=served["http_url" if http else "address"],

@@ -178,19 +178,10 @@ def knee(steps: Sequence[PhaseResult]) -> int | None:
     return power.index(best) if best > 0 and power[-1] < best else None
 
 
-def number(value: float | None) -> str:
+def number(value: float) -> str:
     """Write a number with about three digits; a dash if there is none."""
-    if value is None or not math.isfinite(value):
+    if not math.isfinite(value):
         return "–"
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
-
-
-def duration(ms: float) -> str:
-    """Write a time in ms, or in s from one second on; a dash if there is none."""
-    if not math.isfinite(ms):
-        return "–"
-    if ms >= 1000:
-        return f"{ms / 1000:.2f} s" if ms < 100_000 else f"{ms / 1000:.0f} s"
-    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms"

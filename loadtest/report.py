@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flyspec.tables import FittedTable, make_table, table_of
 from flyspec_lab.drawing import COLORS
 from flyspec_lab.report import Part, Plot, Report
-from loadtest.figures import Check, Figures, PhaseResult, duration, knee, number
+from loadtest.figures import Check, Figures, PhaseResult, knee, number
 from loadtest.load import METRICS
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ COLUMNS = (
 OPTIONAL = frozenset(("refused", "given up", "tokens/round", "goodput"))
 """Columns that are left out if no row has anything in them."""
 NOTES = (
-    "TTFT: from when a request was due to its first tokens; TPOT: from there to its end, divided "
-    "by the tokens minus one; done: completed, only these have times; refused: the server had no "
-    "room and said when to retry; given up: cancelled by its client on purpose; requests/s and "
-    "tokens/s: of completed requests, each counted for the share of its time within the phase, "
-    "excluding the phase's first tenth; tokens/round: output tokens per forward pass of the "
-    "target; goodput: share of requests, excluding those given up, within the latency goals."
+    "Times in ms; TTFT: from when a request was due to its first tokens; TPOT: from there to its "
+    "end, divided by the tokens minus one; done: completed, only these have times; refused: the "
+    "server had no room and said when to retry; given up: cancelled by its client on purpose; "
+    "requests/s and tokens/s: of completed requests, each counted for the share of its time within"
+    " the phase, excluding the phase's first tenth; tokens/round: output tokens per forward pass "
+    "of the target; goodput: share of requests, excluding those given up, within the latency "
+    "goals."
 )
 
 
@@ -54,11 +55,11 @@ def phase_table(results: Sequence[PhaseResult]) -> FittedTable:
 
 def _row(name: str, load: str, f: Figures) -> list[str]:
     counts = (f"{count:,}" for count in (f.sent, f.complete, f.refused, f.cancelled, f.failed))
-    rates = (number(rate) for rate in (f.requests_per_s, f.tokens_per_s, f.tokens_per_round))
     spreads = (getattr(f, metric) for metric in METRICS)
-    delays = (duration(ms) for spread in spreads for ms in (spread.p50, spread.p99))
+    delays = (ms for spread in spreads for ms in (spread.p50, spread.p99))
+    rates = f.requests_per_s, f.tokens_per_s, f.tokens_per_round
     goodput = "–" if f.goodput is None else f"{f.goodput:.1%}"
-    return [name, load, *counts, *rates, *delays, goodput]
+    return [name, load, *counts, *map(number, (*rates, *delays)), goodput]
 
 
 def found_tables(found: Mapping[str, Any]) -> list[FittedTable]:

@@ -26,7 +26,7 @@ from flyspec.flags import Flag
 from flyspec.rules import Rule
 from flyspec.values.generation import RecoveryKind
 from flyspec.values.tokens import SamplingParams
-from loadtest.figures import Check, PhaseResult, duration, knee, number, percentile, times
+from loadtest.figures import Check, PhaseResult, knee, number, percentile, times
 from loadtest.load import Closed, LoadPhase, Open, Text
 from loadtest.options import LoadOptions, Requests, list_of
 from loadtest.prompts import FRESH, VARIED
@@ -193,7 +193,7 @@ class Ramp(Scenario[RampFlags]):
                 figures = steps[at].figures
                 said = (
                     f"knee at {steps[at].load}, {number(figures.tokens_per_s)} tokens/s with "
-                    f"{duration(figures.e2e.p50)} end to end (p50), {duration(figures.e2e.p99)} "
+                    f"{number(figures.e2e.p50)} ms end to end (p50), {number(figures.e2e.p99)} ms "
                     "(p99)"
                 )
             lines.append(f"{series}: {said}; at most {number(most)} tokens/s")
@@ -338,7 +338,7 @@ class Overload(Arrivals[OverloadFlags]):
         growth, memory = self.memory(burst)
         found = {"normal_e2e_ms": normal, "normal_again_after_s": again, "p99_ratio": ratio,
                  "memory_growth": growth}  # fmt: skip
-        line = f"a latency is normal up to {duration(normal)}, p99 before the burst"
+        line = f"a latency is normal up to {number(normal)} ms, p99 before the burst"
         return ScenarioVerdict(found, [line], [
             Check("refusals", silent == 0, f"{silent} of {len(refused)} did not say when to retry"),
             Check("after", after.figures.complete > 0,
@@ -526,13 +526,13 @@ class DrafterSwap(FixedTexts[SwapFlags]):
             for recovery in record.recoveries if recovery.kind is RecoveryKind.DRAFTER_SWAPPED
         ]  # fmt: skip
         activate, drain = (
-            duration(max((turn[what] for turn in self.turns), default=0.0))
+            number(max((turn[what] for turn in self.turns), default=0.0))
             for what in ("activate_ms", "drain_ms")
         )
         line = (
             f"{len(self.turns)} swaps moved {len(pauses)} generations mid-stream, the longest "
-            f"pause {duration(max(pauses, default=0.0))}; activating took at most {activate}, "
-            f"draining {drain}"
+            f"pause {number(max(pauses, default=0.0))} ms; activating took at most {activate} "
+            f"ms, draining {drain} ms"
         )
         return ScenarioVerdict({"turns": self.turns}, [line], [
             Check("swaps", bool(self.turns), f"{len(self.turns)} swaps"),

@@ -13,6 +13,7 @@ from typing import Annotated
 from flyspec.bundled import TARGET
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
+from flyspec.cli.stack_options import LOOPBACK
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.client.recordings import RecordedLine, recording_of
 from flyspec.config import VerifySettings
@@ -23,7 +24,7 @@ from flyspec_lab.audit import AuditedTarget, Auditor
 from flyspec_lab.report import Report, Results
 from loadtest.admin import left_open
 from loadtest.chaos.faults import FAULTS, play
-from loadtest.chaos.fleet import FOREIGN_DRAFTER, ProxiedFleet
+from loadtest.chaos.fleet import FOREIGN_DRAFTER, proxied_fleet
 from loadtest.chaos.work import EXACT, Request, Work, fault_free
 from loadtest.figures import Check, Spread
 from loadtest.report import checked
@@ -72,14 +73,14 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}; starting the services")
     async with (
-        ProxiedFleet(options.small) as fleet,
-        AsyncClient(fleet.address, max_retries=0) as client,
+        proxied_fleet(options.small) as fleet,
+        AsyncClient(f"{LOOPBACK}:{fleet.orchestrator.port}", max_retries=0) as client,
     ):
-        pid = fleet.orchestrator.child.pid
+        child = fleet.orchestrator.child
         names = await _drafters(client, options.small)
         say(f"drafters: {', '.join(names)}; generating {options.texts} texts without faults")
         texts = await fault_free(client, seed, options.texts)
-        warm, begun = resident_mib(pid) or 0.0, time.monotonic()
+        warm, begun = resident_mib(child.pid) or 0.0, time.monotonic()
         work = Work(client, texts, ["", *names], options.lossy_share)
         async with asyncio.TaskGroup() as streams:
             for number in range(options.streams):
@@ -87,8 +88,8 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
             faults = await play(fleet, seed, None if options.once else options.seconds, say)
             work.over = True
         seconds = time.monotonic() - begun
-        left, silent = await _settle(fleet.admin_address, client, names)
-        mib = warm, resident_mib(pid) or 0.0
+        left, silent = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}", client, names)
+        mib = warm, resident_mib(child.pid) or 0.0
     return ChaosRun(seed, seconds, work.requests, faults, left, silent, mib)
 
 

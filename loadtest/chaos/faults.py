@@ -13,7 +13,7 @@ from functools import partial
 
 from flyspec.errors import FlyspecError
 from flyspec.serving import EXIT_LOST
-from loadtest.chaos.fleet import ProxiedFleet, Replica, Role
+from loadtest.chaos.fleet import Fleet, Replica, Role
 from loadtest.chaos.lying_drafter import LIES, LyingDrafter
 
 PAUSE_S = {"target": 9.0, "drafter": 7.0}
@@ -47,6 +47,11 @@ async def _until(
 def _refuse(replica: Replica) -> None:
     replica.proxy.refusing = True
     replica.proxy.cut()
+
+
+def _drop(replica: Replica) -> None:
+    replica.proxy.cut()
+    replica.proxy.flow()
 
 
 @asynccontextmanager
@@ -119,8 +124,7 @@ FAULTS = (
                            lambda r: setattr(r.proxy, "delay_s", 0.0)), 4, (2.0, 6.0)),
     Fault("stall", partial(_until, lambda r: r.proxy.stall(), lambda r: r.proxy.flow()),
           4, (1.0, 8.0)),
-    Fault("drop", partial(_until, lambda r: r.proxy.stall(),
-                          lambda r: (r.proxy.cut(), r.proxy.flow())), 4, (1.0, 5.0)),
+    Fault("drop", partial(_until, lambda r: r.proxy.stall(), _drop), 4, (1.0, 5.0)),
     Fault("cut", partial(_until, _refuse, lambda r: setattr(r.proxy, "refusing", False)),
           4, (0.0, 2.0)),
     Fault("forget", partial(_until, lambda r: r.proxy.forget(), lambda _: None), 2, (0.0, 0.0)),
@@ -142,7 +146,7 @@ def _drawn(faults: Sequence[Fault], rng: random.Random) -> Iterator[Fault]:
 
 
 async def play(
-    fleet: ProxiedFleet, seed: int, seconds: float | None, say: Callable[[str], None]
+    fleet: Fleet, seed: int, seconds: float | None, say: Callable[[str], None]
 ) -> list[tuple[str, str]]:
     """Inject random faults for so long, or else each fault once.
 
@@ -174,7 +178,6 @@ async def play(
                 say(f"{fault.name}: {name}, {duration:.1f} s")
                 await asyncio.sleep(CALM_S)
 
-    outer = [fault for fault in FAULTS if not fault.inner]
     async with asyncio.TaskGroup() as tasks:
         if seconds is None:
             for replica, faults in _once(fleet, seed).items():
@@ -182,10 +185,11 @@ async def play(
             return done
         for replica in fleet.replicas:
             own = [fault for fault in FAULTS if fault.role in (None, replica.role)]
-            faults = _drawn(own, random.Random(f"{seed} faults of {replica.name}"))
-            tasks.create_task(track(replica.name, [replica], faults, PAUSE_S[replica.role]))
-        faults = _drawn(outer, random.Random(f"{seed} faults of {BOTH}"))
-        tasks.create_task(track(BOTH, fleet.targets, faults, BOTH_PAUSE_S))
+            drawn = _drawn(own, random.Random(f"{seed} faults of {replica.name}"))
+            tasks.create_task(track(replica.name, [replica], drawn, PAUSE_S[replica.role]))
+        outer = [fault for fault in FAULTS if not fault.inner]
+        drawn = _drawn(outer, random.Random(f"{seed} faults of {BOTH}"))
+        tasks.create_task(track(BOTH, fleet.targets, drawn, BOTH_PAUSE_S))
     return done
 
 
@@ -197,7 +201,7 @@ async def _suffer(fault: Fault, replica: Replica, rng: random.Random, seconds: f
                 await replica.child.ended()
 
 
-def _once(fleet: ProxiedFleet, seed: int) -> dict[Replica, list[Fault]]:
+def _once(fleet: Fleet, seed: int) -> dict[Replica, list[Fault]]:
     """Return each fault once, for targets and drafters in turn; quick ones in the seed's order."""
     quick = [fault for fault in FAULTS if not fault.restarts]
     random.Random(seed).shuffle(quick)
@@ -206,6 +210,6 @@ def _once(fleet: ProxiedFleet, seed: int) -> dict[Replica, list[Fault]]:
     return {
         fleet.targets[0]: quick[::2],
         fleet.drafters[0]: quick[1::2],
-        fleet.targets[-1]: of_target,
-        fleet.drafters[-1]: [fault for fault in slow if fault not in of_target],
+        fleet.targets[1]: of_target,
+        fleet.drafters[1]: [fault for fault in slow if fault not in of_target],
     }

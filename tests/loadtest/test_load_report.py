@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from loadtest.figures import Check, duration, number
+from loadtest.figures import Check, number
 from loadtest.report import checked, curves, found_tables, phase_table
 from tests.loadtest.load_data import ramp
 
@@ -55,9 +55,5 @@ def test_a_scenarios_records_become_a_table():
 
 
 def test_figures_are_written_for_people():
-    assert [number(v) for v in (None, math.nan, 0.123, 12.34, 1234.5)] == [
-        "–", "–", "0.12", "12.3", "1,234"
-    ]  # fmt: skip
-    assert [duration(v) for v in (math.nan, 9.87, 123.4, 1234.0, 123456.0)] == [
-        "–", "9.9 ms", "123 ms", "1.23 s", "123 s"
-    ]  # fmt: skip
+    written = [number(v) for v in (math.nan, 0.123, 12.34, 1234.5)]
+    assert written == ["–", "0.12", "12.3", "1,234"]
