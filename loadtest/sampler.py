@@ -23,10 +23,9 @@ class MemorySample:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth of a process's memory once warm: per 1,000 requests, and as a share over the run."""
+    """Memory of a process at the end, and its growth over the run once warm, as a share of it."""
 
     mib: float
-    mib_per_1000: float
     share: float
 
 
@@ -68,7 +67,7 @@ def growth(samples: Sequence[MemorySample]) -> Growth:
     served -= served.mean()
     spread = float(served @ served)
     slope = float(served @ np.array([s.mib for s in least])) / spread if spread else 0.0
-    return Growth(mib, 1000 * slope, slope * (last - first) / mib)
+    return Growth(mib, slope * (last - first) / mib)
 
 
 def resident_mib(pid: int) -> float | None:

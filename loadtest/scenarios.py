@@ -660,21 +660,16 @@ def scenario_app(about: str, start: Callable[..., int], **more: Any) -> typer.Ty
     """
     app = program(no_args_is_help=True, help=about)
     for name, scenario in SCENARIOS.items():
+
+        def command(scenario: type[Scenario[Any]] = scenario, **given: Any) -> None:
+            raise typer.Exit(start(scenario, **given))
+
+        defaults = {"own": scenario.defaults, "load": scenario.load, **more}
+        command.__annotations__ = {key: type(value) for key, value in defaults.items()}
+        command.__signature__ = Signature([  # type: ignore[attr-defined]
+            Parameter(key, Parameter.KEYWORD_ONLY, default=value) for key, value in defaults.items()
+        ])  # fmt: skip
         app.command(name, cls=HelpCommand, help=getdoc(scenario), short_help=scenario.about)(
-            _command(scenario, start, more)
+            with_flags(command)
         )
     return app
-
-
-def _command(
-    scenario: type[Scenario[Any]], start: Callable[..., int], more: dict[str, Any]
-) -> Callable[..., None]:
-    def command(**given: Any) -> None:
-        raise typer.Exit(start(scenario, **given))
-
-    defaults = {"own": scenario.defaults, "load": scenario.load, **more}
-    command.__annotations__ = {name: type(value) for name, value in defaults.items()}
-    command.__signature__ = Signature([  # type: ignore[attr-defined]
-        Parameter(name, Parameter.KEYWORD_ONLY, default=value) for name, value in defaults.items()
-    ])  # fmt: skip
-    return with_flags(command)

@@ -19,7 +19,7 @@ from loadtest import prompts
 from loadtest.options import DEFAULT_ADDRESSES
 from loadtest.scenarios import SCENARIOS, Candidate, scenario_app
 from tests.loadtest.conftest import address_of
-from tests.waiting import idle, until
+from tests.waiting import until
 
 LOCUSTFILE = str(Path(prompts.__file__).with_name("locustfile.py"))
 SHORT = "--max-tokens 16 --seed 1"
@@ -133,14 +133,16 @@ async def test_mixed_rules_and_a_goal_that_is_missed(run_load):
 async def test_a_test_that_is_stopped_reports_what_it_saw(run_load, load_stack):
     async def some_are_complete():
         async with AdminClient(load_stack.admin_address) as admin:
-            for _ in range(2):  # and another has begun since
-                before = (await admin.status()).verify.sessions.opened_total
 
-                async def is_next(before=before):
-                    return (await admin.status()).verify.sessions.opened_total > before
+            async def opened():
+                return (await admin.status()).verify.sessions.opened_total
 
-                await until(is_next)
-                await idle(admin)
+            before = await opened()
+
+            async def more_than_fit():
+                return await opened() > before + 6
+
+            assert await until(more_than_fit)
 
     ended = await run_load("soak", f"--seconds 60 --rate 6 {SHORT}", stop_when=some_are_complete)
     assert ended.code == 1
