@@ -41,13 +41,9 @@ class Missing(Exception):
 def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command in the root of the checkout, with its output as text."""
     return subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
+        command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
         check=False,
-    )
+    )  # fmt: skip
 
 
 def check(log: Log, name: str, *command: str | Path) -> None:
@@ -62,11 +58,8 @@ def install_python_tools() -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     print(f"  installing {REQUIREMENTS.relative_to(ROOT)} into {TOOLS.name}")
-    steps: list[list[str | Path]] = [
-        [sys.executable, "-m", "venv", TOOLS],
-        [TOOLS / "bin" / "pip", "install", "--quiet", "-r", REQUIREMENTS],
-    ]
-    for step in steps:
+    pip = TOOLS / "bin" / "pip", "install", "--quiet", "-r", REQUIREMENTS
+    for step in ((sys.executable, "-m", "venv", TOOLS), pip):
         done = run(*step)
         if done.returncode:
             raise Missing((done.stderr or done.stdout).strip().splitlines()[-1])

@@ -34,10 +34,10 @@ ADDRESSES = {"draft": "10.89.77.11", "orchestrator": "10.89.77.12", "verify": "1
 """In the order in which kubectl renders the Deployments."""
 PORTS = {"": GENERATION_PORT, "admin-": ADMIN_PORT, "draft-": DRAFT_PORT, "verify-": VERIFY_PORT}
 USER = 10001
+PLACES = ["/", "/opt/flyspec", "/tmp", "cache"]
 LOOK = """
 import importlib.util, os, pathlib
 places = [pathlib.Path(d) for d in ("/models", "/opt", "/var")]
-weights = [str(p) for place in places for p in place.rglob("*.safetensors")]
 def writable(path):
     try:
         open(os.path.join(path, ".check"), "w").close()
@@ -45,15 +45,11 @@ def writable(path):
         return error.strerror
     return "writable"
 print({
-    "torch": importlib.util.find_spec("torch") is not None,
-    "fastapi": importlib.util.find_spec("fastapi") is not None,
-    "pip": importlib.util.find_spec("pip") is not None,
-    "weights": weights,
-    "uid": os.getuid(),
-    "/": writable("/"),
-    "/opt/flyspec": writable("/opt/flyspec"),
-    "/tmp": writable("/tmp"),
+    **{name: importlib.util.find_spec(name) is not None for name in ("torch", "fastapi", "pip")},
+    **{place: writable(place) for place in ("/", "/opt/flyspec", "/tmp")},
     "cache": writable(os.environ["HOME"]),
+    "weights": [str(p) for place in places for p in place.rglob("*.safetensors")],
+    "uid": os.getuid(),
 })
 """
 
@@ -108,22 +104,18 @@ def look_inside(containers: Containers, log: Log) -> None:
         image = containers.image(name)
         user, entrypoint = image["Config"]["User"], image["Config"]["Entrypoint"][0]
         demo, light = target.endswith("-demo"), target == "orchestrator"
-        log.check(f"{target}: {'no ' if light else ''}torch", inside["torch"] is not light)
-        log.check(f"{target}: {'' if light else 'no '}HTTP API", inside["fastapi"] is light)
-        log.check(f"{target}: {'bundled' if demo else 'no'} weights",
-                  bool(inside["weights"]) is demo)  # fmt: skip
-        log.check(f"{target}: numeric user, not root",
-                  user == f"{USER}:{USER}" and inside["uid"] == USER, user)  # fmt: skip
-        log.check(f"{target}: no pip", not inside["pip"])
-        log.check(
-            f"{target}: with a read-only root, only /tmp and the cache are writable",
-            [inside[p] for p in ("/", "/opt/flyspec")] == ["Read-only file system"] * 2
-            and [inside[p] for p in ("/tmp", "cache")] == ["writable"] * 2,
-        )
-        log.check(
-            f"{target}: entry point and health check without a shell",
-            entrypoint == "python" and image["Healthcheck"]["Test"][:2] == ["CMD", "flyspec"],
-        )
+        writable = [place for place in PLACES if inside[place] == "writable"]
+        for what, right in {
+            f"{'no ' if light else ''}torch": inside["torch"] is not light,
+            f"{'' if light else 'no '}HTTP API": inside["fastapi"] is light,
+            f"{'bundled' if demo else 'no'} weights": bool(inside["weights"]) is demo,
+            "numeric user, not root": user == f"{USER}:{USER}" and inside["uid"] == USER,
+            "no pip": not inside["pip"],
+            "with a read-only root, only /tmp and the cache are writable": writable == PLACES[2:],
+            "entry point and health check without a shell": entrypoint == "python"
+            and image["Healthcheck"]["Test"][:2] == ["CMD", "flyspec"],
+        }.items():
+            log.check(f"{target}: {what}", right)
     try:
         containers.run("podman", "run", "--rm", "--network", "none", f"flyspec-orchestrator:{TAG}")
         said = ""

@@ -21,8 +21,8 @@ except ImportError as missing:
 from functools import partial
 
 from flyspec.cli.program import run, say
-from loadtest.command import scenario_app
 from loadtest.run import run_test
+from loadtest.scenarios import scenario_app
 
 app = scenario_app("Test a running flyspec under load (docs/load.md).", partial(run_test, say=say))
 

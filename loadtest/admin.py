@@ -10,7 +10,7 @@ from flyspec import rpc, wire
 from flyspec.client import DrafterStatus, Status
 from flyspec.errors import FlyspecError
 from flyspec.v1 import admin_pb2, admin_pb2_grpc
-from loadtest.connection import Endpoint
+from loadtest.options import Endpoint
 
 
 def left_open(status: Status) -> dict[str, int]:
@@ -35,42 +35,31 @@ class Admin:
     """Calls of `AdminService`; each raises `FlyspecError`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self._channel = endpoint.connect()
-        self._metadata = endpoint.metadata
+        self._channel, self._credentials = endpoint.connect(), endpoint.credentials
         self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
 
     def close(self) -> None:
         self._channel.close()
 
     def status(self) -> Status:
-        """The state of the orchestrator and of the services behind it."""
-        return wire.decode(Status, self._ask("GetStatus", admin_pb2.GetStatusRequest()))
+        """Return the state of the orchestrator and of the services behind it."""
+        return wire.decode(Status, self.ask("GetStatus"))
 
     def drafters(self) -> list[DrafterStatus]:
-        """All drafters, the active one first."""
-        found = self._ask("ListDrafters", admin_pb2.ListDraftersRequest()).drafters
+        """Return all drafters, the active one first."""
+        found = self.ask("ListDrafters").drafters
         return [wire.decode(DrafterStatus, drafter) for drafter in found]
 
-    def register(self, name: str, address: str, kind: str = "") -> float:
-        """Add a drafter, or a replica of one; the time of its test proposal in ms."""
-        request = admin_pb2.RegisterDrafterRequest(name=name, address=address, kind=kind)
-        return float(self._ask("RegisterDrafter", request, 60.0).probe_ns) / 1e6
-
-    def activate(self, name: str, share: float | None = None) -> None:
-        """Give a drafter all new generations, or a share of them."""
-        self._ask("ActivateDrafter", admin_pb2.ActivateDrafterRequest(name=name, share=share))
-
     def drain(self, name: str, wait_s: float) -> int:
-        """Move a drafter's generations to others; how many it still has after that time."""
-        request = admin_pb2.DrainDrafterRequest(name=name, wait_ms=round(1e3 * wait_s))
-        answer = self._ask("DrainDrafter", request, wait_s + 10.0)
+        """Move a drafter's generations to others; return how many it still has after that time."""
+        answer = self.ask("DrainDrafter", wait_s + 10.0, name=name, wait_ms=round(1e3 * wait_s))
         return int(answer.drafter.stats.active_generations)
 
-    def remove(self, name: str, force: bool = False) -> None:
-        self._ask("RemoveDrafter", admin_pb2.RemoveDrafterRequest(name=name, force=force))
-
-    def _ask(self, method: str, request: Any, timeout_s: float = 10.0) -> Any:
+    def ask(self, method: str, timeout_s: float = 60.0, **fields: Any) -> Any:
+        """Call a method with these fields of its request; return its response."""
+        request = getattr(admin_pb2, f"{method}Request")(**fields)
+        metadata = self._credentials.metadata()
         try:
-            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=self._metadata)
+            return getattr(self._stub, method)(request, timeout=timeout_s, metadata=metadata)
         except grpc.RpcError as error:
             raise FlyspecError(f"{method}: {rpc.error_of(error)}") from None

@@ -13,10 +13,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 from flyspec.bundled import MODELS
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
@@ -27,12 +26,9 @@ from flyspec.config import NO_PORT, VerifySettings
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
 from flyspec.startup import STAGE
-from loadtest.command import scenario_app
 from loadtest.options import LoadOptions
-from loadtest.run import run_test
-from loadtest.scenarios import Scenario
-from loadtest.scenarios.drafter_swap import Candidate, SwapFlags
-from loadtest.scenarios.recovery import RecoveryFlags
+from loadtest.run import Scenario, run_test
+from loadtest.scenarios import Candidate, RecoveryFlags, SwapFlags, scenario_app
 
 DRAFTERS = {
     "model-b": ("draft", "model"), "recycling": ("", "token_recycling"),
@@ -65,8 +61,14 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
     """Start the stack and run the test; its exit code."""
     load.validate()
     with ExitStack() as ending:
-        http = load.connection.protocol == "http"
-        served = _serve(ending, stack, own, http)
+        http = load.requests.protocol == "http"
+        ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
+        ports["http_port"] = 0 if http else NO_PORT
+        flags = to_flags(**ports, log_level="error", **vars(stack))
+        environment = {}
+        if isinstance(own, RecoveryFlags):
+            environment["FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S"] = str(own.draft_timeout)
+        served = _started(ending, ["flyspec.cli", "serve", "--json", *flags], environment)
         load = replace(
             load,
             address=served["http_url" if http else "address"],
@@ -74,55 +76,30 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
             watch=(*load.watch, *served["pids"].items()),
         )
         if isinstance(own, SwapFlags):
-            known = [Candidate(name) for name in HEAD_DRAFTERS]  # of the stack itself
-            own = replace(own, swap_to=(*known, *_candidates(ending)))
+            candidates = [Candidate(name) for name in HEAD_DRAFTERS]  # of the stack itself
+            for name, (model, kind) in DRAFTERS.items():
+                folder = str(MODELS / model) if model else ""
+                found = _started(ending, [
+                    "draft_service", "--model", folder, "--threads", "1", "--port", "0",
+                    "--log-level", "error", "--ready-fd", "1",
+                ])  # fmt: skip
+                candidates.append(Candidate(name, f"127.0.0.1:{found['port']}", kind))
+            own = replace(own, swap_to=tuple(candidates))
         return run_test(scenario, load, own, say)
 
 
-def _serve(ending: ExitStack, stack: StackFlags, own: Any, http: bool) -> dict[str, Any]:
-    """Start `flyspec serve`; its addresses and process ids."""
-    ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
-    ports["http_port"] = 0 if http else NO_PORT
-    flags = to_flags(**ports, log_level="error", **vars(stack))
-    more = {}
-    if isinstance(own, RecoveryFlags):
-        more["FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S"] = str(own.draft_timeout)
-    process = _start(ending, ["flyspec.cli", "serve", "--json", *flags], environment=more)
-    assert process.stdout is not None
-    return _announced("the stack", process.stdout)
+def _started(
+    ending: ExitStack, command: list[str], environment: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Start a module; return what it announces on its standard output once it is ready.
 
-
-def _candidates(ending: ExitStack) -> Iterator[Candidate]:
-    """Start the drafters that take turns, each in a draft service of its own."""
-    for name, (model, kind) in DRAFTERS.items():
-        folder = str(MODELS / model) if model else ""
-        found = _service(ending, "draft_service", ["--model", folder, "--threads", "1"])
-        yield Candidate(name, f"127.0.0.1:{found['port']}", kind)
-
-
-def _service(ending: ExitStack, module: str, flags: Sequence[str]) -> dict[str, Any]:
-    """Start a service on a free port; what it announces when it is ready."""
-    read_fd, write_fd = os.pipe()
-    common = ["--port", "0", "--log-level", "error", "--ready-fd", str(write_fd)]
-    _start(ending, [module, *flags, *common], [write_fd])
-    os.close(write_fd)
-    with os.fdopen(read_fd, "rb") as announcement:
-        return _announced(module, announcement)
-
-
-def _start(
-    ending: ExitStack,
-    command: Sequence[str],
-    pass_fds: Sequence[int] = (),
-    environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start a Python module that ends with `ending`, or with this process, however that ends."""
+    It ends with `ending`, or with this process, however that ends.
+    """
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "flyspec.cli.child", *command],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=pass_fds, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1",
-             **(environment or {})},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1", **(environment or {})},
     )  # fmt: skip
 
     def stop() -> None:
@@ -133,16 +110,12 @@ def _start(
             process.kill()
 
     ending.callback(stop)
-    return process
-
-
-def _announced(what: str, lines: IO[bytes]) -> dict[str, Any]:
-    """Read what a service announces once it is ready, after the stages of its start."""
-    for line in lines:
+    assert process.stdout is not None
+    for line in process.stdout:  # first the stages of its start
         found: dict[str, Any] = json.loads(line)
         if STAGE not in found:
             return found
-    raise FlyspecError(f"{what} did not start")
+    raise FlyspecError(f"{command[0]} did not start")
 
 
 app = scenario_app(

@@ -2,47 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from flyspec.cli.program import check_file
+import grpc
+
+from flyspec import rpc
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.config import HTTP_PORT
+from flyspec.errors import ConfigError
 from flyspec.flags import Flag, flags_of
 from flyspec.rules import Rule
 from flyspec.speculation_length import SpeculationLength
 from flyspec.values.requests import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.report import PageResults
-from loadtest.connection import Endpoint
-from loadtest.goals import Goals
-from loadtest.prompts import FRESH, VARIED, Source
+from loadtest.load import METRICS, Metric
+from loadtest.prompts import FRESH, VARIED
 
 ProtocolName = Literal["grpc", "http"]
 DEFAULT_ADDRESSES: Mapping[ProtocolName, str] = {
     "grpc": DEFAULT_ADDRESS,
     "http": f"127.0.0.1:{HTTP_PORT}",
 }
-CHANNELS = 4
-"""gRPC connections to each address, which requests share."""
+Limits = Mapping[Metric, float]
+"""Times, ms, that a request may take."""
 
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A port, and the credentials to show there."""
+
+    address: str
+    credentials: Credentials = field(default_factory=Credentials)
+
+    def http_url(self) -> str:
+        """Return the base URL of the HTTP API there, `https` if the credentials have TLS.
+
+        The address may begin with the scheme. Raises `ConfigError` for one that contradicts the
+        credentials, and for files that cannot be used.
+        """
+        given, _, place = self.address.rpartition("://")
+        scheme = "https" if self.credentials.security(self.address) else "http"
+        if given not in ("", scheme):
+            better = "https://" if scheme == "https" else "--ssl-ca-certs, for https"
+            raise ConfigError(f"--address {self.address}: give {better}")
+        parts = urlsplit(url := f"{scheme}://{place}")
+        try:
+            known = parts.hostname and parts.port and url == f"{scheme}://{parts.netloc}"
+        except ValueError:
+            known = False
+        if not known:
+            raise ConfigError(f"--address {self.address}: not HOST:PORT")
+        return url
+
+    def connect(self) -> grpc.Channel:
+        """Return a channel of its own connection, opened on first use.
+
+        Raises `ConfigError` for files that cannot be used.
+        """
+        security = self.credentials.security(self.address)
+        options: list[tuple[str, int | str]] = [*rpc.CHANNEL_OPTIONS]
+        if security is None:
+            return grpc.insecure_channel(self.address, options=options)
+        if security.target_name:
+            options.append(("grpc.ssl_target_name_override", security.target_name))
+        return grpc.secure_channel(self.address, security.credentials, options=options)
+
+
+# --- reading values ---------------------------------------------------------------------------
+
+
+def list_of(read_one: Callable[[str], Any], form: str) -> Callable[[Any], tuple[Any, ...]]:
+    """Return a parser of texts, each by `read_one`; an error says the `form`."""
+
+    def read(texts: Any) -> tuple[Any, ...]:
+        found = []
+        for text in texts.split(",") if isinstance(texts, str) else texts:
+            try:
+                found.append(read_one(text))
+            except (KeyError, ValueError):
+                raise ValueError(f"{text}: not {form}") from None
+        return tuple(found)
+
+    return read
+
+
+def _process(text: str) -> tuple[str, int]:
+    name, _, pid = text.partition("=")
+    if not name:
+        raise ValueError
+    return name, int(pid)
+
+
+def _limit(text: str) -> tuple[Metric, float]:
+    name, _, ms = text.partition(":")
+    return {metric: metric for metric in METRICS}[name], float(ms)  # type: ignore[index]
+
+
+_limits = list_of(_limit, "METRIC:MS with METRIC ttft, tpot or e2e, such as ttft:200")
 _flag = partial(Flag, group="Requests")
 _asked = partial(request_flag, group="Requests")
-
-
-def _sources(texts: Sequence[str]) -> tuple[Source, ...]:
-    return tuple(map(Source.parse, texts))
-
-
-def _processes(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
-    pairs = [text.partition("=") for text in texts]
-    if bad := [text for text, (name, _, pid) in zip(texts, pairs, strict=True)
-               if not name or not pid.isdecimal()]:  # fmt: skip
-        raise ValueError(f"{bad[0]}: not NAME=PID")
-    return tuple((name, int(pid)) for name, _, pid in pairs)
+_goal = partial(Flag, group="Goals (the exit code is 1 if one is missed)")
+_bounds = partial(_goal, metavar="METRIC:MS,...", read=lambda text: dict(_limits(text)))
 
 
 # fmt: off
@@ -50,15 +115,12 @@ def _processes(texts: Sequence[str]) -> tuple[tuple[str, int], ...]:
 class Requests:
     """The requests."""
 
-    prompt_file: Annotated[tuple[Source, ...], _flag(
-        "Prompt file, in any format of `flyspec generate`; repeatable, mixed by weight. Instead of "
-        f"a file: {FRESH} (fresh word problems), {VARIED} (those, code and long chats).",
-        metavar="FILE[:WEIGHT]", default=FRESH, read=_sources,
+    protocol: Annotated[ProtocolName, _flag("gRPC, or OpenAI's API over HTTP.")] = "grpc"
+    prompt_file: Annotated[tuple[str, ...], _flag(
+        "Prompt file, in any format of `flyspec generate`; repeatable. Instead of a file: "
+        f"{FRESH} (fresh word problems), {VARIED} (those, code and long chats).",
+        metavar="FILE", default=FRESH,
     )] = ()
-    problems: Annotated[int, _flag("Number of fresh word problems.", min=1)] = 2000
-    chat: Annotated[bool | None, _flag(
-        "Send prompts as chat messages.", default="only questions, not code",
-    )] = None
     rule: Annotated[str, _flag("Acceptance rule.", default=SERVERS)] = ""
     num_speculative_tokens: Annotated[
         SpeculationLength | None, _asked("num_speculative_tokens")
@@ -83,25 +145,10 @@ class Requests:
             timeout_s=self.timeout_s,
         )
 
-
-# fmt: off
-@dataclass(frozen=True)
-class ConnectionFlags:
-    """Connections to the installation."""
-
-    protocol: Annotated[ProtocolName, Flag("gRPC, or OpenAI's API over HTTP.")] = "grpc"
-    connections: Annotated[int | None, Flag(
-        "TCP connections to each address. Over HTTP a connection has one request at a time, and "
-        "others wait for it.", min=1, default=f"{CHANNELS}; over HTTP one per running request",
-    )] = None
-    # fmt: on
-
     def endpoints(self, addresses: str, credentials: Credentials) -> list[Endpoint]:
         """Return where to connect, checked; empty is the default. Raises `ConfigError`."""
-        found = [
-            Endpoint(address, credentials)
-            for address in (addresses or DEFAULT_ADDRESSES[self.protocol]).split(",")
-        ]
+        given = (addresses or DEFAULT_ADDRESSES[self.protocol]).split(",")
+        found = [Endpoint(address, credentials) for address in given]
         for endpoint in found:
             if self.protocol == "http":
                 endpoint.http_url()
@@ -111,6 +158,20 @@ class ConnectionFlags:
 
 
 # fmt: off
+@dataclass(frozen=True)
+class Goals:
+    """Bounds. `latency` defines goodput; the others decide the exit code."""
+
+    latency: Annotated[Limits | None, _bounds(
+        "Latency goals in ms of ttft, tpot or e2e: requests that meet all of them are goodput.",
+        name="--goodput",
+    )] = None
+    min_goodput: Annotated[float | None, _goal(
+        "Minimum share of requests that meet --goodput.",
+    )] = None
+    max_p99: Annotated[Limits | None, _bounds("Maximum p99 in ms of ttft, tpot or e2e.")] = None
+
+
 @dataclass(frozen=True)
 class LoadOptions:
     """The installation, the requests, what has to hold, and where the report goes."""
@@ -128,42 +189,32 @@ class LoadOptions:
     )] = 120.0
     watch: Annotated[tuple[tuple[str, int], ...], Flag(
         "Process on this machine whose memory is recorded; repeatable.",
-        metavar="NAME=PID", read=_processes,
+        metavar="NAME=PID", read=list_of(_process, "NAME=PID"),
     )] = ()
-    every: Annotated[float, Flag("Seconds between samples of memory and status.", min=0.01)] = 1.0
-    records: Annotated[Path | None, Flag(
-        "Write every request to a .jsonl or .gz file, one JSON document per line.", group="Results",
-    )] = None
     # fmt: on
-    connection: ConnectionFlags = field(default_factory=ConnectionFlags)
     credentials: Credentials = field(default_factory=Credentials)
     requests: Requests = field(default_factory=Requests)
     goals: Goals = field(default_factory=Goals)
     results: PageResults = field(default_factory=PageResults)
 
+    def endpoints(self) -> list[Endpoint]:
+        """Return where to connect. Raises `ConfigError`."""
+        return self.requests.endpoints(self.address, self.credentials)
+
     def validate(self) -> None:
         """Refuse what cannot work before anything runs. Raises `ConfigError`."""
         self.results.check()
-        check_file("--records", self.records, (".jsonl", ".gz"))
-        self.goals.validate()
+        if self.goals.min_goodput is not None and not self.goals.latency:
+            raise ConfigError("--min-goodput: needs --goodput, the latency goals")
         self.endpoints()
 
-    def endpoints(self) -> list[Endpoint]:
-        """Return where to connect. Raises `ConfigError`."""
-        return self.connection.endpoints(self.address, self.credentials)
-
-    def told(self, own: Any) -> dict[str, Any]:
-        """The flags that a report repeats: no secrets, addresses or names of files."""
-        found: dict[str, Any] = {"seconds": self.seconds}
-        for part in (self.connection, self.requests, self.goals, own):
+    def shown(self, own: Any) -> dict[str, str]:
+        """Return the flags that a report repeats: no secrets, addresses or names of files."""
+        found = {"seconds": str(self.seconds)}
+        for part in (self.requests, self.goals, own):
             for name in flags_of(type(part)):
                 value = getattr(part, name)
                 if value not in (None, "", ()):
-                    found[name] = _plain(value)
+                    several = isinstance(value, Sequence) and not isinstance(value, str)
+                    found[name] = ", ".join(map(str, value)) if several else str(value)
         return found
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, int | float | str | bool | dict) else str(value)

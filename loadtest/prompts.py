@@ -1,12 +1,10 @@
-"""Mixes of prompts, from files and freshly generated."""
+"""Prompts, from files and freshly generated."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 
 from flyspec.client import Chat, Prompt
 from flyspec.prompts import read_prompts
@@ -15,6 +13,7 @@ from flyspec_lab.word_problems import word_problems
 FRESH, VARIED = "problems", "varied"
 """Instead of a file's name: word problems as in the bundled models' training data; those, code to
 continue and long chats."""
+PROBLEMS = 2000
 _CODE = (
     'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n',
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
@@ -22,53 +21,17 @@ _CODE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A file of prompts, or `FRESH` or `VARIED`, and its weight among the others."""
+def prompts_in_turn(sources: Sequence[str], seed: int) -> Callable[[], Prompt]:
+    """Return a function that gives the next prompt of all these files, in an order of the seed.
 
-    name: str
-    weight: float = 1.0
-
-    @classmethod
-    def parse(cls, text: str) -> Source:
-        """Parse FILE or FILE:WEIGHT. A file with a colon in its name may need both."""
-        name, colon, weight = text.rpartition(":")
-        if not colon or Path(text).exists():
-            return cls(text)
-        try:
-            number = float(weight)
-        except ValueError:
-            return cls(text)
-        if not number > 0:
-            raise ValueError(f"{text}: the weight must be greater than 0")
-        return cls(name, number)
-
-    def __str__(self) -> str:
-        name = Path(self.name).name
-        return name if self.weight == 1.0 else f"{name}:{self.weight:g}"
-
-
-def prompt_mix(
-    sources: Sequence[Source], problems: int, chat: bool | None, seed: int
-) -> Callable[[], Prompt]:
-    """Return a function that gives the next prompt: a source by weight, its prompts in turn.
-
-    Each source begins at a random place. Questions are sent as chats, code is continued; `chat`
-    overrides that. Raises `ConfigError` for a file that cannot be read.
+    Questions are sent as chats, code is continued. Raises `ConfigError` for a file that cannot be
+    read.
     """
     rng = random.Random(seed)
-    turns = []
-    for source in sources:
-        prompts = _prompts(source.name, problems, seed, chat)
-        first = rng.randrange(len(prompts))
-        turns.append(cycle(prompts[first:] + prompts[:first]))
-    weights = [s.weight for s in sources]
-
-    def following() -> Prompt:
-        (turn,) = rng.choices(turns, weights)
-        return next(turn)
-
-    return following
+    prompts = [prompt for source in sources for prompt in _prompts(source, seed, rng)]
+    rng.shuffle(prompts)
+    turn = cycle(prompts)
+    return lambda: next(turn)
 
 
 def varied_prompt(rng: random.Random, asked: Sequence[str]) -> Prompt:
@@ -81,11 +44,11 @@ def varied_prompt(rng: random.Random, asked: Sequence[str]) -> Prompt:
     return Chat.of_user(" ".join(rng.choices(asked, k=8)))
 
 
-def _prompts(name: str, count: int, seed: int, chat: bool | None) -> list[Prompt]:
-    if name not in (FRESH, VARIED):
-        return [prompt.to_request(chat) for prompt in read_prompts(name)]
-    asked = word_problems(count, f"loadtest-{seed}")
-    if name == FRESH:
-        return [prompt.to_request(chat) for prompt in asked]
-    rng = random.Random(seed)
-    return [varied_prompt(rng, [p.text for p in asked]) for _ in asked]
+def _prompts(source: str, seed: int, rng: random.Random) -> list[Prompt]:
+    if source not in (FRESH, VARIED):
+        return [prompt.to_request() for prompt in read_prompts(source)]
+    asked = word_problems(PROBLEMS, f"loadtest-{seed}")
+    if source == FRESH:
+        return [prompt.to_request() for prompt in asked]
+    texts = [prompt.text for prompt in asked]
+    return [varied_prompt(rng, texts) for _ in asked]

@@ -1,55 +1,99 @@
-"""Runs a scenario with locust and makes its report. Import `loadtest.patched` first."""
+"""Runs a scenario with locust and makes its report. Call `run_test` with `loadtest.patched` only.
+
+Everything that is locust's is imported late, since locust patches the standard library.
+"""
 
 from __future__ import annotations
 
 import datetime
 import os
-import platform
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Generic, TypeVar
 
 import gevent
-from locust.env import Environment
 
-from flyspec.client import Status
+from flyspec.client import GenerateOptions, Status, UpstreamStatus
 from flyspec.errors import ConfigError, FlyspecError
-from flyspec_lab.report import Report
+from flyspec_lab.report import Report, Section
 from loadtest.admin import Admin, left_open, slots
-from loadtest.connection import Endpoint
-from loadtest.control import Control
-from loadtest.goals import Check
-from loadtest.options import LoadOptions
-from loadtest.prompts import prompt_mix
-from loadtest.record import Record
-from loadtest.report import VERSION, load_report, write_records
+from loadtest.figures import Check, PhaseResult, check_goals
+from loadtest.load import Closed, Control, Job, LoadPhase, Text
+from loadtest.options import Endpoint, LoadOptions
+from loadtest.prompts import FRESH, prompts_in_turn
+from loadtest.report import NOTES, checked, curves, found_tables, phase_table
 from loadtest.sampler import Sampler
-from loadtest.scenarios import Scenario, ScenarioVerdict, World
-from loadtest.summary import PhaseResult, timeline
-from loadtest.users.loops import (
-    ClosedLoopUser,
-    GenerateUser,
-    OpenLoopUser,
-    measure,
-    user_class_of,
-)
-from loadtest.users.protocols import TRANSPORTS
-from loadtest.work import Closed, Job, LoadPhase, Text
 
-MAX_SPAWN_RATE = 100
+SPAWN_RATE = 100
 SETTLE_S = 10.0
 """Time for sessions to close after the last request."""
 MEANWHILE_S = 120.0
 """Time for what runs beside the load to end after it."""
-LATE_MS = 100.0
+RESTART_S = 120.0
+"""Time for a killed service to be restarted by whoever watches over it."""
+SAMPLE_S = 0.5
+MAX_LATE_MS = 100.0
 """p99 of how late requests are sent, beyond which the generator measures itself."""
+DEFAULT_USERS = 8
+"""If it is unknown how many generations an installation holds."""
+F = TypeVar("F")
 
 
 class Interrupted(BaseException):
     """The test was asked to stop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioVerdict:
+    """Findings: figures for the report, of which lists of records become tables, the same in
+    sentences, and checks besides goals and those of every test.
+    """
+
+    found: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+    checks: Sequence[Check] = ()
+
+
+class Scenario(ABC, Generic[F]):
+    """A load test. `load` and `defaults` are the defaults of its flags."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    needs_admin: ClassVar[bool] = False
+    load: ClassVar[LoadOptions] = LoadOptions()
+    defaults: ClassVar[Any]
+
+    def __init__(self, test: LoadTest, own: F) -> None:
+        self.test, self.own, self.seconds = test, own, test.load.seconds
+        self.options = test.load.requests.options()
+        self.plain = {describe(self.options): self.options}
+        self.users: int = getattr(own, "users", None) or test.slots or DEFAULT_USERS
+
+    @abstractmethod
+    def phases(self) -> Iterator[LoadPhase]:
+        """Yield the load, phase by phase."""
+
+    @abstractmethod
+    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
+        """Judge the phases, by name; raises KeyError if one did not take place."""
+
+    @classmethod
+    def prompts(cls, own: F) -> str:
+        """Return the kind of prompts, unless there are prompt files."""
+        return FRESH
+
+
+def describe(options: GenerateOptions) -> str:
+    """Return the options of requests in a few words."""
+    k = options.num_speculative_tokens
+    if k == 0:
+        return "K = 0"
+    rule = options.rule.name if options.rule else "default rule"
+    return f"{rule}, K = {k}" if k is not None else rule
 
 
 def run_test(
@@ -57,136 +101,122 @@ def run_test(
 ) -> int:
     """Run a test and write its report; the exit code. Raises `FlyspecError` if it cannot begin."""
     main = gevent.getcurrent()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        gevent.signal_handler(number, gevent.kill, main, Interrupted)
+    for signal_ in (signal.SIGINT, signal.SIGTERM):
+        gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
     load.validate()
-    test = LoadTest(scenario, load, own, say)
+    if scenario.needs_admin and not load.admin_address:
+        raise ConfigError(f"{scenario.name} needs --admin-address")
+    test = LoadTest(load, load.requests.prompt_file or [scenario.prompts(own)], say)
     try:
-        report = test.run()
+        report = test.run(scenario, own)
     except Interrupted:
         say("stopped before it began")
         return 2
     finally:
         test.close()
-    if load.records is not None:
-        write_records(load.records, map(asdict, test.records))
     return load.results.finish(report)
 
 
 class LoadTest:
-    """One run of a scenario, told to `say`."""
+    """A test: the installation and its load, told to `say`.
+
+    `slots` are the generations that the installation runs at once, None if unknown; `done` grows as
+    phases end.
+    """
 
     def __init__(
-        self,
-        scenario: type[Scenario[Any]],
-        load: LoadOptions,
-        own: Any,
-        say: Callable[[str], None],
+        self, load: LoadOptions, prompts: Sequence[str], say: Callable[[str], None]
     ) -> None:
-        if scenario.needs_admin and not load.admin_address:
-            raise ConfigError(f"{scenario.name} needs --admin-address")
-        self._scenario, self._load, self._own, self._say = scenario, load, own, say
-        link = load.connection
-        self._transport = TRANSPORTS[link.protocol](load.endpoints(), link.connections)
-        admin = (
-            Admin(Endpoint(load.admin_address, load.credentials)) if load.admin_address else None
-        )
-        asked = load.requests
-        sources = asked.prompt_file or scenario.sources(own)
-        self._control = control = Control(
-            self._transport, prompt_mix(sources, asked.problems, asked.chat, asked.seed), asked.seed
-        )
-        self._sampler = Sampler(
-            dict(load.watch), admin, control.now, lambda: len(self.records), say
-        )
-        self._world = World(control, self._sampler, admin, note=self._note, ask=self._ask)
-        self._done: list[PhaseResult] = []
-        self._events: list[dict[str, Any]] = []
-        self._trouble: list[Check] = []
-        self._who: type[GenerateUser] | None = None
+        from loadtest.users.loops import TRANSPORTS
 
-    @property
-    def records(self) -> Sequence[Record]:
-        return self._control.records
+        self.load, self.say = load, say
+        self.transport = TRANSPORTS[load.requests.protocol](load.endpoints())
+        self.admin = None
+        if load.admin_address:
+            self.admin = Admin(Endpoint(load.admin_address, load.credentials))
+        seed = load.requests.seed
+        self.control = Control(self.transport, prompts_in_turn(prompts, seed), seed)
+        self.sampler = Sampler(
+            dict(load.watch), self.control.now, lambda: len(self.control.records)
+        )
+        self.slots: int | None = None
+        self.vocab_size = 0
+        self.done: list[PhaseResult] = []
+        self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
+        self._trouble: list[Check] = []
+        self._killed: set[str] = set()
 
     def close(self) -> None:
-        self._transport.close()
-        if self._world.admin:
-            self._world.admin.close()
+        self.transport.close()
+        if self.admin:
+            self.admin.close()
 
-    def run(self) -> Report:
+    def run(self, kind: type[Scenario[Any]], own: Any) -> Report:
         """Run all of it. Raises `FlyspecError` if it cannot begin."""
-        models, admin = self._transport.list_models(), self._world.admin
-        target, drafters, before = models.target, models.drafters, None
-        if admin:  # knows more than HTTP tells
-            before = admin.status()
-            target = before.verify.model or target
-            drafters = drafters or tuple(drafter.name for drafter in admin.drafters())
-            self._world.slots = slots(before)
-        self._world.vocab_size = target.vocab_size
-        scenario, done = self._scenario(self._load, self._own, self._world), self._done
-        begun = datetime.datetime.now(datetime.UTC)
-        environment = Environment(user_classes=[ClosedLoopUser, OpenLoopUser])
-        environment.flyspec_control = self._control  # type: ignore[attr-defined]
+        from locust.env import Environment
+
+        from loadtest.users.loops import GenerateUser
+
+        target, before = self.transport.target(), None
+        if self.admin:  # knows more than HTTP tells
+            before = self.admin.status()
+            target, self.slots = before.verify.model or target, slots(before)
+        self.vocab_size = target.vocab_size
+        scenario = kind(self, own)
+        began = datetime.datetime.now(datetime.UTC)
+        environment = Environment(user_classes=[GenerateUser])
+        environment.flyspec_control = self.control  # type: ignore[attr-defined]
         runner = environment.create_local_runner()
         looking = gevent.spawn(self._look)
         try:
-            for phase in scenario.phases(done):
+            for phase in scenario.phases():
                 self._phase(runner, phase)
+                self.done.append(self._result(*self._phases[-1]))
         except Interrupted:
             self._trouble.append(Check("interrupted", False, "the test was stopped before its end"))
         finally:
-            self._control.close_phase()
+            self.control.opened.clear()
             self._drain()
             runner.quit()
             looking.kill()
-        seconds, goals = self._control.now(), self._load.goals
-        done[:] = [self._result(r.phase, r.began, r.sent_until, r.busy) for r in done]
+        # Requests of a phase that was not drained have ended since.
+        self.done = [self._result(*phase) for phase in self._phases]
         try:
-            verdict = scenario.judge({result.phase.name: result for result in done})
+            verdict = scenario.judge({result.name: result for result in self.done})
         except KeyError:  # interrupted before a phase that it judges
             verdict = ScenarioVerdict()
-        failed = [record for record in self.records if record.outcome == "failed"]
         checks = [
-            *goals.check(done, sum(map(scenario.excuses, failed))), *self._left(before),
-            *verdict.checks, *self._trouble,
+            *check_goals(self.load.goals, self.done), *self._left(before), *verdict.checks,
+            *self._trouble,
         ]  # fmt: skip
-        server = {
-            "target": target.name, "dtype": target.dtype, "device": target.device,
-            "num_parameters": target.num_parameters, "drafters": list(drafters),
-        }  # fmt: skip
-        document = {
-            "version": VERSION,
-            "scenario": scenario.name,
-            "about": scenario.about,
-            "passed": all(check.passed for check in checks),
-            "begun": begun.strftime("%Y-%m-%d %H:%M UTC"),
-            "seconds": seconds,
-            "server": {name: value for name, value in server.items() if value},
-            "generator": {"cores": os.cpu_count(), "python": platform.python_version()},
-            "options": self._load.told(self._own),
-            "found": verdict.found,
-            "lines": verdict.lines,
-            "checks": [asdict(check) for check in checks],
-            "warnings": self._warnings(),
-            "phases": [result.to_document() for result in done],
-            "errors": dict(Counter(record.error for record in failed).most_common(10)),
-            "events": self._events,
-            "memory": self._sampler.memory_document(),
-            "status": self._sampler.status_document(),
-            "timeline": timeline(self.records, seconds),
-        }
-        return load_report(document)
+        lines = [*verdict.lines, *self._warnings(), NOTES]
+        tables = [phase_table(self.done), *found_tables(verdict.found)]
+        options = self.load.shown(own)
+        failed = (r.error for r in self.control.records if r.outcome == "failed")
+        begun, seconds = began.strftime("%Y-%m-%d %H:%M UTC"), self.control.now()
+        report = checked(checks, [Section("Phases", lines, tables, curves(self.done))], {
+            "scenario": kind.name, "begun": begun, "seconds": seconds, "target": target,
+            "options": options, "found": verdict.found, "phases": self.done,
+            "errors": dict(Counter(failed).most_common(10)), "memory": self.sampler.memory,
+        })  # fmt: skip
+        return replace(
+            report,
+            title=f"flyspec load test: {kind.name}",
+            subtitle=f"{kind.about}\n{begun} · {seconds:.0f} s · {target.name} over "
+            f"{options['protocol']}",
+            facts={"options": " ".join(f"{name}={value}" for name, value in options.items())},
+        )
 
     # --- phases ---------------------------------------------------------------------------------
 
     def _phase(self, runner: Any, phase: LoadPhase) -> None:
-        """One phase: its users, its duration, and the end of what it began."""
-        control = self._control
+        """Run a phase: its users, its duration, and the end of what it began."""
+        control = self.control
         users = phase.load.users if isinstance(phase.load, Closed) else 1
-        self._spawn(runner, user_class_of(phase.load), users)
-        self._say(f"{phase.name}: {phase.load} for {phase.seconds:.0f} s")
-        used, began = time.process_time(), control.now()
+        runner.start(users, min(users, SPAWN_RATE))
+        runner.spawning_greenlet.join()
+        self.say(f"{phase.name}: {phase.load} for {phase.seconds:.0f} s")
+        began = control.now()
         control.open_phase(phase)
         meanwhile = gevent.spawn(phase.meanwhile or (lambda: None))
         try:
@@ -199,55 +229,47 @@ class LoadTest:
             meanwhile.kill(timeout=MEANWHILE_S)
             raise
         finally:
-            control.close_phase()
-            busy = (time.process_time() - used) / max(1e-9, control.now() - began)
-            self._done.append(self._result(phase, began, control.now(), busy))
+            control.opened.clear()
+            self._phases.append((phase, began, control.now()))
         if phase.drain:
             self._drain()
-            self._done[-1] = self._result(phase, began, self._done[-1].sent_until, busy)
         meanwhile.join(timeout=MEANWHILE_S)
-        said = str(meanwhile.exception)
-        if not meanwhile.ready():
-            meanwhile.kill(block=False)
-            said = f"was not done {MEANWHILE_S:g} s after the load"
         if not meanwhile.successful():
+            late = f"was not done {MEANWHILE_S:g} s after the load"
+            said = str(meanwhile.exception) if meanwhile.ready() else late
+            meanwhile.kill(block=False)
             self._trouble.append(Check("operator", False, said))
             raise Interrupted
 
-    def _spawn(self, runner: Any, who: type[GenerateUser], users: int) -> None:
-        """Have so many users of that kind and no others; locust keeps those that exist."""
-        if self._who is not who:
-            runner.start(0, MAX_SPAWN_RATE)
-            runner.spawning_greenlet.join()
-            self._who = who
-        runner.start(users, min(users, MAX_SPAWN_RATE), user_classes=[who])
-        runner.spawning_greenlet.join()
-
     def _drain(self) -> None:
         """Wait for running requests; each has a deadline."""
-        until = self._control.now() + self._load.requests.timeout_s + SETTLE_S
-        while self._control.in_flight and self._control.now() < until:
+        until = self.control.now() + self.load.requests.timeout_s + SETTLE_S
+        while self.control.in_flight and self.control.now() < until:
             gevent.sleep(0.02)
 
-    def _result(self, phase: LoadPhase, began: float, until: float, busy: float) -> PhaseResult:
-        records = [r for r in self.records if r.phase == phase.name]
-        return PhaseResult.of(phase, began, until, busy, records, self._load.goals.latency)
+    def _result(self, phase: LoadPhase, began: float, sent_until: float) -> PhaseResult:
+        limits = self.load.goals.latency
+        return PhaseResult.of(phase, began, sent_until, self.control.records, limits)
+
+    def _look(self) -> None:
+        while True:
+            self.sampler.look()
+            gevent.sleep(SAMPLE_S)
 
     def _left(self, before: Status | None) -> list[Check]:
-        """Nothing may be open that was not before, and targets must be the same processes."""
-        admin = self._world.admin
-        if admin is None or before is None:
+        """Check that no more is open than before, and that targets are the same processes."""
+        if self.admin is None or before is None:
             return []
-        until = self._control.now() + SETTLE_S
+        until = self.control.now() + SETTLE_S
         while True:
-            after, had = admin.status(), left_open(before)
+            after, had = self.admin.status(), left_open(before)
             more = {n: count for n, count in left_open(after).items() if count > had[n]}
-            if not more or self._control.now() > until:
+            if not more or self.control.now() > until:
                 break
             gevent.sleep(0.1)
         then, now = (
             {u.address: (u.process.instance_id, u.process.num_model_loads) for u in s.targets
-             if u.ready and u.address not in self._world.killed}
+             if u.ready and u.address not in self._killed}
             for s in (before, after)
         )  # fmt: skip
         lost = [address for address, process in then.items() if now.get(address) != process]
@@ -258,27 +280,69 @@ class LoadTest:
             Check("target", not lost, target),
         ]
 
+    def _warnings(self) -> list[str]:
+        return [
+            f"warning: {r.name}: requests were sent {r.figures.late_p99_ms:.0f} ms late (p99): the "
+            "load generator is too slow for its own load and measures itself"
+            for r in self.done
+            if r.figures.late_p99_ms > MAX_LATE_MS
+        ]
+
     # --- for scenarios --------------------------------------------------------------------------
 
-    def _ask(self, text: Text) -> None:
+    @property
+    def operator(self) -> Admin:
+        """The admin port, for scenarios that need it."""
+        assert self.admin is not None, "needs the admin port"
+        return self.admin
+
+    def ask(self, text: Text) -> None:
         """Generate a text, unmeasured. Raises `FlyspecError` if that fails."""
-        record = measure(self._control, Job("", "", text.prompt, text.options, text=text))
+        from loadtest.users.loops import measure
+
+        record = measure(self.control, Job("", "", text.prompt, text.options, text=text))
         if record.outcome != "complete":
             raise FlyspecError(f"a request failed before anything was disturbed: {record.error}")
 
-    def _look(self) -> None:
-        while True:
-            self._sampler.look()
-            gevent.sleep(self._load.every)
+    def process_of(self, name: str) -> UpstreamStatus:
+        """Return the service of that name in `--watch`, as the orchestrator sees it.
 
-    def _note(self, text: str) -> None:
-        self._events.append({"seconds": self._control.now(), "text": text})
-        self._say(text)
+        Raises `ConfigError`. Only named processes are ever killed: one on another machine may have
+        the same id.
+        """
+        for upstream in self._upstreams():
+            if upstream.process.process_id == self.sampler.pids.get(name):
+                return upstream
+        raise ConfigError(f"--watch {name}=PID: needed, with the process id of a {name} service")
 
-    def _warnings(self) -> list[str]:
-        return [
-            f"{r.phase.name}: requests were sent {r.figures.late_p99_ms:.0f} ms late (p99): the "
-            "load generator is too slow for its own load and measures itself"
-            for r in self._done
-            if r.figures.late_p99_ms > LATE_MS
-        ]
+    def kill(self, name: str) -> tuple[float, float]:
+        """Kill a service; return when, and when its successor at the same address was ready."""
+        before, killed = self.process_of(name), self.control.now()
+        self._killed.add(before.address)
+        os.kill(before.process.process_id, signal.SIGKILL)
+        self.say(f"{name} is killed")
+        while self.control.now() < killed + RESTART_S:
+            time.sleep(0.1)
+            for after in self._upstreams():
+                again = after.process.instance_id not in ("", before.process.instance_id)
+                if after.address == before.address and after.ready and again:
+                    self.sampler.pids[name] = after.process.process_id
+                    self.say(f"{name} is back")
+                    return killed, self.control.now()
+        raise FlyspecError(f"the killed {name} service was not restarted within {RESTART_S:g} s")
+
+    def hang(self, name: str, seconds: float) -> tuple[float, float]:
+        """Stop a service for so long that it hangs; return when, and when it went on."""
+        pid, began = self.process_of(name).process.process_id, self.control.now()
+        os.kill(pid, signal.SIGSTOP)
+        self.say(f"{name} hangs")
+        try:
+            time.sleep(seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            self.say(f"{name} continues")
+        return began, self.control.now()
+
+    def _upstreams(self) -> Sequence[UpstreamStatus]:
+        status = self.operator.status()
+        return [*status.targets, *status.drafters]

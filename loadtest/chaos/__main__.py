@@ -13,6 +13,7 @@ from typing import Annotated
 from flyspec.bundled import TARGET
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
+from flyspec.cli.stack_options import LOOPBACK
 from flyspec.client import AdminClient, AsyncClient, GenerateOptions
 from flyspec.client.recordings import RecordedLine, recording_of
 from flyspec.config import VerifySettings
@@ -22,19 +23,18 @@ from flyspec.tables import make_table
 from flyspec_lab.audit import AuditedTarget, Auditor
 from flyspec_lab.report import Report, Results
 from loadtest.admin import left_open
-from loadtest.chaos.faults import KINDS, Fault, Saboteur, one_of_each, random_tracks
-from loadtest.chaos.fleet import FOREIGN_DRAFTER, ProxiedFleet
+from loadtest.chaos.faults import FAULTS, play
+from loadtest.chaos.fleet import FOREIGN_DRAFTER, proxied_fleet
 from loadtest.chaos.work import EXACT, Request, Work, fault_free
-from loadtest.goals import Check, checked
+from loadtest.figures import Check, Spread
+from loadtest.report import checked
 from loadtest.sampler import resident_mib
-from loadtest.summary import Spread
 
 SETTLE_S = 45.0
 """So long after the last fault, all has to be as before: a service finds out by keepalive that a
 connection was forgotten, and only then gives up the sessions on it."""
 PROBED_S = 2.0
 """After this time the orchestrator knows what its services say of themselves."""
-PROGRESS_S = 10.0
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
 """Maximum memory of the orchestrator at the end: this many times that before, plus this much."""
 MAX_SHOWN = 20
@@ -57,12 +57,12 @@ class ChaosOptions:
 
 @dataclass
 class ChaosRun:
-    """A run that is over, in seconds since it began; `left` are sessions, `silent` drafters."""
+    """A run that is over: `faults` by kind and service, sessions `left`, `silent` drafters."""
 
     seed: int
     seconds: float
     requests: Sequence[Request]
-    faults: Sequence[Fault]
+    faults: Sequence[tuple[str, str]]
     left: dict[str, int]
     silent: set[str]
     orchestrator_mib: tuple[float, float]
@@ -73,37 +73,24 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}; starting the services")
     async with (
-        ProxiedFleet(options.small) as fleet,
-        AsyncClient(fleet.address, max_retries=0) as client,
+        proxied_fleet(options.small) as fleet,
+        AsyncClient(f"{LOOPBACK}:{fleet.orchestrator.port}", max_retries=0) as client,
     ):
-        pid = fleet.orchestrator.child.pid
+        child = fleet.orchestrator.child
         names = await _drafters(client, options.small)
         say(f"drafters: {', '.join(names)}; generating {options.texts} texts without faults")
         texts = await fault_free(client, seed, options.texts)
-        warm, begun = resident_mib(pid) or 0.0, time.monotonic()
-
-        def now() -> float:
-            return time.monotonic() - begun
-
+        warm, begun = resident_mib(child.pid) or 0.0, time.monotonic()
         work = Work(client, texts, ["", *names], options.lossy_share)
-        saboteur = Saboteur(fleet, now)
-        once = one_of_each(fleet, seed, options.small) if options.once else None
-        working = asyncio.create_task(work.run(options.streams, seed, now))
-        progress = asyncio.create_task(_tell(work, saboteur, now, say))
-        try:
-            await saboteur.play(
-                once or random_tracks(fleet, seed), None if once else options.seconds
-            )
+        async with asyncio.TaskGroup() as streams:
+            for number in range(options.streams):
+                streams.create_task(work.stream(random.Random(f"{seed} stream {number}")))
+            faults = await play(fleet, seed, None if options.once else options.seconds, say)
             work.over = True
-            await working
-        finally:
-            for task in (working, progress):
-                task.cancel()
-            await asyncio.gather(working, progress, return_exceptions=True)
-        seconds = now()
-        left, silent = await _settle(fleet.admin_address, client, names)
-        mib = warm, resident_mib(pid) or 0.0
-    return ChaosRun(seed, seconds, work.requests, saboteur.faults, left, silent, mib)
+        seconds = time.monotonic() - begun
+        left, silent = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}", client, names)
+        mib = warm, resident_mib(child.pid) or 0.0
+    return ChaosRun(seed, seconds, work.requests, faults, left, silent, mib)
 
 
 async def _drafters(client: AsyncClient, small: bool) -> list[str]:
@@ -115,17 +102,6 @@ async def _drafters(client: AsyncClient, small: bool) -> list[str]:
             return names
         await asyncio.sleep(0.1)
     raise FlyspecError(f"no drafter {FOREIGN_DRAFTER!r} among {', '.join(names)}")
-
-
-async def _tell(
-    work: Work, saboteur: Saboteur, now: Callable[[], float], say: Callable[[str], None]
-) -> None:
-    while True:
-        await asyncio.sleep(PROGRESS_S)
-        done = [request for request in work.requests if request.ended_s]
-        bad = sum(bool(request.problem) for request in done)
-        faults = len(saboteur.faults)
-        say(f"{now():4.0f} s: {len(done)} requests done, {bad} of them badly; {faults} faults")
 
 
 async def _settle(
@@ -175,9 +151,9 @@ def judge_again(requests: Sequence[Request]) -> dict[str, str]:
 
 def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
     """Judge a run, and sum it up."""
-    complete = [request for request in done.requests if request.generation is not None]
-    lossy = [request for request in complete if request.lossy]
-    rounds = sum(len(r.generation.rounds) for r in lossy if r.generation)
+    complete = [(r, r.generation) for r in done.requests if r.generation is not None]
+    lossy = [request for request, _ in complete if request.lossy]
+    rounds = sum(len(generation.rounds) for request, generation in complete if request.lossy)
     say(f"judging {rounds} rounds of {len(lossy)} requests again")
     bad = {str(request): request.problem for request in done.requests if request.problem}
     bad |= judge_again(lossy)
@@ -191,21 +167,17 @@ def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
               f"orchestrator {warm:.0f} MiB before, {end:.0f} MiB after"),
     ]  # fmt: skip
     delays = defaultdict[str, list[float]](list)
-    for request in complete:
-        for recovery in request.generation.completion.recoveries if request.generation else ():
+    for _, generation in complete:
+        for recovery in generation.completion.recoveries:
             delays[recovery.kind.name.lower().replace("_", " ")].append(recovery.delay_ns / 1e6)
-    undisturbed = sum(not r.generation.completion.recoveries for r in complete if r.generation)
     spreads = {kind: Spread.of(of) for kind, of in sorted(delays.items())}
-    silences = [1e3 * request.silence_s for request in complete]
-    spreads["longest silence of a request"] = Spread.of(silences)
-    counts = Counter((fault.kind, fault.service) for fault in done.faults)
-    services = sorted({fault.service for fault in done.faults})
-    by_kind = {kind: [counts[kind, service] for service in services] for kind in KINDS}
-    tokens = sum(number for request in complete for _, number in request.arrivals)
+    counts, services = Counter(done.faults), sorted({service for _, service in done.faults})
+    by_kind = {f.name: [counts[f.name, service] for service in services] for f in FAULTS}
+    tokens = sum(len(generation.token_ids) for _, generation in complete)
     line = (
         f"{done.seconds:.0f} s, seed {done.seed}: {len(done.requests)} requests, "
         f"{len(complete) - len(lossy)} completed with exact, {len(lossy)} with lossy rules "
-        f"({rounds} rounds judged again), {undisturbed} without any recovery; {tokens} tokens"
+        f"({rounds} rounds judged again); {tokens} tokens"
     )
     return checked(checks, [
         make_table(["fault", *services, "all"], [

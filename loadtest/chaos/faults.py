@@ -1,228 +1,215 @@
-"""The faults and their schedule, all determined by a seed."""
+"""The faults, each a context in which a service suffers it, and their schedule by a seed."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 
 from flyspec.errors import FlyspecError
 from flyspec.serving import EXIT_LOST
-from loadtest.chaos.fleet import ProxiedFleet, Replica
+from loadtest.chaos.fleet import Fleet, Replica, Role
 from loadtest.chaos.lying_drafter import LIES, LyingDrafter
 
-OUTER = {
-    "kill": 4, "drain": 2, "hold": 6, "delay": 4, "stall": 4, "drop": 4, "cut": 4, "forget": 2,
-}  # fmt: skip
-"""Faults by frequency: SIGKILL and a restart; SIGTERM and a restart; SIGSTOP for a while; through
-the proxy: a delay, silence, silence that ends with a cut, a cut and refusal for a while, silence
-for good on the connections there are."""
-ILLNESSES = {"device": 1, "raises": 2, "nan": 2, "hang": 2}
-"""A restart with a model that fails after some steps (`sick_service`), and another restart."""
-LIE, OTHER_WEIGHTS = "lie", "other weights"
-"""A drafter that sends what is wrong (`lying_drafter`); a target with another checkpoint."""
-KINDS = (*OUTER, *ILLNESSES, LIE, OTHER_WEIGHTS)
-RESTARTS = ("kill", "drain", *ILLNESSES, OTHER_WEIGHTS)
-SECONDS = {
-    "hold": (1.0, 8.0), "delay": (2.0, 6.0), "stall": (1.0, 8.0), "drop": (1.0, 5.0),
-    "cut": (0.0, 2.0), "lie": (1.0, 4.0), "other weights": (2.0, 6.0),
-    **dict.fromkeys(ILLNESSES, (20.0, 20.0)),
-}  # fmt: skip
-"""Shortest and longest of each that does not end by itself; who is ill ends so late at most."""
 PAUSE_S = {"target": 9.0, "drafter": 7.0}
 """Mean time between the end of a service's fault and its next one."""
-BOTH_PAUSE_S = 45.0
-"""Mean time between faults of all targets at once."""
+BOTH, BOTH_PAUSE_S = "both targets", 45.0
+"""Faults of all targets at once, and the mean time between them."""
 CALM_S = 2.0
 """A service works for so long at least before its next fault."""
+ONCE_S = 2.0
+"""Longest fault of a run that has each of them once, unless it ends by itself."""
 TELLS = [lie.tell for lie in LIES if lie.top_k is None]
 """Lies that need no certain question."""
+Suffering = AsyncIterator[None]
 
 
-@dataclass(slots=True)
-class Fault:
-    """A fault to inject into all of `replicas` at once after `pause_s`, for `seconds`.
-
-    `number` is the lie's, or the steps that a model works before it falls ill. `begun_s` and
-    `ended_s` are known afterwards, in seconds since the run began.
-    """
-
-    pause_s: float
-    kind: str
-    replicas: Sequence[Replica]
-    seconds: float = 0.0
-    delay_s: float = 0.1
-    number: int = 5
-    begun_s: float = field(default=0.0, init=False)
-    ended_s: float = field(default=0.0, init=False)
-
-    @property
-    def service(self) -> str:
-        """The name of the service, or `both targets`."""
-        return self.replicas[0].name if len(self.replicas) == 1 else "both targets"
+@asynccontextmanager
+async def _until(
+    begin: Callable[[Replica], object],
+    end: Callable[[Replica], object],
+    replica: Replica,
+    rng: random.Random,
+) -> Suffering:
+    """Disturb a process or its connections, and end that."""
+    begin(replica)
+    try:
+        yield
+    finally:
+        end(replica)
 
 
-Track = Iterator[Fault]
+def _refuse(replica: Replica) -> None:
+    replica.proxy.refusing = True
+    replica.proxy.cut()
 
 
-def random_tracks(fleet: ProxiedFleet, seed: int) -> list[Track]:
-    """Return an endless track for every service, and one for all targets at once."""
-    tracks = []
-    for replica in fleet.replicas:
-        own = {OTHER_WEIGHTS: 2} if replica.role == "target" else {LIE: 3}
-        weights = {**OUTER, **ILLNESSES, **own}
-        rng = random.Random(f"{seed} {replica.name}")
-        tracks.append(_track(rng, [replica], PAUSE_S[replica.role], weights))
-    rng = random.Random(f"{seed} both")
-    return [*tracks, _track(rng, fleet.targets, BOTH_PAUSE_S, OUTER)]
+def _drop(replica: Replica) -> None:
+    replica.proxy.cut()
+    replica.proxy.flow()
 
 
-def one_of_each(fleet: ProxiedFleet, seed: int, outer_only: bool = False) -> list[Track]:
-    """Return every kind once, briefly, for targets and drafters in turn, ordered by the seed.
-
-    Or those alone that come from outside a service.
-    """
-    rng = random.Random(seed)
-    kinds = [kind for kind in OUTER if kind not in RESTARTS]
-    rng.shuffle(kinds)
-    pair = (fleet.drafters[0], fleet.targets[0])
-    quick = [
-        Fault(0.5, kind, [pair[i % 2]], min(2.0, rng.uniform(*SECONDS.get(kind, (0.0, 0.0)))))
-        for i, kind in enumerate(kinds)
-    ]
-    target, drafter = [fleet.targets[-1]], [fleet.drafters[-1]]
-    # These take a process's start, so they have tracks of their own.
-    of_target, of_drafter = [Fault(0.2, "kill", target)], [Fault(0.2, "drain", drafter)]
-    if not outer_only:
-        of_target += [Fault(0.5, kind, target, 20.0) for kind in ("device", "nan")]
-        of_target.append(Fault(0.5, OTHER_WEIGHTS, target, 3.0))
-        of_drafter += [Fault(0.5, kind, drafter, 20.0) for kind in ("raises", "hang")]
-        of_drafter.append(Fault(0.5, LIE, drafter, 2.0, number=seed))
-    return [iter(quick), iter(of_target), iter(of_drafter)]
-
-
-def _track(
-    rng: random.Random, replicas: Sequence[Replica], mean_pause_s: float, weights: Mapping[str, int]
-) -> Track:
-    while True:
-        (kind,) = rng.choices(list(weights), list(weights.values()))
-        seconds = rng.uniform(*SECONDS.get(kind, (0.0, 0.0)))
-        pause_s = 0.2 + rng.expovariate(1 / mean_pause_s)
-        yield Fault(pause_s, kind, replicas, seconds, rng.uniform(0.02, 0.5), rng.randint(5, 60))
-
-
-class Saboteur:
-    """Plays tracks and records the injected `faults`. Heals every service that it disturbed."""
-
-    def __init__(self, fleet: ProxiedFleet, now: Callable[[], float]) -> None:
-        self._fleet, self._now = fleet, now
-        self._over = asyncio.Event()
-        self._restarting = asyncio.Lock()  # one target after the other, or all at once
-        self.faults: list[Fault] = []
-
-    async def play(self, tracks: Sequence[Track], seconds: float | None = None) -> None:
-        """Play all tracks to their end, or for this long; faults in progress are then completed."""
-        async with asyncio.TaskGroup() as tasks:
-            playing = [tasks.create_task(self._play(track)) for track in tracks]
-            if seconds is not None:
-                await asyncio.wait(playing, timeout=seconds)
-                self._over.set()
-
-    async def _play(self, track: Track) -> None:
-        for fault in track:
-            if await self._wait(fault.pause_s):
-                return
-            async with AsyncExitStack() as locks:
-                for replica in fault.replicas:
-                    await locks.enter_async_context(replica.lock)
-                if fault.kind in RESTARTS and fault.replicas[0].role == "target":
-                    await locks.enter_async_context(self._restarting)
-                healed_s = max(replica.healed_s for replica in fault.replicas)
-                if await self._wait(max(0.0, healed_s + CALM_S - self._now())):
-                    return
-                fault.begun_s = self._now()
-                try:
-                    async with asyncio.TaskGroup() as tasks:
-                        for replica in fault.replicas:
-                            tasks.create_task(self._hurt(replica, fault))
-                finally:
-                    for replica in fault.replicas:
-                        replica.healed_s = self._now()
-                fault.ended_s = self._now()
-                self.faults.append(fault)
-
-    async def _wait(self, seconds: float) -> bool:
-        """Sleep; return whether the run is over."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._over.wait()
-        return self._over.is_set()
-
-    async def _hurt(self, replica: Replica, fault: Fault) -> None:
-        """Inject the fault into a service, and return when it works again."""
-        proxy = replica.proxy
-        match fault.kind:
-            case "kill":
-                await replica.restart(signal.SIGKILL)
-            case "drain":
-                await replica.restart(signal.SIGTERM)
-            case "forget":
-                proxy.forget()
-            case "lie":
-                await _lie(replica, fault)
-            case "other weights":
-                await replica.restart(flags=["--model", str(self._fleet.other_model)])
-                await asyncio.sleep(fault.seconds)
-                await replica.restart()
-            case kind if kind in ILLNESSES:
-                await _be_ill(replica, fault)
-            case kind:
-                try:
-                    if kind == "hold":
-                        replica.child.send(signal.SIGSTOP)
-                    elif kind == "delay":
-                        proxy.delay_s = fault.delay_s
-                    elif kind == "cut":
-                        proxy.refusing = True
-                        proxy.cut()
-                    else:
-                        proxy.stall()
-                    await asyncio.sleep(fault.seconds)
-                    if kind == "drop":
-                        proxy.cut()
-                finally:  # whichever it was
-                    replica.child.send(signal.SIGCONT)
-                    proxy.delay_s, proxy.refusing = 0.0, False
-                    proxy.flow()
-
-
-async def _be_ill(replica: Replica, fault: Fault) -> None:
-    """Have a model fail after so many steps, then start a new process.
-
-    Raises `FlyspecError` if the old one ended with a code other than the one for a restart.
-    """
-    await replica.restart(illness=[fault.kind, str(fault.number)])
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(fault.seconds):
-            if await replica.child.ended() != EXIT_LOST:
-                raise FlyspecError(f"{replica.name}, ill: {await replica.child.how_it_ended()}")
+@asynccontextmanager
+async def _ended(how: signal.Signals, replica: Replica, rng: random.Random) -> Suffering:
+    """End the process; then another one starts."""
+    await replica.end(how)
+    yield
     await replica.restart()
 
 
-async def _lie(replica: Replica, fault: Fault) -> None:
-    """Let a drafter lie for a while, then replace it by an honest one in a new process."""
-    proxy = replica.proxy
+@asynccontextmanager
+async def _ill(illness: str, replica: Replica, rng: random.Random) -> Suffering:
+    """Have the model fail after some steps.
+
+    Raises `FlyspecError` if the process ends with a code other than the one for a restart.
+    """
+    await replica.restart(illness=[illness, str(rng.randint(5, 60))])
+    yield
+    if replica.child.process.returncode not in (None, EXIT_LOST):
+        raise FlyspecError(f"{replica.name}, ill: {await replica.child.how_it_ended()}")
+    await replica.restart()
+
+
+@asynccontextmanager
+async def _of_other_weights(replica: Replica, rng: random.Random) -> Suffering:
+    await replica.restart(flags=["--model", str(replica.other_model)])
+    yield
+    await replica.restart()
+
+
+@asynccontextmanager
+async def _lying(replica: Replica, rng: random.Random) -> Suffering:
+    """Let a drafter lie, then replace it by an honest one in a new process."""
     async with LyingDrafter(f"127.0.0.1:{replica.port}") as liar:
-        liar.lie = TELLS[fault.number % len(TELLS)]
-        proxy.port = int(liar.address.rpartition(":")[2])
-        proxy.cut()
+        liar.lie = rng.choice(TELLS)
+        replica.proxy.port = int(liar.address.rpartition(":")[2])
+        replica.proxy.cut()
         try:
-            await asyncio.sleep(fault.seconds)
+            yield
         finally:
-            proxy.port = replica.port
-            proxy.cut()
+            replica.proxy.port = replica.port
+            replica.proxy.cut()
     await replica.restart()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A kind of fault: `weight` is its frequency, `seconds` its shortest and longest duration.
+
+    Those that are `inner` are not for all targets at once. A fault that `restarts` takes the start
+    of a process; one with a `role` is for such services alone.
+    """
+
+    name: str
+    inject: Callable[[Replica, random.Random], AbstractAsyncContextManager[None]]
+    weight: int
+    seconds: tuple[float, float]
+    restarts: bool = False
+    inner: bool = False
+    role: Role | None = None
+
+
+# fmt: off
+FAULTS = (
+    Fault("kill", partial(_ended, signal.SIGKILL), 4, (0.0, 0.0), restarts=True),
+    Fault("drain", partial(_ended, signal.SIGTERM), 2, (0.0, 0.0), restarts=True),
+    Fault("hold", partial(_until, lambda r: r.child.send(signal.SIGSTOP),
+                          lambda r: r.child.send(signal.SIGCONT)), 6, (1.0, 8.0)),
+    Fault("delay", partial(_until, lambda r: setattr(r.proxy, "delay_s", 0.25),
+                           lambda r: setattr(r.proxy, "delay_s", 0.0)), 4, (2.0, 6.0)),
+    Fault("stall", partial(_until, lambda r: r.proxy.stall(), lambda r: r.proxy.flow()),
+          4, (1.0, 8.0)),
+    Fault("drop", partial(_until, lambda r: r.proxy.stall(), _drop), 4, (1.0, 5.0)),
+    Fault("cut", partial(_until, _refuse, lambda r: setattr(r.proxy, "refusing", False)),
+          4, (0.0, 2.0)),
+    Fault("forget", partial(_until, lambda r: r.proxy.forget(), lambda _: None), 2, (0.0, 0.0)),
+    *(Fault(illness, partial(_ill, illness), weight, (20.0, 20.0), True, True)
+      for illness, weight in (("device", 1), ("raises", 2), ("nan", 2), ("hang", 2))),
+    Fault("lie", _lying, 3, (1.0, 4.0), True, True, "drafter"),
+    Fault("other weights", _of_other_weights, 2, (2.0, 6.0), True, True, "target"),
+)
+# fmt: on
+"""Held back and cut off by the proxy: `delay` adds time, `stall` forwards later, `drop` cuts what
+was held back, `cut` also refuses new connections, `forget` is silence on existing ones for good."""
+OUTER = [fault.name for fault in FAULTS if not fault.inner]
+INNER = [fault.name for fault in FAULTS if fault.inner]
+
+
+def _drawn(faults: Sequence[Fault], rng: random.Random) -> Iterator[Fault]:
+    while True:
+        yield rng.choices(faults, [fault.weight for fault in faults])[0]
+
+
+async def play(
+    fleet: Fleet, seed: int, seconds: float | None, say: Callable[[str], None]
+) -> list[tuple[str, str]]:
+    """Inject random faults for so long, or else each fault once.
+
+    Returns each with the service's name, or `BOTH`.
+    """
+    done: list[tuple[str, str]] = []
+    until = time.monotonic() + (float("inf") if seconds is None else seconds)
+    restarting = asyncio.Lock()  # of targets: one after the other, or all at once
+
+    async def track(
+        name: str, replicas: Sequence[Replica], faults: Iterable[Fault], pause_s: float
+    ) -> None:
+        rng = random.Random(f"{seed} {name}")
+        for fault in faults:
+            pause = 0.2 + rng.expovariate(1 / pause_s)
+            await asyncio.sleep(min(pause, max(0.0, until - time.monotonic())))
+            if time.monotonic() >= until:
+                return
+            async with AsyncExitStack() as held:
+                for replica in replicas:
+                    await held.enter_async_context(replica.lock)
+                if fault.restarts and replicas[0].role == "target":
+                    await held.enter_async_context(restarting)
+                duration = rng.uniform(*fault.seconds)
+                if seconds is None and not fault.inner:
+                    duration = min(duration, ONCE_S)
+                await asyncio.gather(*(_suffer(fault, r, rng, duration) for r in replicas))
+                done.append((fault.name, name))
+                say(f"{fault.name}: {name}, {duration:.1f} s")
+                await asyncio.sleep(CALM_S)
+
+    async with asyncio.TaskGroup() as tasks:
+        if seconds is None:
+            for replica, faults in _once(fleet, seed).items():
+                tasks.create_task(track(replica.name, [replica], faults, 0.3))
+            return done
+        for replica in fleet.replicas:
+            own = [fault for fault in FAULTS if fault.role in (None, replica.role)]
+            drawn = _drawn(own, random.Random(f"{seed} faults of {replica.name}"))
+            tasks.create_task(track(replica.name, [replica], drawn, PAUSE_S[replica.role]))
+        outer = [fault for fault in FAULTS if not fault.inner]
+        drawn = _drawn(outer, random.Random(f"{seed} faults of {BOTH}"))
+        tasks.create_task(track(BOTH, fleet.targets, drawn, BOTH_PAUSE_S))
+    return done
+
+
+async def _suffer(fault: Fault, replica: Replica, rng: random.Random, seconds: float) -> None:
+    """Inject the fault into a service for so long, or until its process ends."""
+    async with fault.inject(replica, rng):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await replica.child.ended()
+
+
+def _once(fleet: Fleet, seed: int) -> dict[Replica, list[Fault]]:
+    """Return each fault once, for targets and drafters in turn; quick ones in the seed's order."""
+    quick = [fault for fault in FAULTS if not fault.restarts]
+    random.Random(seed).shuffle(quick)
+    slow = [fault for fault in FAULTS if fault.restarts and not (fleet.small and fault.inner)]
+    of_target = [f for i, f in enumerate(slow) if f.role != "drafter" and (f.role or i % 2 == 0)]
+    return {
+        fleet.targets[0]: quick[::2],
+        fleet.drafters[0]: quick[1::2],
+        fleet.targets[1]: of_target,
+        fleet.drafters[1]: [fault for fault in slow if fault not in of_target],
+    }

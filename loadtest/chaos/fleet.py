@@ -6,11 +6,12 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, Self
+from typing import Literal
 
 from safetensors.torch import load_file, save_file
 from transformers.utils import SAFE_WEIGHTS_NAME
@@ -35,16 +36,17 @@ MODULES = {
 class Replica:
     """A service as a child process with the same `port` after every restart, behind a `proxy`.
 
-    `lock` is held while a fault is injected; `healed_s` is when the last one was over, in the run's
-    time.
+    `lock` is held while a fault is injected. `other_model` is a checkpoint that no target should
+    have.
     """
 
     child: Child
+    other_model: Path
 
     def __init__(self, name: str, role: Role, flags: Sequence[str]) -> None:
         self.name, self.role, self.port = name, role, free_port()
         self.proxy = Proxy(LOOPBACK, self.port)
-        self.lock, self.healed_s = asyncio.Lock(), 0.0
+        self.lock = asyncio.Lock()
         self._flags = [*flags, "--port", str(self.port), *COMMON]
 
     async def start(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
@@ -69,75 +71,69 @@ class Replica:
                 f"the {self.name} service did not end within {END_TIMEOUT_S:g} s of {how.name}"
             ) from None
 
-    async def restart(
-        self,
-        how: signal.Signals = signal.SIGKILL,
-        illness: Sequence[str] = (),
-        flags: Sequence[str] = (),
-    ) -> None:
-        """End it, start it again as `start` does, and wait until it is ready."""
-        await self.end(how)
+    async def restart(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
+        """Kill it, start it again as `start` does, and wait until it is ready."""
+        await self.end()
         await self.start(illness, flags)
         await self.child.ready()
 
 
-class ProxiedFleet:
-    """Two targets, drafters and an orchestrator: `async with ProxiedFleet() as fleet: ...`.
+@dataclass
+class Fleet:
+    """Two targets, drafters, and an orchestrator; a `small` one has fewer drafters."""
 
-    A `small` one lacks the drafter with another tokenizer. `other_model` is a checkpoint that no
-    target should have.
-    """
+    targets: list[Replica]
+    drafters: list[Replica]
+    orchestrator: Replica
+    small: bool
 
-    def __init__(self, small: bool = False) -> None:
-        for model in (TARGET, DRAFT, DRAFT_BYTES):
-            if not (model / SAFE_WEIGHTS_NAME).is_file():
-                raise ConfigError(f"{model} has no weights; run `make models`")
-        self._exits = AsyncExitStack()
-        folder = self._exits.enter_context(TemporaryDirectory(prefix="flyspec-chaos-"))
-        self.other_model = Path(folder) / "target"
-        self.targets = [_replica("target", f"target {i}", TARGET) for i in (1, 2)]
-        self.drafters = [_replica("drafter", f"drafter {i}", DRAFT) for i in (1, 2)]
-        self.foreign = [] if small else [_replica("drafter", "drafter of bytes", DRAFT_BYTES)]
-        self.replicas = [*self.targets, *self.drafters, *self.foreign]
-        self._draft_timeout_s = 1.0 if small else 2.0
-
-    async def __aenter__(self) -> Self:
-        async with self._exits as exits:
-            save_other_weights(TARGET, self.other_model)
-            for replica in self.replicas:
-                await replica.proxy.start()
-                exits.push_async_callback(replica.proxy.close)
-                await replica.start()
-                exits.push_async_callback(replica.end)
-            for replica in self.replicas:
-                await replica.child.ready()
-            self.orchestrator = Replica("orchestrator", "orchestrator", [
-                "--admin-port", "0",
-                "--verify-address", ",".join(r.proxy.address for r in self.targets),
-                "--draft-address", ",".join(r.proxy.address for r in self.drafters),
-                "--drafters", "".join(f"{FOREIGN_DRAFTER}={r.proxy.address}" for r in self.foreign),
-                "--draft-timeout-s", str(self._draft_timeout_s),
-                "--round-timeout-s", "10", "--reopen-timeout-s", "110",
-                "--probe-interval-s", "1", "--probe-timeout-s", "1.5",
-            ])  # fmt: skip
-            await self.orchestrator.start()
-            exits.push_async_callback(self.orchestrator.end)
-            await self.orchestrator.child.ready()
-            self.address = f"{LOOPBACK}:{self.orchestrator.port}"
-            self.admin_address = f"{LOOPBACK}:{self.orchestrator.child.facts['admin_port']}"
-            self._exits = exits.pop_all()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._exits.aclose()
+    @property
+    def replicas(self) -> list[Replica]:
+        """The services behind the orchestrator."""
+        return [*self.targets, *self.drafters]
 
 
-def _replica(role: Role, name: str, model: Path) -> Replica:
-    limits = ["--threads", "1", "--max-sessions", "64", "--step-timeout-s", "5"]
-    return Replica(name, role, ["--model", str(model), *limits])
+@asynccontextmanager
+async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
+    """Start a fleet: two targets, two drafters, and one of bytes unless it is `small`."""
+    for model in (TARGET, DRAFT, DRAFT_BYTES):
+        if not (model / SAFE_WEIGHTS_NAME).is_file():
+            raise ConfigError(f"{model} has no weights; run `make models`")
+    async with AsyncExitStack() as exits:
+        folder = exits.enter_context(TemporaryDirectory(prefix="flyspec-chaos-"))
+        other_model = save_other_weights(TARGET, Path(folder) / "target")
+
+        async def started(role: Role, name: str, model: Path) -> Replica:
+            limits = ["--threads", "1", "--max-sessions", "64", "--step-timeout-s", "5"]
+            replica = Replica(name, role, ["--model", str(model), *limits])
+            replica.other_model = other_model
+            await replica.proxy.start()
+            exits.push_async_callback(replica.proxy.close)
+            await replica.start()
+            exits.push_async_callback(replica.end)
+            return replica
+
+        targets = [await started("target", f"target {i}", TARGET) for i in (1, 2)]
+        drafters = [await started("drafter", f"drafter {i}", DRAFT) for i in (1, 2)]
+        foreign = [] if small else [await started("drafter", "drafter of bytes", DRAFT_BYTES)]
+        for replica in (*targets, *drafters, *foreign):
+            await replica.child.ready()
+        orchestrator = Replica("orchestrator", "orchestrator", [
+            "--admin-port", "0",
+            "--verify-address", ",".join(r.proxy.address for r in targets),
+            "--draft-address", ",".join(r.proxy.address for r in drafters),
+            "--drafters", "".join(f"{FOREIGN_DRAFTER}={r.proxy.address}" for r in foreign),
+            "--draft-timeout-s", "1" if small else "2",
+            "--round-timeout-s", "10", "--reopen-timeout-s", "110",
+            "--probe-interval-s", "1", "--probe-timeout-s", "1.5",
+        ])  # fmt: skip
+        await orchestrator.start()
+        exits.push_async_callback(orchestrator.end)
+        await orchestrator.child.ready()
+        yield Fleet(targets, [*drafters, *foreign], orchestrator, small)
 
 
-def save_other_weights(source: Path, folder: Path) -> None:
+def save_other_weights(source: Path, folder: Path) -> Path:
     """Save a checkpoint of the same shape that gives other texts: its last two layers swapped."""
     shutil.copytree(source, folder)
     weights = load_file(folder / SAFE_WEIGHTS_NAME)
@@ -146,6 +142,7 @@ def save_other_weights(source: Path, folder: Path) -> None:
         before = name.replace(f".{last}.", f".{last - 1}.", 1)
         weights[name], weights[before] = weights[before], weights[name]
     save_file(weights, folder / SAFE_WEIGHTS_NAME, {"format": "pt"})
+    return folder
 
 
 def _log(line: str) -> None:

@@ -1,25 +1,13 @@
-"""The requests sent while services are disturbed, and their expected results."""
+"""The requests sent while services are disturbed, and the comparison with fault-free ones."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from flyspec.client import (
-    AsyncClient,
-    Chunk,
-    Completion,
-    GenerateOptions,
-    Generation,
-    Prompt,
-    RoundRecord,
-    Started,
-    Transcript,
-)
+from flyspec.client import AsyncClient, GenerateOptions, Generation, Prompt
 from flyspec.client.recordings import recordable
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
@@ -41,20 +29,14 @@ TIMEOUT_S, HANG_S = 120.0, 10.0
 
 @dataclass(slots=True)
 class Request:
-    """A request of the run, its outcome, when tokens came and how many.
-
-    `expected` is the output of plain decoding without faults.
-    """
+    """A request of the run and its outcome; `expected` is that of plain decoding without faults."""
 
     number: int
     prompt: Prompt
     options: GenerateOptions
-    begun_s: float = 0.0
-    ended_s: float = 0.0
     expected: Generation | None = None
     generation: Generation | None = None
     error: str = ""
-    arrivals: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def lossy(self) -> bool:
@@ -68,18 +50,11 @@ class Request:
         return f"request {self.number} ({rule}, K {o.num_speculative_tokens}, {drafter})"
 
     @property
-    def silence_s(self) -> float:
-        """The longest time without tokens."""
-        times = [self.begun_s, *(at for at, _ in self.arrivals), self.ended_s]
-        return max(b - a for a, b in pairwise(times))
-
-    @property
     def problem(self) -> str:
         """The fault of its outcome, or nothing. Lossy texts are judged again later."""
         got, expected = self.generation, self.expected
         if got is None:
-            tokens = sum(number for _, number in self.arrivals)
-            return f"{self.error} ({tokens} tokens came, longest silence {self.silence_s:.1f} s)"
+            return self.error
         number, count = len(got.token_ids), got.completion.completion_tokens
         if number != count:
             return f"{number} tokens came, the completion says {count}"
@@ -94,37 +69,16 @@ class Request:
                 return f"the {name} differs from the fault-free one: {one} instead of {other}"
         return ""
 
-    async def send(self, client: AsyncClient, now: Callable[[], float]) -> None:
-        """Make the request and record its outcome."""
-        self.begun_s = now()
+    async def send(self, client: AsyncClient) -> None:
+        """Make the request and keep its outcome."""
         try:
             # The client's own deadline is what must end it; this one finds out if it does not.
             async with asyncio.timeout((self.options.timeout_s or TIMEOUT_S) + HANG_S):
-                await self._consume(client, now)
+                self.generation = await client.complete(self.prompt, self.options)
         except TimeoutError:
-            self.error = f"it hangs: still there after {now() - self.begun_s:.0f} s"
+            self.error = f"it hangs {HANG_S:g} s after its deadline"
         except FlyspecError as error:
             self.error = f"{type(error).__name__}: {error}"
-        self.ended_s = now()
-
-    async def _consume(self, client: AsyncClient, now: Callable[[], float]) -> None:
-        started: Started | None = None
-        transcript, rounds = Transcript(), list[RoundRecord]()
-        events = client.generate(self.prompt, self.options)
-        async with aclosing(events):  # type: ignore[type-var]
-            async for event in events:
-                match event:
-                    case Started():
-                        started = event
-                    case Chunk():
-                        transcript.add(event)
-                        self.arrivals.append((now(), len(event.token_ids)))
-                    case RoundRecord():
-                        rounds.append(event)
-                    case Completion() if started is not None:
-                        self.generation = Generation(started, transcript.chunks, event, rounds)
-                        return
-        raise FlyspecError("the stream ended without a completion")
 
 
 async def fault_free(client: AsyncClient, seed: int, number: int) -> list[Request]:
@@ -132,21 +86,20 @@ async def fault_free(client: AsyncClient, seed: int, number: int) -> list[Reques
     rng = random.Random(f"{seed} jobs")
     questions = [p.text for p in word_problems(max(8, number), f"chaos {seed}")]
     gate = asyncio.Semaphore(REFERENCE_CONCURRENCY)
-    found = []
-    for _ in range(number):
-        options = GenerateOptions(
+
+    async def one(request: Request) -> Request:
+        async with gate:
+            request.expected = await client.complete(request.prompt, request.options)
+        return request
+
+    return await asyncio.gather(*(
+        one(Request(0, varied_prompt(rng, questions), GenerateOptions(
             sampling=rng.choice(SAMPLINGS), seed=rng.randrange(1 << 30), rule=EXACT,
             max_tokens=rng.choice(LENGTHS), ignore_eos=rng.random() < 0.4,
             num_speculative_tokens=0, timeout_s=TIMEOUT_S,
-        )  # fmt: skip
-        found.append(Request(0, varied_prompt(rng, questions), options))
-
-    async def one(request: Request) -> None:
-        async with gate:
-            request.expected = await client.complete(request.prompt, request.options)
-
-    await asyncio.gather(*map(one, found))
-    return found
+        )))
+        for _ in range(number)
+    ))  # fmt: skip
 
 
 class Work:
@@ -159,13 +112,8 @@ class Work:
         self.over = False
         self.requests: list[Request] = []
 
-    async def run(self, streams: int, seed: int, now: Callable[[], float]) -> None:
-        """Run streams until `over` is set; requests still running then are completed."""
-        async with asyncio.TaskGroup() as tasks:
-            for stream in range(streams):
-                tasks.create_task(self._stream(random.Random(f"{seed} stream {stream}"), now))
-
-    async def _stream(self, rng: random.Random, now: Callable[[], float]) -> None:
+    async def stream(self, rng: random.Random) -> None:
+        """Send requests until `over` is set; the last one is completed."""
         while not self.over:
             text, lossy = rng.choice(self._texts), rng.random() < self._lossy
             options = replace(
@@ -176,6 +124,5 @@ class Work:
             )
             options = recordable(options) if lossy else options
             number = len(self.requests) + 1
-            request = Request(number, text.prompt, options, expected=text.expected)
-            self.requests.append(request)
-            await request.send(self._client, now)
+            self.requests.append(Request(number, text.prompt, options, text.expected))
+            await self.requests[-1].send(self._client)

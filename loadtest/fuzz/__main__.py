@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -19,8 +18,8 @@ from flyspec.flags import Flag
 from flyspec.tables import make_table
 from flyspec_lab.report import Report, Results
 from loadtest.fuzz.run import FuzzRun
-from loadtest.fuzz.sessions import FILES, LENGTH, PROMPT
-from loadtest.goals import checked
+from loadtest.fuzz.sessions import FILES, LENGTH, PROMPT, SMALL
+from loadtest.report import checked
 
 CONTEXT, SESSIONS, IDLE_TIMEOUT_S = 256, 48, 20.0
 
@@ -54,33 +53,26 @@ def fuzz(options: FuzzOptions, results: Results) -> None:
 
 
 async def _fuzz(options: FuzzOptions) -> Report:
-    checks, servers, calls = [], [], []
+    checks, rows = [], []
     for name in FILES if options.server == "all" else [options.server]:
         done = await _attack(name, options)
         for check in done.checks():
             say(f"{check.name}: {check.said}")
         checks += done.checks()
-        numbers = (done.messages, done.statuses.total(), done.messages / done.seconds,
-                   done.canaries, len(done.errors))  # fmt: skip
-        servers.append([name, *(f"{number:,.0f}" for number in numbers)])
-        for kind, of in done.kinds.items():
-            told = ", ".join(f"{status} {n:,}" for status, n in Counter(of).most_common())
-            calls.append([name, kind, told, f"{of.total():,}"])
-    columns = ["server", "messages", "calls", "messages/s", "canary right", "different errors"]
-    return checked(checks, [
-        make_table(columns, servers),
-        make_table(["server", "what", "statuses", "calls"], calls, left=3),
-    ], {"options": options, "servers": servers, "calls": calls})  # fmt: skip
+        told = ", ".join(f"{status} {n:,}" for status, n in done.statuses.most_common())
+        numbers = done.messages, done.messages / done.seconds, done.canaries
+        rows.append([name, told, *(f"{number:,.0f}" for number in numbers)])
+    columns = ["server", "calls by status", "messages", "messages/s", "canary right"]
+    table = make_table(columns, rows, left=2)
+    return checked(checks, [table], {"options": options, "servers": rows})
 
 
 async def _attack(name: str, options: FuzzOptions) -> FuzzRun:
     """Attack a server of the whole stack with the bundled models, or play `only` one script."""
     log: list[str] = []
-    stack_options = StackOptions(
-        device="cpu", dtype="float32", draft_dtype="float32", threads=1, draft_threads=1,
-        max_sessions=SESSIONS, max_model_len=CONTEXT, log_level="warning",
-        service_flags=("--idle-timeout-s", f"{IDLE_TIMEOUT_S}"),
-    )  # fmt: skip
+    flags = ("--idle-timeout-s", f"{IDLE_TIMEOUT_S}")
+    stack_options = StackOptions(**SMALL, max_sessions=SESSIONS, max_model_len=CONTEXT,
+                                 service_flags=flags)  # fmt: skip
     async with Stack(stack_options, on_log=log.append) as stack:
         await _fill_slots(stack.address)
         addresses = {"draft": stack.options.draft_address, "verify": stack.options.verify_address,

@@ -10,7 +10,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -28,7 +27,9 @@ from flyspec.rpc import max_request_bytes
 from flyspec.tables import make_table
 from flyspec.v1 import generation_pb2
 from flyspec_lab.report import Report, Results
-from loadtest.goals import Check, checked
+from loadtest.figures import Check
+from loadtest.fuzz.sessions import SMALL
+from loadtest.report import checked
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
 GENERATE = "/flyspec.v1.GenerationService/Generate"
@@ -140,29 +141,24 @@ class BodyOptions:
 class Listener:
     """A client that streams one text after another, and when something came."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
-        self._came = time.perf_counter()
-        self._longest = 0.0
+    def __init__(self) -> None:
+        self._came, self._longest = time.perf_counter(), 0.0
 
-    async def run(self) -> None:
+    async def run(self, address: str) -> None:
         """Stream until cancelled."""
         options = GenerateOptions(
             max_tokens=CONTEXT - 64, ignore_eos=True, num_speculative_tokens=0
         )
-        async with AsyncClient(self._address) as client:
+        async with AsyncClient(address) as client:
             while True:
                 async for _ in client.generate("Once upon a time", options):
-                    self._look()
+                    self._longest = max(self._longest, time.perf_counter() - self._came)
                     self._came = time.perf_counter()
-
-    def _look(self) -> None:
-        self._longest = max(self._longest, time.perf_counter() - self._came)
 
     def longest_silence_s(self) -> float:
         """Return the longest time without a chunk since it was asked last."""
-        self._look()
-        longest, self._longest = self._longest, 0.0
+        longest = max(self._longest, time.perf_counter() - self._came)
+        self._longest = 0.0
         return longest
 
 
@@ -170,35 +166,31 @@ Send = Callable[[], Coroutine[Any, Any, str]]
 
 
 async def _post(port: int, path: str, body: bytes) -> str:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
-    with suppress(ConnectionError):
-        head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        writer.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode())
-        writer.write(body)
-        answer = await reader.read()
-        writer.close()
-        return answer[9:12].decode()
-    return "cut"
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+            head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            length = f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(f"{head}{length}".encode() + body)
+            answer = await reader.read()
+            writer.close()
+            return answer[9:12].decode()
+    except (ConnectionError, TimeoutError) as error:
+        return type(error).__name__
 
 
 async def _call(channel: grpc.aio.Channel, body: bytes) -> str:
     try:
-        async for _ in channel.unary_stream(GENERATE)(body):
+        async for _ in channel.unary_stream(GENERATE)(body, timeout=PATIENCE_S):
             pass
     except grpc.aio.AioRpcError as error:
         return str(error.code().name)
     return "OK"
 
 
-async def _patient(send: Send) -> str:
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            return await send()
-    except TimeoutError:
-        return "late"
-
-
-def _attacks(only: str, size: int, port: int, channel: Any) -> Iterator[tuple[str, int, Send]]:
+def _attacks(
+    only: str, size: int, port: int, channel: grpc.aio.Channel
+) -> Iterator[tuple[str, int, Send]]:
     """Yield name, size and a function that sends, one after another: bodies are large."""
     for path, beginning, shapes in SHAPES:
         for before, repeated in shapes:
@@ -213,10 +205,7 @@ def _attacks(only: str, size: int, port: int, channel: Any) -> Iterator[tuple[st
 
 async def attack(options: BodyOptions) -> Report:
     """Send every shape to a stack with the bundled models, and report how long a stream waited."""
-    stack_options = StackOptions(
-        device="cpu", dtype="float32", draft_dtype="float32", threads=1, draft_threads=1,
-        max_model_len=CONTEXT, log_level="warning", http_port=0,
-    )  # fmt: skip
+    stack_options = StackOptions(**SMALL, max_model_len=CONTEXT, http_port=0)
     rows, checks = [], []
     async with (
         Stack(stack_options, on_log=say) as stack,
@@ -224,8 +213,8 @@ async def attack(options: BodyOptions) -> Report:
     ):
         assert stack.http_url is not None
         port = int(stack.http_url.rpartition(":")[2].strip("/"))
-        listener = Listener(stack.address)
-        listening = asyncio.create_task(listener.run())
+        listener = Listener()
+        listening = asyncio.create_task(listener.run(stack.address))
         await asyncio.sleep(options.quiet_s)
         size = max_request_bytes(CONTEXT)
         for name, sent, send in _attacks(options.only, size, port, channel):
@@ -233,7 +222,7 @@ async def attack(options: BodyOptions) -> Report:
             for count in (0, 1, options.at_once):
                 listener.longest_silence_s()
                 rest = asyncio.create_task(asyncio.sleep(options.quiet_s))
-                answers.update(await asyncio.gather(*(_patient(send) for _ in range(count))))
+                answers.update(await asyncio.gather(*(send() for _ in range(count))))
                 await rest
                 silences.append(listener.longest_silence_s())
             told = ", ".join(f"{status} {n}" for status, n in answers.items())

@@ -6,29 +6,30 @@ import asyncio
 import itertools
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
 import grpc
 
+from flyspec import rpc
 from flyspec.cli.service import Child
 from flyspec.client import AdminClient
 from flyspec.errors import FlyspecError
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
-from loadtest.fuzz.calls import NO_ANSWER, Do, Script, ScriptSource, Step, methods_of, play
+from loadtest.figures import Check
+from loadtest.fuzz.scripts import REFUSED, WRITE_RACE, Script, ScriptSource, methods_of
 from loadtest.fuzz.sessions import COUNT, FILES, Facts, answered, canary
-from loadtest.goals import Check
 from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
 BATCH, CONCURRENT, CONNECTIONS, CHANNELS, MAX_DRAFTS = 500, 24, 3, 3, 64
-PATIENCE_S, ANSWER_S, SETTLE_S, PROGRESS_S = 60.0, 10.0, 30.0, 10.0
+PATIENCE_S, ANSWER_S, SETTLE_S = 60.0, 10.0, 30.0
 """Time limits: a call, one that must be quick, sessions of calls that have ended."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
 """Words that a server's log must not hold."""
@@ -38,8 +39,77 @@ MAX_FINDINGS, MAX_FOUND = 20, 200
 """A run ends early with so many different findings, or so many of all together."""
 SLOW_S = 0.5
 """Pause between the steps of a slow canary."""
+NO_ANSWER = "no answer"
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|[-+\d.,e]*\d[-+\d.,e]*|\b(?:nan|inf)\b")
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+
+@dataclass
+class CallOutcome:
+    """The end of a call, and the messages sent until then."""
+
+    script: Script
+    status: str = NO_ANSWER
+    details: str = ""
+    sent: int = 0
+    answers: list[bytes] = field(default_factory=list)
+
+    @property
+    def complaint(self) -> str:
+        """The fault of it; empty if there is none."""
+        # A session may name the target that it is for, and is sent away by another one.
+        elsewhere = self.status == "UNAVAILABLE" and self.details.startswith("open.")
+        if self.status not in self.script.expects and not elsewhere:
+            return f"status {self.status}: {self.details}"
+        if self.status == "OK" and len(self.answers) < self.script.min_answers:
+            return f"{len(self.answers)} answers instead of {self.script.min_answers}"
+        ours = self.script.method.path.startswith("/flyspec.")
+        if self.status in REFUSED and ours and not self.details:
+            return f"status {self.status} without a message"
+        return ""
+
+
+async def play(channel: grpc.aio.Channel, script: Script, patience_s: float) -> CallOutcome:
+    """Do what the script says; never raises for what the server does."""
+    call = channel.stream_stream(script.method.path)(timeout=script.deadline_s)
+    outcome = CallOutcome(script)
+    try:
+        async with asyncio.timeout(patience_s):
+            with suppress(grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError):
+                await _play(call, outcome)
+            code, outcome.details = await call.code(), await call.details() or ""
+            raced = code is grpc.StatusCode.INTERNAL and outcome.details == rpc.WRITE_FAILED
+            outcome.status = WRITE_RACE if raced else code.name
+    except TimeoutError:
+        pass
+    finally:
+        call.cancel()
+    return outcome
+
+
+async def _play(call: Any, outcome: CallOutcome) -> None:
+    script = outcome.script
+    try:
+        for index, message in enumerate(script.messages):
+            if call.done():
+                return
+            outcome.sent += 1
+            await call.write(message)
+            if index in script.reads:
+                if (answer := await call.read()) is grpc.aio.EOF:
+                    return
+                outcome.answers.append(answer)
+            await asyncio.sleep(script.pause_s)
+        if script.cancelled:
+            call.cancel()
+        await call.done_writing()
+        while (answer := await call.read()) is not grpc.aio.EOF:
+            outcome.answers.append(answer)
+    except asyncio.CancelledError:
+        # The call was cancelled, by its deadline for example; or this task was.
+        task = asyncio.current_task()
+        if not call.done() or task is None or task.cancelling():
+            raise
 
 
 class FuzzRun:
@@ -61,24 +131,23 @@ class FuzzRun:
     ) -> None:
         self.name, self.seed, self.log, self.say = name, seed, [] if log is None else log, say
         self.messages = self.canaries = 0
-        self.kinds: dict[str, Counter[str]] = defaultdict(Counter)
-        self.errors: set[str] = set()
+        self.statuses = Counter[str]()
         self.findings: dict[str, tuple[str, int]] = {}
         self._addresses, self._services = addresses, services or {}
         self._canary_at = "generation" if name == "admin" else name
         self._next, self._dead = 0, ""
-        self._began = self._said = time.monotonic()
+        self._began = time.monotonic()
         pids = {service: child.pid for service, child in self._services.items()}
-        self.memory = Sampler(pids, None, lambda: self.seconds, lambda: self.messages, say)
+        self.memory = Sampler(pids, lambda: self.seconds, lambda: self.messages)
 
     async def __aenter__(self) -> FuzzRun:
         self._channel = grpc.aio.insecure_channel(self._addresses[self._canary_at])
         self._methods = methods_of(FILES[self._canary_at])
-        session, steps = canary(self._canary_at), list[Step]()
+        session = canary(self._canary_at)
         (method,) = (m for m in self._methods if isinstance(session[0], m.request))
-        for message in session:
-            steps += [message.SerializeToString(), *[Do.READ] * answered(message)]
-        self._canary = Script(method, "canary", tuple(steps))
+        reads = frozenset(i for i, message in enumerate(session) if answered(message))
+        data = [message.SerializeToString() for message in session]
+        self._canary = Script(method, "canary", data, reads)
         self._tokens = await self._ask(self._canary)
         info = await self._describe()
         models = (part for part in _parts(info) if isinstance(part, common_pb2.ModelInfo))
@@ -100,11 +169,6 @@ class FuzzRun:
         """Seconds since the run began."""
         return time.monotonic() - self._began
 
-    @property
-    def statuses(self) -> Counter[str]:
-        """Calls by status."""
-        return sum(self.kinds.values(), Counter())
-
     def script(self, index: int) -> Script:
         """Return the script of this number."""
         return self.source.script(Random(f"{self.name} {self.seed} {index}"))
@@ -116,9 +180,6 @@ class FuzzRun:
         try:
             while self.messages < messages and not self._dead and not self._enough:
                 await self._batch(min(self.messages + BATCH, messages))
-                if time.monotonic() > self._said + PROGRESS_S:
-                    self._said = time.monotonic()
-                    self.say(f"{self.name}: {self.messages:,} messages, {self.seconds:.0f} s")
         finally:
             canaries.cancel()
             await asyncio.gather(canaries, return_exceptions=True)
@@ -131,9 +192,7 @@ class FuzzRun:
         script = self.script(index)
         outcome = await play(channel, script, PATIENCE_S)
         self.messages += outcome.sent
-        self.kinds[script.kind][outcome.status] += 1
-        if outcome.status != "OK":
-            self.errors.add(_VALUES.sub("#", f"{outcome.status}: {outcome.details}"))
+        self.statuses[outcome.status] += 1
         if outcome.complaint:
             lost = outcome.status in ("UNAVAILABLE", NO_ANSWER) and await self._ending()
             again = f"again with: --server {self.name} --seed {self.seed} --only {index}"
@@ -151,10 +210,12 @@ class FuzzRun:
         if not checks:
             checks = [Check(self.name, True, f"nothing found in {self.messages:,} messages")]
         growth = self.memory.growth(0, self.seconds)
-        for g in growth if len(self.memory.memory) >= MIN_SAMPLES * len(growth) else ():
-            mib = g.share * g.mib
-            said = f"{g.mib:,.0f} MiB at the end; once warm, {mib:+.1f} MiB over the run"
-            checks.append(Check(f"{self.name}, memory of {g.service}", mib <= MAX_GROWTH_MIB, said))
+        for service, g in growth.items():
+            if len(self.memory.memory[service]) >= MIN_SAMPLES:
+                mib = g.share * g.mib
+                said = f"{g.mib:,.0f} MiB at the end; once warm, {mib:+.1f} MiB over the run"
+                name = f"{self.name}, memory of {service}"
+                checks.append(Check(name, mib <= MAX_GROWTH_MIB, said))
         return checks
 
     # --- calls --------------------------------------------------------------------------------
@@ -224,9 +285,8 @@ class FuzzRun:
             await asyncio.sleep(0.4)
 
     async def _check_canary(self, slow: bool) -> None:
-        steps = [s for step in self._canary.steps for s in (step, *[SLOW_S] * slow)]
         try:
-            got = await self._ask(replace(self._canary, steps=tuple(steps)))
+            got = await self._ask(replace(self._canary, pause_s=SLOW_S * slow))
         except FlyspecError as error:
             ending = await self._ending()
             self.found(ending or f"the canary: {error} (about script {self._next})")
@@ -281,9 +341,9 @@ class FuzzRun:
 def _parts(message: Any) -> Iterator[Any]:
     """Yield a message and those in it; of a list, the first."""
     yield message
-    for field, value in message.ListFields():
-        if field.message_type is not None:
-            yield from _parts(value[0] if field.is_repeated else value)
+    for about, value in message.ListFields():
+        if about.message_type is not None:
+            yield from _parts(value[0] if about.is_repeated else value)
 
 
 def _tokens(answer: Any) -> list[int]:

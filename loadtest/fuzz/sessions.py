@@ -31,6 +31,13 @@ FILES: dict[str, FileDescriptor] = {
 """The methods of each server."""
 
 
+SMALL: dict[str, Any] = {
+    "device": "cpu", "dtype": "float32", "draft_dtype": "float32", "threads": 1, "draft_threads": 1,
+    "log_level": "warning",
+}  # fmt: skip
+"""Options of the stacks that are attacked."""
+
+
 @dataclass(frozen=True)
 class Facts:
     """Facts of a server: limits, names, and `text`, which the model puts after `PROMPT`."""

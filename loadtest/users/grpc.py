@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import count
+from collections.abc import Sequence
+from itertools import cycle
 from typing import Any
 
 import grpc
@@ -12,21 +12,32 @@ from flyspec import rpc, wire
 from flyspec.client import GenerateOptions, Models, Prompt
 from flyspec.errors import FlyspecError, UnavailableError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
+from flyspec.values.admin import ModelInfo
 from flyspec.values.requests import GenerationRequest
-from loadtest.connection import Endpoint
-from loadtest.options import CHANNELS
-from loadtest.transport import StreamEnd
+from loadtest.load import StreamEnd, TokenStream
+from loadtest.options import Endpoint
+
+CHANNELS = 4
+"""Connections to each address, which requests share."""
+ANSWER_S = 10.0
 
 
-class GrpcStream:
-    """A streaming call."""
+class GrpcTransport:
+    """Several channels to each endpoint, which take turns."""
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
+    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+        self._first = endpoints[0].address
+        self._metadata = [e.credentials.metadata() for e in endpoints] * CHANNELS
+        self._channels = [e.connect() for _ in range(CHANNELS) for e in endpoints]
+        self._stubs = [generation_pb2_grpc.GenerationServiceStub(c) for c in self._channels]
+        self._turns = cycle(range(len(self._stubs)))
 
-    def __iter__(self) -> Iterator[Sequence[int] | StreamEnd]:
+    def stream(self, prompt: Prompt, options: GenerateOptions) -> TokenStream:
+        request, turn = wire.encode(GenerationRequest(prompt, options)), next(self._turns)
+        stub: Any = self._stubs[turn]
+        call = stub.Generate(request, timeout=options.timeout_s, metadata=self._metadata[turn])
         try:
-            for response in self._call:
+            for response in call:
                 match response.WhichOneof("response"):
                     case "chunk":  # not decoded: the generator has to be fast
                         yield response.chunk.token_ids
@@ -37,36 +48,18 @@ class GrpcStream:
                         return
         except grpc.RpcError as error:
             raise rpc.error_of(error) from None
+        finally:
+            call.cancel()
         raise UnavailableError("the server ended the stream without a completion")
 
-    def cancel(self) -> None:
-        self._call.cancel()
-
-
-class GrpcTransport:
-    """So many `connections` (channels) to each endpoint; endpoints and channels take turns."""
-
-    def __init__(self, endpoints: Sequence[Endpoint], connections: int | None = None) -> None:
-        self._endpoints = endpoints
-        self._channels = [e.connect() for _ in range(connections or CHANNELS) for e in endpoints]
-        self._stubs = [generation_pb2_grpc.GenerationServiceStub(c) for c in self._channels]
-        self._turns = count()
-
-    def open(self, prompt: Prompt, options: GenerateOptions) -> GrpcStream:
-        request, turn = wire.encode(GenerationRequest(prompt, options)), next(self._turns)
-        metadata = self._endpoints[turn % len(self._endpoints)].metadata
-        stub: Any = self._stubs[turn % len(self._stubs)]
-        return GrpcStream(stub.Generate(request, timeout=options.timeout_s, metadata=metadata))
-
-    def list_models(self, timeout_s: float = 10.0) -> Models:
-        request, endpoint = generation_pb2.ListModelsRequest(), self._endpoints[0]
-        stub: Any = self._stubs[0]
+    def target(self) -> ModelInfo:
+        request, stub = generation_pb2.ListModelsRequest(), self._stubs[0]
         try:
-            response = stub.ListModels(request, timeout=timeout_s, metadata=endpoint.metadata)
+            response = stub.ListModels(request, timeout=ANSWER_S, metadata=self._metadata[0])
         except grpc.RpcError as error:
             found = rpc.error_of(error)
-            raise FlyspecError(f"{endpoint.address} does not answer: {found}") from None
-        return wire.decode(Models, response)
+            raise FlyspecError(f"{self._first} does not answer: {found}") from None
+        return wire.decode(Models, response).target
 
     def close(self) -> None:
         for channel in self._channels:

@@ -6,136 +6,104 @@ and `TPOT` rows next to them, and separate rows `refused` and `cancelled`, which
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import gevent
 from locust import User, task
 
 from flyspec.errors import FlyspecError, ResourceExhaustedError
-from flyspec.values.generation import RecoveryKind
-from loadtest.control import Control
-from loadtest.record import Record
-from loadtest.transport import StreamEnd
-from loadtest.work import Closed, Job, Open
+from loadtest.load import Control, Job, LoadPhase, Open, Record, StreamEnd, Transport
+from loadtest.options import Endpoint, ProtocolName
+from loadtest.users.grpc import GrpcTransport
+from loadtest.users.http import HttpTransport
 
+TRANSPORTS: Mapping[ProtocolName, Callable[[Sequence[Endpoint]], Transport]] = {
+    "grpc": GrpcTransport,
+    "http": HttpTransport,
+}
 PAUSE_S = 0.1
 """After a failure, and after a refusal that did not say when to retry."""
 
 
 class GenerateUser(User):
-    """Asks for generations and measures them."""
+    """Asks for generations while a phase is on, and measures them.
 
-    abstract = True
+    In a closed loop, each of several users makes one request after the other, and after a refusal
+    it waits as told. Arrivals need one user alone, which sends requests when they are due.
+    """
 
-    @property
-    def control(self) -> Control:
-        found: Control = self.environment.flyspec_control
-        return found
+    @task
+    def generate(self) -> None:
+        """Make the next request, or all that arrive in the phase."""
+        control: Control = self.environment.flyspec_control
+        control.opened.wait()
+        phase = control.phase
+        assert phase is not None
+        if isinstance(phase.load, Open):
+            self._arrivals(control, phase, phase.load)
+            return
+        record = self._request(control)
+        if record.outcome in ("refused", "failed"):
+            gevent.sleep(PAUSE_S if record.retry_after_s is None else record.retry_after_s)
 
-    def request(self, planned: float | None = None) -> Record:
-        """Make the next request, due now or at `planned`, and hand in its record."""
-        control = self.control
+    def _arrivals(self, control: Control, phase: LoadPhase, load: Open) -> None:
+        for due in control.arrivals(phase, load):
+            planned = control.phase_began + due
+            gevent.sleep(max(0.0, planned - control.now()))
+            if not control.opened.is_set():
+                break
+            gevent.spawn(self._request, control, planned)
+        while control.opened.is_set() and control.phase is phase:
+            gevent.sleep(0.05)
+
+    def _request(self, control: Control, planned: float | None = None) -> Record:
+        """Make the next request, due now or at `planned`, and keep its record."""
         control.in_flight += 1
         try:
             record = measure(control, control.next_job(planned))
         finally:
             control.in_flight -= 1
-        control.add(record)
-        report(self.environment, record)
+        control.records.append(record)
+        count(self.environment, record)
         return record
 
 
-class ClosedLoopUser(GenerateUser):
-    """One request after the other while a phase is on; after a refusal it waits as told."""
-
-    @task
-    def generate(self) -> None:
-        self.control.opened.wait()
-        record = self.request()
-        if record.outcome == "refused":
-            gevent.sleep(PAUSE_S if record.retry_after_s is None else record.retry_after_s)
-        elif record.outcome == "failed":
-            gevent.sleep(PAUSE_S)
-
-
-class OpenLoopUser(GenerateUser):
-    """Sends requests when they are due, whatever happened to earlier ones. One is enough."""
-
-    @task
-    def arrivals(self) -> None:
-        control = self.control
-        control.opened.wait()
-        phase = control.phase
-        assert phase is not None
-        assert isinstance(phase.load, Open)
-        for due in control.arrivals(phase, phase.load):
-            planned = control.phase_began + due
-            gevent.sleep(max(0.0, planned - control.now()))
-            if not control.opened.is_set():
-                break
-            gevent.spawn(self.request, planned)
-        while control.opened.is_set() and control.phase is phase:
-            gevent.sleep(0.05)
-
-
-def user_class_of(load: Closed | Open) -> type[GenerateUser]:
-    return OpenLoopUser if isinstance(load, Open) else ClosedLoopUser
-
-
 def measure(control: Control, job: Job) -> Record:
-    sent, first, tokens = control.now(), None, 0
+    """Make a request and return its record; its client leaves when the job says so."""
+    record = Record(job.phase, job.variant, job.planned, control.now(), outcome="cancelled")
     token_ids: list[int] = []
     arrivals: list[float] = []
-    end: StreamEnd | None = None
-    stream, leaving, error = None, None, None
     try:
-        stream = control.transport.open(job.prompt, job.options)
-        if job.leave_after_s is not None:
-            leaving = gevent.spawn_later(job.leave_after_s, stream.cancel)
-        for piece in stream:
-            if isinstance(piece, StreamEnd):
-                end = piece
-            elif piece:
-                first = control.now() if first is None else first
-                tokens += len(piece)
-                if job.text is not None:
-                    token_ids += piece
-                    arrivals.append(control.now())
-    except (FlyspecError, ValueError) as raised:  # ValueError: a closed channel, a bad request
-        error = raised
-    finally:
-        left = leaving is not None and leaving.ready()
-        if leaving is not None:
-            leaving.kill(block=False)
-        if stream is not None and end is None:
-            stream.cancel()
-    ended = control.now()
-
-    def record(outcome: Any, **more: Any) -> Record:
-        return Record(
-            job.phase, job.variant, job.planned, sent, ended, outcome, first, arrivals=arrivals,
-            **more,
-        )  # fmt: skip
-
-    if end is not None:
-        recovered = end.recoveries
-        pauses = [r.delay_ns / 1e6 for r in recovered if r.kind is RecoveryKind.DRAFTER_SWAPPED]
-        return record(
-            "complete", tokens=end.tokens, rounds=end.rounds, moves=len(pauses),
-            longest_pause_ms=max(pauses, default=0.0),
-            recoveries=Counter(r.kind.name for r in recovered),
-            differs=job.text is not None and job.text.differs(token_ids),
-        )  # fmt: skip
-    if left:
-        return record("cancelled", tokens=tokens)
-    if isinstance(error, ResourceExhaustedError):
-        return record("refused", retry_after_s=error.retry_after_s, error=str(error))
-    status = getattr(error, "status", type(error).__name__)
-    return record("failed", tokens=tokens, error=f"{status}: {error}")
+        with (
+            gevent.Timeout(job.leave_after_s, False),
+            closing(control.transport.stream(job.prompt, job.options)) as stream,
+        ):
+            for piece in stream:
+                if isinstance(piece, StreamEnd):
+                    record.outcome, record.tokens, record.rounds = (
+                        "complete", piece.tokens, piece.rounds
+                    )  # fmt: skip
+                    record.recoveries = piece.recoveries
+                elif piece:
+                    record.first = control.now() if record.first is None else record.first
+                    record.tokens += len(piece)
+                    if job.text is not None:
+                        token_ids += piece
+                        arrivals.append(control.now())
+    except (FlyspecError, ValueError) as error:  # ValueError: a closed channel, a bad request
+        record.outcome = "failed"
+        record.error = f"{getattr(error, 'status', type(error).__name__)}: {error}"
+        if isinstance(error, ResourceExhaustedError):
+            record.outcome, record.retry_after_s = "refused", error.retry_after_s
+    record.ended, record.arrivals = control.now(), arrivals
+    if job.text is not None and record.outcome == "complete":
+        record.differs = job.text.differs(token_ids)
+    return record
 
 
-def report(environment: Any, record: Record) -> None:
+def count(environment: Any, record: Record) -> None:
     """Add to locust's statistics. Rows next to the requests' own do not count as requests."""
     name, entries = record.variant, environment.stats.entries
     elapsed = 1e3 * (record.ended - record.planned)

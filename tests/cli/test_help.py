@@ -23,7 +23,7 @@ Page = tuple[tuple[str, ...], Any]
 
 MODULES = [
     "loadtest", "loadtest ramp", "loadtest.bundled soak", "loadtest.chaos", "loadtest.fuzz",
-    "loadtest.report", "draft_service", "verify_service", "orchestrator",
+    "draft_service", "verify_service", "orchestrator",
 ]  # fmt: skip
 
 

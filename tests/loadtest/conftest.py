@@ -31,7 +31,8 @@ class Ended:
     page: str = ""
 
     def phase(self, name: str) -> dict[str, Any]:
-        return next(p for p in self.document["phases"] if p["name"] == name)
+        phase = next(p for p in self.document["phases"] if p["name"] == name)
+        return {**phase, **phase["figures"]}
 
     def check(self, name: str) -> dict[str, Any]:
         return next(c for c in self.document["checks"] if c["name"] == name)
@@ -80,7 +81,7 @@ def run_load(load_stack, tmp_path):
         where = [] if module != "loadtest" else [
             "--address", address_of(load_stack, protocol),
             "--admin-address", load_stack.admin_address,
-            "--watch", f"verify={load_stack.services['verify'].pid}", "--every", "0.2",
+            "--watch", f"verify={load_stack.services['verify'].pid}",
         ]  # fmt: skip
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", module, scenario, *where, "--protocol", protocol,

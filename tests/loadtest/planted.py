@@ -26,53 +26,38 @@ receive, encode = streams.receive, wire.encode
 held = []
 
 
-async def internal(message):
-    raise ZeroDivisionError("planted")
+def changed(value):
+    if isinstance(value, DraftChunk):
+        value = replace(value, token_ids=[token + 1 for token in value.token_ids])
+    return encode(value)
 
 
-async def dies(message):
-    os._exit(3)
+async def hold():
+    with held[0].open(DraftOpen([5], SamplingParams(), 1)):
+        await asyncio.sleep(3600)
 
 
-async def hangs(message):
-    time.sleep(3600)  # noqa: ASYNC251  the mistake
-
-
-async def no_message(message):
-    raise InvalidArgumentError("")
-
-
-async def traceback(message):
-    logging.getLogger("planted").error("planted", exc_info=ZeroDivisionError("planted"))
-
-
-async def accepted(message):
-    message.advance.min_confidence, message.advance.max_tokens = 0.0, 1
-
-
-async def memory(message):
-    held.append(os.urandom(1 << 10) * (20 << 10))
-
-
-async def sessions(message):
-    async def hold():
-        with held[0].open(DraftOpen([5], SamplingParams(), 1)):
-            await asyncio.sleep(3600)
-
-    held.append(asyncio.create_task(hold()))
-
-
-async def tokens(message):
-    def changed(value):
-        if isinstance(value, DraftChunk):
-            value = replace(value, token_ids=[token + 1 for token in value.token_ids])
-        return encode(value)
-
-    wire.encode = changed
-
-
-KINDS = (internal, dies, hangs, no_message, traceback, accepted, memory, sessions, tokens)
-MISTAKES = {kind.__name__: kind for kind in KINDS}
+async def make_mistake(message):
+    match os.environ["PLANTED"]:
+        case "internal":
+            raise ZeroDivisionError("planted")
+        case "no_message":
+            raise InvalidArgumentError("")
+        case "dies":
+            os._exit(3)
+        case "hangs":
+            time.sleep(3600)  # noqa: ASYNC251  the mistake
+        case "traceback":
+            error = ZeroDivisionError("planted")
+            logging.getLogger("planted").error("planted", exc_info=error)
+        case "accepted":
+            message.advance.min_confidence, message.advance.max_tokens = 0.0, 1
+        case "memory":
+            held.append(os.urandom(1 << 10) * (20 << 10))
+        case "sessions":
+            held.append(asyncio.create_task(hold()))
+        case "tokens":
+            wire.encode = changed
 
 
 async def build(settings, observer):
@@ -84,7 +69,7 @@ async def receive_badly(context):
     message = await receive(context)
     advance = getattr(message, "advance", None)
     if advance and (advance.max_tokens > 64 or math.isnan(advance.min_confidence)):
-        await MISTAKES[os.environ["PLANTED"]](message)
+        await make_mistake(message)
     return message
 
 

@@ -8,13 +8,14 @@ from random import Random
 
 import pytest
 
-from flyspec.cli.service import Child
+from flyspec.cli.fork_server import ForkServer
+from flyspec.cli.service import Child, child_environment
 from loadtest.fuzz import run
-from loadtest.fuzz.calls import ScriptSource
-from loadtest.fuzz.messages import Mutator, is_map, mistake, paths
 from loadtest.fuzz.run import FuzzRun
+from loadtest.fuzz.scripts import Mutator, ScriptSource, is_map, mistake, paths
 from loadtest.fuzz.sessions import FILES, Facts
 
+PLANTED = "tests.loadtest.planted"
 FACTS = Facts(400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1")
 FAST = {
     "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0,
@@ -22,14 +23,22 @@ FAST = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+async def server():
+    """Forks processes that have imported what the draft service needs."""
+    server = ForkServer()
+    await server.start(child_environment(1))
+    yield server
+    await server.close()
+
+
 @asynccontextmanager
-async def planted(name):
+async def planted(server, name):
     """A run against the draft service with a mistake, in a process of its own."""
     log = []
     flags = ["--port", "0", "--log-level", "warning", "--idle-timeout-s", "1.5"]
-    child = await Child.start(
-        "draft", "tests.loadtest.planted", flags, 1, log.append, {"PLANTED": name}
-    )
+    child = await Child.launch("draft", 1, log.append, [PLANTED], server)
+    child.run(PLANTED, flags, {"PLANTED": name})
     await child.ready()
     try:
         addresses = {"draft": f"127.0.0.1:{child.facts['port']}"}
@@ -54,13 +63,13 @@ async def planted(name):
         ("memory", None),
     ],
 )
-async def test_a_mistake_of_each_kind_is_found(name, text, monkeypatch):
+async def test_a_mistake_of_each_kind_is_found(server, name, text, monkeypatch):
     for constant, value in FAST.items():
         monkeypatch.setattr(run, constant, value)
     # The log tells of an internal error, too, and of those whose status was lost; a busy machine's
     # late answers must not end a run before its memory has grown.
     monkeypatch.setattr(run, "MAX_FINDINGS", 10 if name in ("internal", "memory") else 1)
-    async with planted(name) as fuzz:
+    async with planted(server, name) as fuzz:
         await fuzz.run(6000 if name == "accepted" else 2000)
     broken = [check for check in fuzz.checks() if not check.passed]
     if text is None:

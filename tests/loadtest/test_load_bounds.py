@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from loadtest.control import Control
+from loadtest.figures import PhaseResult
+from loadtest.load import Control, LoadPhase, Open
 from loadtest.options import LoadOptions
-from loadtest.sampler import ProcessMemory, Sampler
-from loadtest.scenarios import SCENARIOS, World
-from loadtest.summary import PhaseResult
-from loadtest.work import LoadPhase, Open
-from tests.loadtest.load_data import VARIANT, done, other
+from loadtest.sampler import MemorySample, Sampler
+from loadtest.scenarios import SCENARIOS
+from tests.loadtest.load_data import VARIANTS, done, other
 
 LENGTHS = {"before": 10.0, "burst": 30.0, "after": 10.0}
 
 
 def played(name, requests, grown_mib=0.0):
     """A scenario after phases with these requests, each by its time within its phase."""
-    records, results, began = [], {}, 0.0
+    control, results, began = Control(None, str, 0), {}, 0.0
     for phase, of in requests.items():
         seconds = LENGTHS[phase]
-        mine = [make(planned=began + at, phase=phase, **more) for make, at, more in of]
-        results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, (VARIANT,)), began,
-                                            began + seconds, 0.1, mine)  # fmt: skip
-        records += mine
+        control.records += [make(planned=began + at, phase=phase, **more) for make, at, more in of]
+        results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, VARIANTS), began,
+                                            began + seconds, control.records)  # fmt: skip
         began += seconds
-    sampler = Sampler({}, None, lambda: 0.0, lambda: 0, print)
-    sampler.memory = [
-        ProcessMemory(float(i), i, "verify", 0, 500.0 + grown_mib * max(0, i - 10) / 30)
-        for i in range(41)
+    sampler = Sampler({}, lambda: 0.0, lambda: 0)
+    sampler.memory["verify"] = [
+        MemorySample(float(i), i, 500.0 + grown_mib * max(0, i - 10) / 30) for i in range(41)
     ]
-    control = Control(None, str, 0)
-    control.records += records
-    world = World(control, sampler)
-    scenario = SCENARIOS[name](LoadOptions(), SCENARIOS[name].defaults, world)
-    return scenario, results
+    test = SimpleNamespace(load=LoadOptions(), control=control, sampler=sampler, slots=None)
+    return SCENARIOS[name](test, SCENARIOS[name].defaults), results
 
 
 def made(make, count, **more):

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec.client import Credentials
 from flyspec.errors import ConfigError
-from loadtest.connection import Endpoint
+from loadtest.options import Endpoint
 from tests.security.authority import Authority, credentials, files
 from tests.security.ports import listening
 
@@ -22,7 +22,7 @@ async def health(endpoint):
         with endpoint.connect() as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             request = health_pb2.HealthCheckRequest()
-            return stub.Check(request, timeout=5.0, metadata=endpoint.metadata).status
+            return stub.Check(request, timeout=5.0, metadata=endpoint.credentials.metadata()).status
 
     return await asyncio.to_thread(ask)
 
@@ -38,9 +38,8 @@ async def test_tls_with_and_without_a_certificate(tmp_path):
 
 
 def test_a_key_goes_with_every_call_and_not_in_the_clear():
-    assert Endpoint("127.0.0.1:1").metadata == ()
     keyed = Endpoint("10.0.0.1:1", Credentials(api_key="secret"))
-    assert keyed.metadata == (("authorization", "Bearer secret"),)
+    assert keyed.credentials.metadata() == (("authorization", "Bearer secret"),)
     assert "secret" not in repr(keyed)
     with pytest.raises(ConfigError, match="unencrypted"):
         keyed.connect()

@@ -11,7 +11,6 @@ import pytest
 
 from flyspec.client import Chat, GenerateOptions, Models
 from flyspec.errors import (
-    ConfigError,
     FlyspecError,
     ResourceExhaustedError,
     UnavailableError,
@@ -21,9 +20,8 @@ from flyspec.security import PortSecurity, TlsFiles
 from flyspec.speculation_length import AUTO
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import SamplingParams
-from loadtest.connection import Endpoint
-from loadtest.users.http import HttpTransport
-from loadtest.users.openai import BY_STATUS, models_of, request_of
+from loadtest.options import Endpoint
+from loadtest.users.http import BY_CODE, HttpTransport, request_of, target_of
 from orchestrator.front.http.bodies import ChatBody, CompletionBody
 from orchestrator.front.http.chat import chat_options
 from orchestrator.front.http.completions import completion_options, prompts_of
@@ -67,12 +65,6 @@ def test_so_it_does_for_completions(prompt):
     assert prompts_of(body) == {"prompt": prompt}
 
 
-@pytest.mark.parametrize("changes", [{"eager": True}, {"return_rounds": True}, {"stop": ("a",)}])
-def test_what_is_not_sent_is_named(changes):
-    with pytest.raises(ConfigError, match=f"^{next(iter(changes))}: .*--protocol grpc"):
-        request_of(CHAT, replace(GenerateOptions(max_tokens=4), **changes))
-
-
 # --- answers ----------------------------------------------------------------------------------
 
 
@@ -109,7 +101,7 @@ async def error_of(*events, **more):
 
     def failed(transport):
         with pytest.raises(FlyspecError) as raised:
-            list(transport.open("text", OPTIONS_OF_TEXT))
+            list(transport.stream("text", OPTIONS_OF_TEXT))
         return raised.value
 
     async with answering(*events, **more) as (address, _):
@@ -119,11 +111,11 @@ async def error_of(*events, **more):
 OPTIONS_OF_TEXT = GenerateOptions(max_tokens=4)
 
 
-@pytest.mark.parametrize("code", [*BY_STATUS, "unknown_one", None])
+@pytest.mark.parametrize("code", [*BY_CODE, "unknown_one", None])
 async def test_a_refusal_is_the_error_of_its_code(code):
     body = json.dumps({"error": {"message": "so and so", "code": code}}).encode()
     error = await error_of(body, code=429 if code == "resource_exhausted" else 400)
-    assert type(error) is BY_STATUS.get(code, FlyspecError)
+    assert type(error) is BY_CODE.get(code, FlyspecError)
     assert "so and so" in str(error)
 
 
@@ -156,7 +148,7 @@ async def test_a_stream_that_breaks_off(events, kind, message):
 @pytest.mark.parametrize("body", [b"[]", b"{}", b'{"data": []}', b'{"data": [1]}', b"x"])
 def test_a_list_of_models_that_is_none(body):
     with pytest.raises(FlyspecError):
-        models_of(body)
+        target_of(body)
 
 
 # --- TLS --------------------------------------------------------------------------------------
@@ -166,7 +158,7 @@ async def listed(endpoint):
     def ask():
         transport = HttpTransport([endpoint])
         try:
-            return transport.list_models().target.name
+            return transport.target().name
         finally:
             transport.close()
 

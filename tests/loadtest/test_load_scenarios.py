@@ -16,28 +16,27 @@ from flyspec.cli.service import Child
 from flyspec.client import AdminClient
 from flyspec.errors import ConfigError
 from loadtest import prompts
-from loadtest.command import scenario_app
 from loadtest.options import DEFAULT_ADDRESSES
-from loadtest.prompts import Source
-from loadtest.scenarios import SCENARIOS
-from loadtest.scenarios.drafter_swap import Candidate
+from loadtest.scenarios import SCENARIOS, Candidate, scenario_app
 from tests.loadtest.conftest import address_of
-from tests.waiting import idle, until
+from tests.waiting import until
 
 LOCUSTFILE = str(Path(prompts.__file__).with_name("locustfile.py"))
-SHORT = "--max-tokens 16 --problems 40 --seed 1"
+SHORT = "--max-tokens 16 --seed 1"
+SLOW = {"latency of p50", "latency of p99", "p99 of accepted requests", "time to a refusal",
+        "generator", "normal latency"}  # fmt: skip
+"""Checks that fail where others use the machine."""
 
 
-def passed(ended, errors=False):
-    """Assert that a test completed without failures and wrote its report."""
-    assert ended.code == 0, ended.errors + ended.printed
-    assert ended.document["passed"]
-    assert ended.document["server"]["num_parameters"] > 0
-    assert "PASSED" in ended.printed
-    if errors:  # excused ones
-        return True
+def passed(ended):
+    """Assert that a test completed without failures, but for speed, and wrote its report."""
+    assert ended.document, ended.errors
+    broken = {check["name"] for check in ended.document["checks"] if not check["passed"]}
+    assert not {name for name in broken - SLOW if not name.startswith("memory of")}, ended.printed
+    assert ended.code == bool(broken)
+    assert ("FAILED" if broken else "PASSED") in ended.printed
+    assert ended.document["target"]["num_parameters"] > 0
     assert ended.document["errors"] == {}
-    assert sum(p["failed"] for p in ended.document["phases"]) == 0
     return True
 
 
@@ -53,16 +52,16 @@ async def test_ramp_on_a_stack_of_its_own(run_load, protocol):
     assert f"over {protocol}" in ended.page
     series = {p["series"] for p in ended.document["phases"]} - {""}
     assert series == {"exact, K = 4", "K = 0"}
-    assert set(ended.document["found"]["curves"]) == series
+    assert {curve["series"] for curve in ended.document["found"]["curves"]} == series
     assert ended.phase("1 user, K = 0")["tokens_per_round"] == 1.0
     assert "knee" in ended.page
     assert "<svg" in ended.page
-    assert len(ended.document["lines"]) == 2
     assert set(ended.document["memory"]) == {"verify", "draft", "orchestrator"}
 
 
-async def test_soak(run_load, protocol):
-    flags = "--seconds 2 --rate 6 --cancelled 0.3 --max-latency-growth 99 --max-memory-growth 9"
+@pytest.mark.parametrize("varied", ["", "--varied"])
+async def test_soak(run_load, protocol, varied):
+    flags = f"--seconds 2 --rate 6 --cancelled 0.3 --cancel-after 0.05 {varied}"
     ended = await run_load("soak", f"{flags} {SHORT} --temperature 0.7", protocol=protocol)
     assert passed(ended)
     assert ended.check("left open")["said"] == "nothing more than before"
@@ -70,39 +69,22 @@ async def test_soak(run_load, protocol):
     assert soak["complete"] > 0
     assert soak["sent"] == soak["complete"] + soak["cancelled"] + soak["refused"]
     assert "memory of verify" in {c["name"] for c in ended.document["checks"]}
-    assert ended.document["status"]["seconds"]
-
-
-async def test_soak_with_varied_requests_and_a_killed_drafter(run_load):
-    flags = "--seconds 6 --rate 4 --varied --cancelled 0.2 --draft-kills 1 --max-memory-growth 9"
-    ended = await run_load("soak", f"{flags} {SHORT}", module="loadtest.bundled")
-    assert passed(ended, errors=True)
-    (outage,) = ended.document["found"]["outages"]
-    assert outage["killed"] == "draft"
-    assert ended.check("kills")["passed"]
-    assert {e["text"] for e in ended.document["events"]} == {"draft is killed", "draft is back"}
 
 
 async def test_overload(run_load, protocol):
     """Nothing about speed, which depends on what else the machine does."""
-    flags = "--seconds 10 --max-tokens 16 --max-p99-ratio 99 --max-refusal 1e5 --max-recovery 99"
-    ended = await run_load(
-        "overload", f"{flags} --max-memory-growth 9 --problems 40", protocol=protocol
-    )
-    broken = {c["name"] for c in ended.document["checks"] if not c["passed"]}
-    assert ended.document["errors"] == {}
-    assert broken <= {"generator", "normal latency"}
+    ended = await run_load("overload", "--seconds 6 --max-tokens 16", protocol=protocol)
+    assert passed(ended)
     load = ended.phase("burst")
     assert load["complete"] + load["refused"] == load["sent"]
     assert load["complete"] > 0
     assert load["refused"] > 0
-    assert load["refusals_without_retry"] == 0
     assert "p99 of accepted requests" in ended.printed
 
 
 @pytest.mark.full
 async def test_recovery(run_load):
-    flags = "--seconds 12 --users 3 --max-tokens 120 --draft-timeout 20 --problems 40"
+    flags = "--seconds 12 --users 3 --max-tokens 120 --draft-timeout 20"
     ended = await run_load("recovery", flags, module="loadtest.bundled")
     assert passed(ended)
     cases = ended.document["found"]["cases"]
@@ -127,12 +109,11 @@ async def test_drafter_swap(run_load, load_stack, protocol):
     finally:
         service.send(subprocess.signal.SIGTERM)  # type: ignore[attr-defined]
         await service.ended()
-    assert "mid-stream" in ended.document["lines"][0]
+    assert "mid-stream" in ended.printed
     (turn,) = ended.document["found"]["turns"]
     assert (turn["drafter"], turn["left"]) == ("lookup", 0)
     assert ended.check("texts")["said"].startswith("0 of ")
-    assert {e["text"] for e in ended.document["events"]} >= {"lookup is a canary",
-                                                             "lookup is active"}  # fmt: skip
+    assert "lookup is a canary" in ended.errors
 
 
 async def test_mixed_rules_and_a_goal_that_is_missed(run_load):
@@ -152,14 +133,16 @@ async def test_mixed_rules_and_a_goal_that_is_missed(run_load):
 async def test_a_test_that_is_stopped_reports_what_it_saw(run_load, load_stack):
     async def some_are_complete():
         async with AdminClient(load_stack.admin_address) as admin:
-            for _ in range(2):  # and another has begun since
-                before = (await admin.status()).verify.sessions.opened_total
 
-                async def is_next(before=before):
-                    return (await admin.status()).verify.sessions.opened_total > before
+            async def opened():
+                return (await admin.status()).verify.sessions.opened_total
 
-                await until(is_next)
-                await idle(admin)
+            before = await opened()
+
+            async def more_than_fit():
+                return await opened() > before + 6
+
+            assert await until(more_than_fit)
 
     ended = await run_load("soak", f"--seconds 60 --rate 6 {SHORT}", stop_when=some_are_complete)
     assert ended.code == 1
@@ -233,16 +216,16 @@ def test_what_cannot_work_is_said(flags, message):
 def test_flags_are_read():
     ended, ((load, own),) = given(
         "ramp", "--goodput", "ttft:500,tpot:40", "--rates", "4,1", "--watch", "verify=12",
-        "--prompt-file", "varied:2", "--prompt-file", "a.jsonl", "--seconds", "9",
+        "--prompt-file", "varied", "--prompt-file", "a.jsonl", "--seconds", "9",
     )  # fmt: skip
     assert ended.exit_code == 3
     assert load.goals.latency == {"ttft": 500.0, "tpot": 40.0}
     assert load.watch == (("verify", 12),)
-    assert load.requests.prompt_file == (Source("varied", 2.0), Source("a.jsonl"))
+    assert load.requests.prompt_file == ("varied", "a.jsonl")
     assert own.rates == (1.0, 4.0)
-    told = load.told(own)
-    assert told["prompt_file"] == ["varied:2", "a.jsonl"]
-    assert "address" not in told
+    shown = load.shown(own)
+    assert shown["prompt_file"] == "varied, a.jsonl"
+    assert "address" not in shown
     _, ((load, own),) = given("drafter-swap", "--swap-to", "b=h:1,multi_level", "--swap-to", "head",
                             "--no-ignore-eos")  # fmt: skip
     assert own.swap_to == (Candidate("b", "h:1", "multi_level"), Candidate("head"))
@@ -260,7 +243,7 @@ def test_every_scenario_explains_itself(scenario):
 
 def test_only_what_must_know_locust_imports_it():
     code = (
-        "import sys, loadtest.command, loadtest.report\n"
-        "assert not {'gevent', 'locust', 'torch', 'matplotlib'} & set(sys.modules)"
+        "import sys, loadtest.scenarios, loadtest.report\n"
+        "assert not {'locust', 'torch', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -20,10 +20,10 @@ from flyspec.errors import (
 )
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
-from loadtest.admin import Admin, left_open
-from loadtest.connection import Endpoint
-from loadtest.options import ConnectionFlags
-from loadtest.users.protocols import TRANSPORTS
+from loadtest.admin import left_open
+from loadtest.options import Requests
+from loadtest.users.grpc import GrpcTransport
+from loadtest.users.http import HttpTransport
 from tests.loadtest.conftest import address_of
 from tests.observability.scraping import scrape
 from tests.waiting import idle, until
@@ -33,12 +33,14 @@ EXACT = GenerateOptions(max_tokens=24, rule=Rule("exact"), num_speculative_token
 LONG = GenerateOptions(max_tokens=1500, ignore_eos=True, num_speculative_tokens=0)
 
 
-async def using(address, protocol, work, connections=None):
+TRANSPORTS = {"grpc": GrpcTransport, "http": HttpTransport}
+
+
+async def using(address, protocol, work):
     """What `work` does with a transport, in a thread whose greenlets it may use."""
 
     def run():
-        endpoints = ConnectionFlags(protocol).endpoints(address, Credentials())
-        transport = TRANSPORTS[protocol](endpoints, connections)
+        transport = TRANSPORTS[protocol](Requests(protocol).endpoints(address, Credentials()))
         try:
             return work(transport)
         finally:
@@ -78,7 +80,7 @@ async def nothing_left(stack):
     ],
 )  # fmt: skip
 async def test_tokens_are_those_of_the_client(load_stack, ask, prompt, options):
-    *pieces, end = await ask(lambda transport: list(transport.open(prompt, options)))
+    *pieces, end = await ask(lambda transport: list(transport.stream(prompt, options)))
     tokens = [token for piece in pieces for token in piece]
     async with AsyncClient(load_stack.address) as client:
         expected = await client.complete(prompt, options)
@@ -87,56 +89,48 @@ async def test_tokens_are_those_of_the_client(load_stack, ask, prompt, options):
     assert (end.tokens, end.rounds, [*end.recoveries]) == (len(tokens), rounds, [])
 
 
-async def test_the_models(load_stack, protocol, ask):
-    found = await ask(lambda transport: transport.list_models())
+async def test_the_target(load_stack, ask):
+    found = await ask(lambda transport: transport.target())
     async with AsyncClient(load_stack.address) as client:
-        expected = await client.list_models()
-    assert found.target.name == expected.target.name
-    assert found.target.context_length == expected.target.context_length
-    assert set(found.rules) == set(expected.rules)
-    assert bool(found.drafters) == (protocol == "grpc")
+        expected = (await client.list_models()).target
+    assert (found.name, found.context_length) == (expected.name, expected.context_length)
 
 
 async def test_a_stream_that_is_given_up_leaves_nothing(load_stack, ask):
     def give_up(transport):
-        said = []
-        for pieces in (0, 0, 1, 2, 3) * 3:
-            stream = transport.open(CHAT, LONG)
-            reading = iter(stream)
+        for pieces in (1, 1, 2, 3) * 3:
+            stream = transport.stream(CHAT, LONG)
             for _ in range(pieces):
-                next(reading)
-            stream.cancel()
-            stream.cancel()
-            with pytest.raises(FlyspecError) as raised:
-                list(reading)
-            said.append(type(raised.value))
-        return set(said)
+                next(stream)
+            stream.close()
 
-    assert await ask(give_up) == {UnavailableError}
-    await nothing_left(load_stack)
-
-
-async def test_what_runs_at_the_end_is_given_up(load_stack, ask):
-    await ask(lambda transport: [next(iter(transport.open(CHAT, LONG))) for _ in range(3)])
+    await ask(give_up)
     await nothing_left(load_stack)
 
 
 async def test_requests_without_room_are_refused_with_a_time_to_retry(load_stack, ask):
-    def fill(transport):
-        admin = Admin(Endpoint(load_stack.admin_address))
-        opened = [transport.open(CHAT, LONG) for _ in range(8)]
-        try:
-            while [*left_open(admin.status()).values()][2:] != [6, 2]:  # running, waiting
-                gevent.sleep(0.01)
-            with pytest.raises(ResourceExhaustedError) as refused:
-                list(transport.open(CHAT, LONG))
-        finally:
-            admin.close()
-            for stream in opened:
-                stream.cancel()
-        return refused.value.retry_after_s
+    def refused(transport):
+        with pytest.raises(ResourceExhaustedError) as raised:
+            list(transport.stream(CHAT, LONG))
+        return raised.value.retry_after_s
 
-    assert await ask(fill) > 0
+    async with (
+        AsyncClient(load_stack.address) as client,
+        AdminClient(load_stack.admin_address) as admin,
+    ):
+
+        async def is_full():
+            counts = left_open(await admin.status())
+            return (counts["generations"], counts["waiting"]) == (6, 2)
+
+        filling = [asyncio.create_task(client.complete(CHAT, LONG)) for _ in range(8)]
+        try:
+            assert await until(is_full)
+            assert await ask(refused) > 0
+        finally:
+            for task in filling:
+                task.cancel()
+            await asyncio.gather(*filling, return_exceptions=True)
     await nothing_left(load_stack)
 
 
@@ -151,25 +145,16 @@ async def test_requests_without_room_are_refused_with_a_time_to_retry(load_stack
 async def test_errors_are_of_the_same_kinds(load_stack, ask, changes, error):
     options = GenerateOptions(max_tokens=1500, ignore_eos=True, **changes)
     with pytest.raises(FlyspecError) as raised:
-        await ask(lambda transport: list(transport.open(CHAT, options)))
+        await ask(lambda transport: list(transport.stream(CHAT, options)))
     assert raised.value.status == error.status
     await nothing_left(load_stack)
-
-
-async def test_requests_share_one_connection(ask):
-    def two(transport):
-        streams = [transport.open(CHAT, EXACT) for _ in range(2)]
-        return [list(stream)[-1].tokens for stream in streams]
-
-    first, second = await ask(two, connections=1)
-    assert first == second > 0
 
 
 async def test_nobody_there(protocol):
     def both(transport):
         with pytest.raises(FlyspecError, match=r"127\.0\.0\.1:1 does not answer"):
-            transport.list_models()
+            transport.target()
         with pytest.raises(UnavailableError):
-            list(transport.open(CHAT, EXACT))
+            list(transport.stream(CHAT, EXACT))
 
     await using("127.0.0.1:1", protocol, both)
