@@ -6,7 +6,6 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from orchestrator.generation.loop_guard import (
     MAX_UNIT_TOKENS,
@@ -15,7 +14,6 @@ from orchestrator.generation.loop_guard import (
     LoopGuard,
 )
 
-BrokenEnding = Literal["word", "sentence", "code block"]
 _FENCE = re.compile(r"^\s*(?:```|~~~)", re.MULTILINE)
 _ENDS = ".!?…。！？｡।॥؟۔:;"
 _CLOSES = "\"'”’»›)]}）】」』*_`~|"
@@ -35,24 +33,19 @@ class TextDescription:
 
     `distinct_1` to `distinct_3` are shares of distinct n-grams of its tokens, None if it has fewer
     than n tokens. `loop_token_index` is the number of tokens when the first loop was complete, and
-    `broken_ending` what the text is cut off in; None if there is none.
+    `broken_ending` a word, a sentence or a code block that is cut off; None if there is none.
     """
 
-    distinct_1: float | None
-    distinct_2: float | None
-    distinct_3: float | None
-    loop_token_index: int | None
-    broken_ending: BrokenEnding | None
+    distinct_1: float | None = None
+    distinct_2: float | None = None
+    distinct_3: float | None = None
+    loop_token_index: int | None = None
+    broken_ending: str | None = None
 
 
-def describe(text: str, token_ids: Sequence[int]) -> TextDescription:
-    return TextDescription(
-        distinct_n(token_ids, 1),
-        distinct_n(token_ids, 2),
-        distinct_n(token_ids, 3),
-        loop_token_index(token_ids),
-        broken_ending(text),
-    )
+def describe_text(text: str, token_ids: Sequence[int]) -> TextDescription:
+    distinct = (distinct_n(token_ids, n) for n in (1, 2, 3))
+    return TextDescription(*distinct, loop_token_index(token_ids), broken_ending(text))
 
 
 def distinct_n(token_ids: Sequence[int], n: int) -> float | None:
@@ -87,7 +80,7 @@ def ends_in_loop(token_ids: Sequence[int]) -> bool:
     return False
 
 
-def broken_ending(text: str) -> BrokenEnding | None:
+def broken_ending(text: str) -> str | None:
     """Return what a text is cut off in, judged by its last line; None if it may be complete.
 
     A code block whose fence is open; a word, if a character is incomplete or a hyphen joins nothing

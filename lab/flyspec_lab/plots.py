@@ -56,7 +56,7 @@ def _accepted(r: ConditionReport) -> Interval | None:
 
 
 def _speed(r: ConditionReport) -> Interval | None:
-    return r.speed_ratio or Interval(1.0, 1.0, 1.0, 1.0)
+    return r.speed_ratio or Interval(1.0, 1.0, 1.0)
 
 
 def quality_label(reports: Any) -> str:
@@ -68,7 +68,7 @@ def quality_label(reports: Any) -> str:
 def quality_of(r: ConditionReport) -> Interval | None:
     """Return the recovery, or else the log-likelihood per token; None if neither is known."""
     value = r.log_likelihood_per_token
-    return r.recovery or (None if value is None else Interval(value, value, value, value))
+    return r.recovery or (None if value is None else Interval(value, value, value))
 
 
 def _panel(

@@ -303,14 +303,11 @@ class RunResults(PlottedResults):
     """A run's directory, so that it can go on, and destinations of its report."""
 
     output: Annotated[Path | None, _results(
-        "Directory to keep the run in: each text as it is made (Parquet), and the JSON document.",
+        "Directory to keep the run in: each text as it is made, and the JSON document.",
         metavar="RUN",
     )] = None
     resume: Annotated[bool, _results(
         "Go on with the run in --output, or begin it: make what is missing or failed.",
-    )] = False
-    mixed_versions: Annotated[bool, _results(
-        "With --resume: also if another version of flyspec made the rest.",
     )] = False
     # fmt: on
 

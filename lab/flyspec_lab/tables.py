@@ -20,6 +20,16 @@ def _part(path: str, form: str) -> Callable[[Any], str]:
     return lambda record: "-" if part(record) is None else form.format(part(record))
 
 
+def _rate(name: str) -> Callable[[ConditionReport], str]:
+    """Return a column's form for a count of texts, with the bound of their rate."""
+
+    def shown(r: ConditionReport) -> str:
+        count = getattr(r, name)
+        return "-" if count is None else f"{count} (< {upper_bound(count, r.samples):.1%})"
+
+    return shown
+
+
 _ANSWERS: tuple[Column, ...] = (
     ("correct", _part("accuracy", "{.value:.1%}")),
     ("recovery", _part("recovery", "{.value:.1%}")),
@@ -34,10 +44,10 @@ _FIGURES: tuple[Column, ...] = (
     ("x base", _part("speed_ratio", "{.value:.3f}")),
     ("95 %", _part("speed_ratio", "{0.low:.3f} to {0.high:.3f}")),
     ("gap loose", "{.mean_loose_gap_nats:.2f}"),
-    ("90 %", "{.costs.loose[1]:.2f}"),
+    ("90 %", "{.loose_gap_nats_90:.2f}"),
     ("gap rejected", "{.mean_rejected_gap_nats:.2f}"),
     ("rollbacks", "{.rollbacks}"),
-    ("loops", "{0.loops} (< {0.loop_rate_upper:.1%})"),
+    ("loops", _rate("loops")),
     ("same", "{0.same_as_plain}/{0.samples}"),
     ("dist. B", "{.distribution_bytes_per_round:,.0f}"),
 )
@@ -54,7 +64,7 @@ _TIMES: tuple[Column, ...] = (
     ("tok/round", "{.mean_accepted_tokens:.2f}"),
     ("draft", "{.times.draft_ms:.2f} ms"),
     ("verify", "{.times.verify_ms:.2f} ms"),
-    ("gate", _part("times.judge_ms", "{:.2f} ms")),
+    ("gate", "{.times.judge_ms:.2f} ms"),
     ("rest", "{.times.rest_ms:.2f} ms"),
     ("round", "{.times.round_ms:.2f} ms"),
     ("tok/s", "{.speed:.0f}"),
@@ -82,9 +92,9 @@ _FLIPS_NOTES = (
 _VERSUS: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
     ("against", "{.versus.of}"),
-    ("won", "{.versus.won:d}"),
-    ("lost", "{.versus.lost:d}"),
-    ("McNemar p", "{.versus.mcnemar_p:.3f}"),
+    ("won", _part("versus.flips", "{.helpful}")),
+    ("lost", _part("versus.flips", "{.harmful}")),
+    ("McNemar p", _part("versus.flips", "{.mcnemar_p:.3f}")),
     ("score", _part("versus.score_difference", "{.value:+.2%}")),
     ("more loose", _part("versus.loose_share_difference", "{.value:+.2%}")),
     ("95 %", _part("versus.loose_share_difference", "{0.low:+.2%} to {0.high:+.2%}")),
@@ -116,9 +126,9 @@ _ALLOCATION_NOTES = (
 )
 _TEXTS: tuple[Column, ...] = (
     ("rule", "{.condition}"),
-    ("loops", "{0.loops} (< {0.loop_rate_upper:.1%})"),
-    ("to the end", lambda r: f"{r.ending_loops} (< {upper_bound(r.ending_loops, r.samples):.1%})"),
-    ("new", "{0.new_loops} (< {0.new_loop_rate_upper:.1%})"),
+    ("loops", _rate("loops")),
+    ("to the end", _rate("ending_loops")),
+    ("new", _rate("new_loops")),
     ("broken", "{.broken_endings}"),
     ("cut off", "{.cut_off}"),
     ("distinct-1", "{.distinct_1:.3f}"),

@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -58,8 +57,7 @@ def questions(tmp_path: Path) -> Path:
 
 
 def samples_of(run: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(run / "samples").to_pylist()
-    return rows
+    return [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
 
 
 async def test_all_rules_on_prompts_without_answers(

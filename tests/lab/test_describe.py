@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flyspec_lab.describe import (
     broken_ending,
-    describe,
+    describe_text,
     distinct_n,
     ends_in_loop,
     loop_token_index,
@@ -38,7 +38,7 @@ def test_loops_are_found_where_they_are_complete() -> None:
     assert loop_token_index(list(range(32)) * 4) == 128
     assert loop_token_index(list(range(32)) * 3) is None
     assert loop_token_index([]) is None
-    looping = describe("a " * 60, [1] * 60)
+    looping = describe_text("a " * 60, [1] * 60)
     assert looping.loop_token_index == 48
     assert looping.distinct_1 == 1 / 60
 

@@ -11,7 +11,7 @@ from flyspec import bundled
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.rule_files import read_rules
-from flyspec.rules import Divergence, Rule
+from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.tasks import TASKS
@@ -25,7 +25,6 @@ from flyspec_lab.tuning.replay import (
 )
 from flyspec_lab.tuning.search import (
     AXES,
-    axes_of,
     candidates,
     certified,
     fastest,
@@ -115,7 +114,7 @@ def test_a_verdict_is_that_on_the_whole_logits(axis, models, recording, texts):
     for value in axis.values[::3]:
         rule = resolve_rule(axis.at(value), K)
         found = replay.by(rule)
-        total = loose = 0
+        total = 0
         for round_ in recording.rounds:
             before = prompts[round_.text] + outputs[round_.text][: round_.start]
             drafts = round_.draft_token_ids
@@ -127,10 +126,7 @@ def test_a_verdict_is_that_on_the_whole_logits(axis, models, recording, texts):
             )  # fmt: skip
             kept = min(verdict.num_accepted + 1, len(outputs[round_.text]) - round_.start)
             total += kept
-            loose += sum(d.outcome.name == "LOOSE" for d in verdict.decisions)
         assert abs(found.num_tokens.sum() - total) <= 1 + 0.05 * total
-        if rule.window_scope is None or rule.window_scope.name == "WITHIN_ROUND":
-            assert abs(found.num_loose.sum() - loose) <= 1
 
 
 def test_a_fork_has_the_score_of_the_text_after_it(models, task, recording, texts):
@@ -172,9 +168,7 @@ def test_looser_thresholds_draft_more_and_promise_no_more(recording):
 def replayed(changes):
     n = len(changes)
     zeros = np.zeros(n, np.int64)
-    return Replayed(
-        Rule("fly"), zeros, zeros, zeros, np.ones(n), np.array(changes), np.zeros(n, bool)
-    )
+    return Replayed(Rule("fly"), zeros, zeros, np.ones(n), np.array(changes), np.zeros(n, bool))
 
 
 @pytest.mark.parametrize(
@@ -185,11 +179,6 @@ def replayed(changes):
 def test_a_bound_is_poissons(losses, confidence, low):
     changes = [-1.0] * losses + [0.0] * (200 - losses)
     assert recovery_low(replayed(changes), confidence) == pytest.approx(low, abs=1e-4)
-
-
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(ConfigError, match="'exact' has no threshold"):
-        axes_of(["fly", "exact"])
 
 
 @pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
@@ -229,7 +218,6 @@ def test_divergences_are_those_of_both_models(models, recording, texts):
     np.testing.assert_allclose(found.values, expected, atol=2e-3)
     assert list(found.matches) == matches
     assert (found.values >= 0).all()
-    assert found.kind is Divergence.JS
 
 
 def test_without_forks_rounds_are_the_same(models, task, recording):

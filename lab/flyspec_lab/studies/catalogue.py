@@ -70,7 +70,7 @@ def _window_restores(found: Found) -> ClaimFinding:
     without, restored = (found.one("fly", fly_window_size=w) for w in (0, 6))
     assert found.answered is not None
     gain = versus(found.answered, restored.condition, without.condition)
-    more = None if gain.won is None or gain.lost is None else wins_more(gain.won, gain.lost)
+    more = gain.flips and wins_more(gain.flips.helpful, gain.flips.harmful)
     return ClaimFinding(
         False if _loses_answers(restored) else more,
         f"{with_bounds(gain.score_difference, '+.1%')} right answers by W = 6 instead of 0; "

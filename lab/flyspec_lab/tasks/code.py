@@ -49,13 +49,11 @@ class HumanEval(CodeTask):
     """
 
     name = "humaneval"
-    summary = "Python functions to complete; generated code is run in a sandbox."
     reads = "JSON lines with `task_id`, `prompt`, `test` and `entry_point` (HumanEval.jsonl.gz)"
     max_tokens = 1024
     stop = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
         return [
             Problem(
                 row.text("task_id"),
@@ -83,7 +81,6 @@ class Mbpp(CodeTask):
     """
 
     name = "mbpp"
-    summary = "Short Python programs to write; generated code is run in a sandbox."
     reads = (
         "mbpp.jsonl (`text`, `code`, `test_list`, `test_setup_code`) or sanitized-mbpp.json "
         "(`prompt`, `code`, `test_list`, `test_imports`), or the hub's parquet files"
@@ -93,7 +90,6 @@ class Mbpp(CodeTask):
     stop = ("[DONE]",)
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
         files = question_files(self.path)
         rows = {_id(row): row for row in read_rows(files)}
         shown = "".join(self._examples(rows, files[0].parent))

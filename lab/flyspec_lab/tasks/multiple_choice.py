@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.prompts import read_text
-from flyspec_lab.tasks.rows import (
-    DataRow,
-    choose_examples,
-    example_files,
-    question_files,
-    read_rows,
-)
+from flyspec_lab.tasks.rows import DataRow, choose_examples, read_with_examples
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 _LETTERS = "ABCDEFGHIJ"
@@ -94,7 +84,6 @@ class CommonsenseQa(MultipleChoice):
     """
 
     name = "commonsense_qa"
-    summary = "Multiple choice questions of common sense."
     reads = (
         "JSON lines with `id`, `question` of `stem` and `choices`, and `answerKey` "
         "(dev_rand_split.jsonl), or the hub's parquet files"
@@ -102,15 +91,15 @@ class CommonsenseQa(MultipleChoice):
     default_shots = 0
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
-        questions = question_files(self.path, ("validation", "dev"))
-        found = [_commonsense(row) for row in read_rows(questions)]
-        answered = [item for item in found if item.answer]
+        rows, pool = read_with_examples(
+            self.path, self.num_shots, ("validation", "dev"), ("train",)
+        )
+        answered = [item for item in map(_commonsense, rows) if item.answer]
         if not answered:
             raise ConfigError(f"{self.path}: has no answers; give the validation (dev) split")
-        files = example_files(questions, ("train",)) if self.num_shots else []
-        pool = [_commonsense(row) for row in read_rows(files)] if files else found
-        known = [item for item in pool if item.answer]
+        known = answered
+        if pool is not rows:
+            known = [item for item in map(_commonsense, pool) if item.answer]
         return [
             self.problem(
                 item, choose_examples(known, self.num_shots, self.seed, item.key, but=item)
@@ -120,84 +109,43 @@ class CommonsenseQa(MultipleChoice):
 
 
 class Mmlu(MultipleChoice):
-    """MMLU (Hendrycks et al. 2021, arXiv 2009.03300; hendrycks/test), five examples of the dev set.
+    """MMLU (Hendrycks et al. 2021, arXiv 2009.03300), five examples of the dev set, from the hub.
 
-    Reads the data set's directory of CSV files (`test/SUBJECT_test.csv`, `dev/SUBJECT_dev.csv`),
-    one of these, or rows of the hub's (`question`, `subject`, `choices`, `answer` as an index).
-    The examples are the first rows of the subject's dev set. Prompts are those of
+    Rows have `question`, `subject`, `choices`, and `answer` as an index. The examples are the first
+    rows of the subject in the dev split beside the file. Prompts are those of
     lm-evaluation-harness's `mmlu_generative` with the heading of `mmlu`; the letter is taken from
     generated text, where the harness wants nothing else on the first line.
     """
 
     name = "mmlu"
-    summary = "Multiple choice questions on 57 subjects."
-    reads = "the directory of CSV files, one of them, or the hub's parquet files; with the dev set"
+    reads = (
+        "the hub's parquet files, or JSON lines with `question`, `subject`, `choices` and "
+        "`answer`; with the dev split"
+    )
     default_shots = 5
     header = "The following are multiple choice questions (with answers) about {category}.\n\n"
 
     def problems(self) -> list[Problem]:
-        return [
-            self.problem(item, self._examples(item, pool))
-            for item, pool in self._items()[: self.limit]
-        ]
-
-    def _items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
-        """Return the questions, each with the rows of its subject's dev set."""
-        assert self.path is not None
-        given = Path(self.path).expanduser()
-        tables = sorted(given.rglob("*_test.csv")) if given.is_dir() else []
-        if not tables and given.suffix == ".csv":
-            tables = [given]
-        if tables:
-            return [pair for table in tables for pair in self._of_table(table)]
-        questions = question_files(self.path)
-        found = [_of_hub(row) for row in read_rows(questions)]
-        files = example_files(questions, ("dev",)) if self.num_shots else []
-        if self.num_shots and not files:
-            raise self._no_examples(given)
-        shots = [_of_hub(row) for row in read_rows(files)] if files else []
-        return [(item, [s for s in shots if s.category == item.category]) for item in found]
-
-    def _examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
-        if len(pool) < self.num_shots:
+        rows, pool = read_with_examples(self.path, self.num_shots, examples=("dev",))
+        if self.num_shots and pool is rows:
             raise ConfigError(
-                f"{item.key}: the dev set of {item.category} has {len(pool)} rows for "
+                f"{self.path}: examples need the dev split beside it; give the data set's "
+                "directory, or num_shots 0"
+            )
+        shots = [_mmlu(row) for row in pool] if self.num_shots else []
+        return [self._problem(_mmlu(row), shots) for row in rows[: self.limit]]
+
+    def _problem(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> Problem:
+        known = [shot for shot in pool if shot.category == item.category]
+        if len(known) < self.num_shots:
+            raise ConfigError(
+                f"{item.key}: the dev split has {len(known)} rows of {item.category} for "
                 f"{self.num_shots} examples"
             )
-        return list(pool[: self.num_shots])
-
-    def _of_table(self, table: Path) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
-        subject = table.stem.removesuffix("_test")
-        pool: list[AnswerChoices] = []
-        if self.num_shots:
-            name = f"{subject}_dev.csv"
-            places = (table.parent.parent / "dev" / name, table.parent / name)
-            dev = next((place for place in places if place.is_file()), None)
-            if dev is None:
-                raise self._no_examples(table)
-            pool = _read_table(dev, subject)
-        return [(item, pool) for item in _read_table(table, subject)]
-
-    def _no_examples(self, path: Path) -> ConfigError:
-        return ConfigError(
-            f"{path}: examples need the dev set beside it; give the data set's directory, or "
-            "num_shots 0"
-        )
+        return self.problem(item, known[: self.num_shots])
 
 
-def _read_table(file: Path, subject: str) -> list[AnswerChoices]:
-    found = []
-    for number, line in enumerate(csv.reader(io.StringIO(read_text(str(file), str(file)))), 1):
-        if len(line) < 4 or line[-1] not in _LETTERS[: len(line) - 2]:
-            raise ConfigError(
-                f"{file}: row {number}: is not a question, choices and the letter of one; the "
-                "data set's own files have no heading and no other columns"
-            )
-        found.append(AnswerChoices(f"{file.name} {number}", line[0], line[1:-1], line[-1], subject))
-    return found
-
-
-def _of_hub(row: DataRow) -> AnswerChoices:
+def _mmlu(row: DataRow) -> AnswerChoices:
     choices, answer = row.texts("choices"), row.get("answer")
     if not isinstance(answer, int) or not 0 <= answer < len(choices):
         raise row.error("`answer` is not the index of a choice")

@@ -14,6 +14,7 @@ from flyspec_lab.tasks.rows import (
     example_files,
     question_files,
     read_rows,
+    read_with_examples,
 )
 from flyspec_lab.tasks.task import Problem, Score, Task
 
@@ -45,43 +46,39 @@ def last_number(text: str) -> str | None:
     return normal_number(found[-1]) if found else None
 
 
+def score_last_number(problem: Problem, text: str) -> Score | None:
+    """Score by `last_number`; None if there is no known answer."""
+    if problem.reference is None:
+        return None
+    answer = last_number(text)
+    return Score(float(answer == problem.reference), answer)
+
+
 class Gsm8k(Task):
     """GSM8K (Cobbe et al. 2021, arXiv 2110.14168) as in lm_eval/tasks/gsm8k/gsm8k.yaml, version 3.
 
     Five examples from the train split beside the file, or else from its other rows. The answer is
-    the number after `####`, as the examples show it (the harness's strict match), or with
-    `strict=False` the number after the last `####`, or else the last number (its flexible match).
-    Numbers are compared as numbers, so that 18.00 is 18.
+    the number after `####`, as the examples show it (the harness's strict match). Numbers are
+    compared as numbers, so that 18.00 is 18.
     """
 
     name = "gsm8k"
-    summary = "Grade-school word problems, with worked examples."
     reads = "JSON lines or parquet with `question` and `answer`, whose last line is `#### N`"
     scoring = "the number after `####`"
     default_shots = 5
     stop = ("Question:", "</s>", "<|im_end|>")
 
-    def __init__(self, path: str | None = None, *, strict: bool = True, **options: Any) -> None:
-        super().__init__(path, **options)
-        self.strict = strict
-
     def problems(self) -> list[Problem]:
-        assert self.path is not None
-        files = question_files(self.path)
-        rows = read_rows(files)
-        examples = example_files(files) if self.num_shots else []
-        pool = read_rows(examples) if examples else rows
+        rows, pool = read_with_examples(self.path, self.num_shots)
         return [self._problem(row, pool) for row in rows[: self.limit]]
 
     def score(self, problem: Problem, text: str) -> Score:
         text = self.until_stop(text)
         marked = _MARKED.search(text)
-        strict = normal_number(marked[1]) if marked else None
-        flexible = last_number(text)
-        answer = strict if self.strict else flexible
+        answer = normal_number(marked[1]) if marked else None
         right = answer == problem.reference
-        hint = "right, but not after ####" if not right and flexible == problem.reference else ""
-        return Score(float(right), answer, hint)
+        elsewhere = not right and last_number(text) == problem.reference
+        return Score(float(right), answer, "right, but not after ####" if elsewhere else "")
 
     def _problem(self, row: DataRow, pool: list[DataRow]) -> Problem:
         shots = choose_examples(pool, self.num_shots, self.seed, row.key, but=row)
@@ -115,7 +112,6 @@ class Mgsm(Task):
     """
 
     name = "mgsm"
-    summary = "Grade-school word problems in eleven languages."
     reads = (
         "`mgsm_LANGUAGE.tsv` with lines of question, tab, number, or a directory of them; or JSON "
         "lines or parquet with `question` and `answer_number`"
@@ -126,9 +122,9 @@ class Mgsm(Task):
 
     def __init__(self, path: str | None = None, **options: Any) -> None:
         super().__init__(path, **options)
-        given = Path(str(path)).expanduser()
+        given = Path(self.path).expanduser()
         tables = sorted(given.glob("*.tsv")) if given.is_dir() else []
-        self._files = tables or question_files(str(path))
+        self._files = tables or question_files(self.path)
         questions = dict.fromkeys(_LABELS[_language(file)][0] for file in self._files)
         self.stop = (*questions, "</s>", "<|im_end|>")
 

@@ -34,7 +34,6 @@ class PythonCode(Task):
     """
 
     name = "python_code"
-    summary = "Files of Python's standard library to continue, held out from the bundled models."
     scoring = "none: texts are described"
     needs_path = False
 

@@ -62,6 +62,19 @@ def read_rows(files: Sequence[Path]) -> list[DataRow]:
     return rows
 
 
+def read_with_examples(
+    path: str, num_shots: int, splits: Sequence[str] = (), examples: Sequence[str] = ()
+) -> tuple[list[DataRow], list[DataRow]]:
+    """Read the questions, and the rows that their examples are taken from.
+
+    Those are of another split beside the questions' file if there is one, or else the same rows.
+    """
+    files = question_files(path, splits or _QUESTIONS)
+    rows = read_rows(files)
+    beside = example_files(files, examples or _EXAMPLES) if num_shots else []
+    return rows, read_rows(beside) if beside else rows
+
+
 def question_files(path: str, splits: Sequence[str] = _QUESTIONS) -> list[Path]:
     """Return the file, or a directory's files of the first of these splits that it has."""
     given = Path(path).expanduser()

@@ -29,15 +29,13 @@ from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.tokens import SamplingParams
-from flyspec.version import __version__
 from flyspec_lab.tasks import Problem, Task
-from verify_service.rules.criteria.entropy import entropy_nats
 from verify_service.rules.guard import Guard
 
 if TYPE_CHECKING:
     from flyspec_lab.local_model import LocalModel
 
-VERSION = 1
+VERSION = 2
 TOP_LOGITS = 64
 """Largest logits recorded a position. The rest is taken for uniform when it is replayed."""
 MAX_GAP_NATS = 8.0
@@ -52,7 +50,6 @@ Ids = NDArray[np.int32]
 class RecordedText:
     """The target's own text, `num_tokens` long, and its score, from 0 to 1."""
 
-    prompt_id: str
     prompt_length: int
     num_tokens: int
     score: float
@@ -62,10 +59,10 @@ class RecordedText:
 class RecordedRound:
     """A round of n drafts at index `start` of text number `text`.
 
-    `logits` and `logit_ids` [n + 1, k]: the target's largest raw logits, in order. `log_totals` and
-    `entropies` [n + 1]: logsumexp and entropy, nats, of all raw logits. `draft_log_probs` and
-    `draft_ids` [n, m]: the draft's most likely tokens. `fork_scores` [n]: the score of the text
-    after a mismatch was put in, NaN where none was.
+    `logits` and `logit_ids` [n + 1, k]: the target's largest raw logits, in order. `log_totals`
+    [n + 1]: logsumexp of all raw logits. `draft_log_probs` and `draft_ids` [n, m]: the draft's most
+    likely tokens. `fork_scores` [n]: the score of the text after a mismatch was put in, NaN where
+    none was.
     """
 
     text: int
@@ -74,7 +71,6 @@ class RecordedRound:
     logits: Floats
     logit_ids: Ids
     log_totals: Floats
-    entropies: Floats
     draft_log_probs: NDArray[np.float16]
     draft_ids: Ids
     fork_scores: Floats
@@ -83,12 +79,11 @@ class RecordedRound:
 _ARRAYS: Mapping[str, Any] = {
     # column: (type, rows beyond those of the drafts; None for a single number a row)
     "logits": (np.float32, 1), "logit_ids": (np.int32, 1), "log_totals": (np.float32, None),
-    "entropies": (np.float32, None), "draft_log_probs": (np.float16, 0), "draft_ids": (np.int32, 0),
+    "draft_log_probs": (np.float16, 0), "draft_ids": (np.int32, 0),
     "fork_scores": (np.float32, None),
 }  # fmt: skip
 _SCHEMA = pa.schema(
-    {"text": pa.int32(), "prompt_id": pa.string(), "start": pa.int32()}
-    | {"draft_token_ids": pa.list_(pa.int32())}
+    {"text": pa.int32(), "start": pa.int32(), "draft_token_ids": pa.list_(pa.int32())}
     | {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, (dtype, _) in _ARRAYS.items()}
 )
 
@@ -106,7 +101,6 @@ class TuningRecordInfo:
     max_tokens: int
     eos_token_ids: tuple[int, ...]
     control_token_ids: tuple[int, ...]
-    flyspec_version: str
     version: int = VERSION
 
 
@@ -124,14 +118,10 @@ class TuningRecord:
         return sum(len(r.log_totals) for r in self.rounds)
 
     def save(self, path: Path) -> None:
-        """Write it as Parquet: a row per round, with its text's prompt id repeated."""
+        """Write it as Parquet: a row per round."""
         rows = [
-            {
-                **vars(round_),
-                "prompt_id": self.texts[round_.text].prompt_id,
-                **{name: getattr(round_, name).reshape(-1) for name in _ARRAYS},
-            }
-            for round_ in self.rounds
+            {**vars(r), **{name: getattr(r, name).reshape(-1) for name in _ARRAYS}}
+            for r in self.rounds
         ]
         meta = {**asdict(self.info), "texts": [asdict(t) for t in self.texts]}
         schema = _SCHEMA.with_metadata({_META: json.dumps(meta).encode()})
@@ -200,10 +190,7 @@ class Recorder:
                 outputs = target.continued(prompts, [self._max_tokens] * len(prompts), advance)
             texts = [
                 RecordedText(
-                    problem.prompt_id,
-                    len(prompt),
-                    len(output),
-                    self._score(problem, output) if forks else np.nan,
+                    len(prompt), len(output), self._score(problem, output) if forks else np.nan
                 )
                 for problem, prompt, output in zip(problems, prompts, outputs, strict=True)
             ]
@@ -220,7 +207,6 @@ class Recorder:
             max_tokens=self._max_tokens,
             eos_token_ids=target.bundle.eos_token_ids,
             control_token_ids=target.bundle.control_token_ids,
-            flyspec_version=__version__,
         )
         return TuningRecord(info, texts, rounds)
 
@@ -235,13 +221,8 @@ class Recorder:
             while left := [i for i, output in enumerate(outputs) if ends[i] < len(output)]:
                 before = [prompts[i] + outputs[i][: ends[i]] for i in left]
                 drafts = self._draft.continued(before, [self._k] * len(left))
-                rounds += self._described(
-                    [
-                        (i, ends[i], own, sequence + own)
-                        for i, own, sequence in zip(left, drafts, before, strict=True)
-                        if own
-                    ]
-                )
+                found = zip(left, drafts, before, strict=True)
+                rounds += self._described([(i, ends[i], own, ids) for i, own, ids in found if own])
                 for i, own in zip(left, drafts, strict=True):
                     begin = ends[i]
                     same = num_same(own, outputs[i][begin:])
@@ -252,34 +233,32 @@ class Recorder:
     def _described(
         self, rounds: Sequence[tuple[int, int, list[int], list[int]]]
     ) -> list[RecordedRound]:
-        """Return rounds, given with the sequences that end in their drafts, as both models see."""
+        """Return rounds as both models see them: text, start, drafts, and the sequence before."""
         assert self._spec is not None
         counts = [len(drafts) for _, _, drafts, _ in rounds]
-        sequences = [sequence for *_, sequence in rounds]
-        said: list[dict[str, Any]] = []
-        for logits in self._target.logits(sequences, [count + 1 for count in counts]):
-            rows = logits.float()
-            top = rows.topk(min(TOP_LOGITS, rows.shape[-1]), dim=-1)
-            said.append(
-                {
-                    "logits": top.values.numpy(force=True),
-                    "logit_ids": top.indices.numpy(force=True).astype(np.int32),
-                    "log_totals": rows.logsumexp(dim=-1).numpy(force=True),
-                    "entropies": entropy_nats(rows).numpy(force=True),
-                }
-            )
+        sequences = [before + drafts for _, _, drafts, before in rounds]
+        target = self._target.logits(sequences, [count + 1 for count in counts])
         drawn = self._draft.logits([sequence[:-1] for sequence in sequences], counts)
-        for of, logits in zip(said, drawn, strict=True):
+        found = []
+        for (text, start, drafts, _), raw, logits in zip(rounds, target, drawn, strict=True):
+            rows = raw.float()
+            top = rows.topk(min(TOP_LOGITS, rows.shape[-1]), dim=-1)
             rounded = round_off(logits, self._spec)
             assert rounded.token_ids is not None
-            of["draft_log_probs"] = rounded.log_probs.numpy(force=True)
-            of["draft_ids"] = rounded.token_ids.numpy(force=True).astype(np.int32)
-        return [
-            RecordedRound(
-                text, start, drafts, **of, fork_scores=np.full(len(drafts), np.nan, np.float32)
+            found.append(
+                RecordedRound(
+                    text,
+                    start,
+                    drafts,
+                    logits=top.values.numpy(force=True),
+                    logit_ids=top.indices.numpy(force=True).astype(np.int32),
+                    log_totals=rows.logsumexp(dim=-1).numpy(force=True),
+                    draft_log_probs=rounded.log_probs.numpy(force=True),
+                    draft_ids=rounded.token_ids.numpy(force=True).astype(np.int32),
+                    fork_scores=np.full(len(drafts), np.nan, np.float32),
+                )
             )
-            for (text, start, drafts, _), of in zip(rounds, said, strict=True)
-        ]
+        return found
 
     def _fork(
         self,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from scipy.stats import gamma
 
-from flyspec.errors import ConfigError
 from flyspec.progress import progress
 from flyspec.rules import Divergence, Rule
 from flyspec_lab.tuning.certificates import Certificate, Promise, certify
@@ -51,16 +50,6 @@ AXES: tuple[Axis, ...] = (
 # fmt: on
 """Parameters that are searched. Others are the presets' own, but for `typical`, whose δ would keep
 the probabilities that it accepts below 0.3 of the entropy's bound."""
-
-
-def axes_of(names: Collection[str] | None) -> Sequence[Axis]:
-    """Return the axes of these rules, None: of all. Raises `ConfigError` for a rule without one."""
-    known = {axis.rule.name: None for axis in AXES}
-    if unknown := next((name for name in names or () if name not in known), None):
-        raise ConfigError(
-            f"--rules: {unknown!r} has no threshold to tune; known are {', '.join(known)}"
-        )
-    return [axis for axis in AXES if names is None or axis.rule.name in names]
 
 
 @dataclass(frozen=True)
