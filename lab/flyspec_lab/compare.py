@@ -7,7 +7,6 @@ the mean raw log-probability that the target gives a text's tokens is its qualit
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 from flyspec_lab.answered import ROUNDS, TIME, Answered, Row
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.curves import is_exact
-from flyspec_lab.describe import ends_in_loop
+from flyspec_lab.samples import ends_in_loop
 from flyspec_lab.statistics import Array, Flips, Interval, ratio
 
 
@@ -60,8 +59,7 @@ class ConditionReport:
     `log_likelihood_per_token` is known, in nats. Gaps are in nats: raw log p(most likely token) -
     log p(token), None if there was no such token. `loops` counts texts that repeat themselves by
     the loop guard's criterion, whether it was on or not, `ending_loops` those that do so to their
-    end, `new_loops` those that do not under `speed_base` with the same seed. `distinct_1` to
-    `distinct_3` (means) and `broken_endings` are as in `flyspec_lab.describe`.
+    end, `new_loops` those that do not under `speed_base` with the same seed.
     `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
     per second of a request, one of `concurrency` at a time. `mean_accepted_tokens_ratio` and
     `speed_ratio` are their ratios to those of `speed_base`: `exact` with the same K and drafter, or
@@ -91,10 +89,6 @@ class ConditionReport:
     loops: int
     ending_loops: int
     new_loops: int | None
-    distinct_1: float | None
-    distinct_2: float | None
-    distinct_3: float | None
-    broken_endings: int
     distribution_bytes_per_round: float
     speed: float
     speed_base: str | None
@@ -140,7 +134,6 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         failed=answered.failed[name],
         tokens=tokens,
         **_quality(answered, name),
-        **{f"distinct_{n}": _mean(rows, f"distinct_{n}") for n in (1, 2, 3)},
         mean_accepted_tokens=tokens / rounds,
         mean_accepted_tokens_interval=_interval(
             answered, ratio, (name, "num_tokens"), (name, "num_rounds")
@@ -155,7 +148,6 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         loops=sum(loops),
         ending_loops=sum(ends_in_loop(row["token_ids"]) for row in rows),
         new_loops=None if of_base is None else sum(map(operator.gt, loops, of_base)),
-        broken_endings=sum(row["broken_ending"] is not None for row in rows),
         distribution_bytes_per_round=total("distribution_bytes") / max(1.0, steps),
         speed=tokens / max(1e-9, total("total_ns") / 1e9),
         speed_base=base,
@@ -245,8 +237,3 @@ def _interval(answered: Answered, statistic: Any, *columns: tuple[str, str]) -> 
     return answered.bootstrap.interval(
         answered.per_problem(*(values(*column) for column in columns)), statistic
     )
-
-
-def _mean(rows: Sequence[Row], name: str) -> float | None:
-    known = [row[name] for row in rows if row[name] is not None]
-    return float(np.mean(known)) if known else None

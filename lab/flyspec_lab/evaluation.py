@@ -10,7 +10,7 @@ from flyspec.client import Models
 from flyspec.concurrency import check_reached
 from flyspec.progress import error_console
 from flyspec_lab import compare
-from flyspec_lab.answered import COLUMNS, Answered
+from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, controls_of, make_arms, rival_arm
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import AllocationLead, EqualCost, allocation_leads, equal_costs
@@ -67,7 +67,7 @@ async def run_evaluation(
         )
         progressed = await make_samples(o, wanted, target, rival, file)
         check_reached(progressed.found + progressed.made)
-        rows = [{name: row[name] for name in COLUMNS} for row in file.read()]
+        rows = list(file.read())
     answered = {task.name: Answered(task.name, arms, wanted, rows) for task in tasks}
     return compared(arms, progressed, answered, o.conditions[0].name)
 

@@ -16,10 +16,11 @@ from flyspec.errors import ConfigError, FlyspecError, UnavailableError
 from flyspec.progress import error_console, progress
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import SamplingParams
+from flyspec.version import __version__
 from flyspec_lab.arms import Arm
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
-from flyspec_lab.run_directory import RowFile, code_version
+from flyspec_lab.run_directory import RowFile
 from flyspec_lab.samples import KEY, TaskSample, describe, latest
 from flyspec_lab.tasks import Problem
 
@@ -128,7 +129,7 @@ def _blank(unit: Unit, o: EvalOptions, model: ModelInfo) -> TaskSample:
         repeat=unit.repeat,
         category=unit.problem.category,
         model=model.name,
-        version=code_version(),
+        version=__version__,
     )
 
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec.version import __version__
 
 SETTINGS, SAMPLES = "run.json", "samples.jsonl"
 
@@ -148,22 +145,3 @@ def digest(path: str) -> str:
             found.update(f"{file.relative_to(root)}\0".encode())
         found.update(file.read_bytes())
     return found.hexdigest()
-
-
-@cache
-def code_version() -> str:
-    """Return flyspec's version; in a checkout, with its commit, and `.changed` if it has changes.
-
-    As in versions of PyPA: `0.1.0+g1234567.changed`.
-    """
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return __version__
-    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=10", "--exclude=*"]
-    try:
-        found = subprocess.run(
-            [*command, "--dirty=.changed"], capture_output=True, text=True, check=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return __version__
-    return f"{__version__}+g{found.stdout.strip()}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -10,7 +10,12 @@ from flyspec.client import Generation
 from flyspec.values.generation import GenerationTimings, SpeculationMetrics
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
-from flyspec_lab.describe import TextDescription, describe_text
+from orchestrator.generation.loop_guard import (
+    MAX_UNIT_TOKENS,
+    MIN_REPEATS,
+    MIN_TOKENS,
+    LoopGuard,
+)
 
 KEY = (
     "task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed", "weights_fingerprint",
@@ -25,10 +30,11 @@ class TaskSample:
     """One row. Its columns are these fields, and those of the dataclasses among them.
 
     `rule` is JSON with all parameters; `num_speculative_tokens` the requested K, null if it adapts.
-    `repeat` counts the seeds of a problem; `version` is flyspec's with its commit. `error` is why
+    `repeat` counts the seeds of a problem; `version` is flyspec's. `error` is why
     there is no text, null if there is one; the columns after it then have no meaning. `score` is
     null where no answer is known. `log_likelihood`: raw log p(text | prompt) under the target,
-    nats, if it was asked for.
+    nats, if it was asked for. `loop_token_index`: number of tokens when the first loop was complete
+    by the loop guard's criterion, whether the guard was on or not; null if there is none.
 
     `loose_...` have the loosely accepted tokens of a text, in order; positions count output tokens.
     Gaps are costs in nats: raw log p(most likely) - log p(token). Entropies are in the rule's own
@@ -60,7 +66,7 @@ class TaskSample:
     detail: str = ""
     log_likelihood: float | None = None
     num_tokens: int = 0
-    description: TextDescription = field(default_factory=TextDescription)
+    loop_token_index: int | None = None
     loose_positions: list[int] = field(default_factory=list)
     loose_gaps_nats: list[float] = field(default_factory=list)
     loose_entropies: list[float | None] = field(default_factory=list)
@@ -106,7 +112,7 @@ def describe(generation: Generation) -> dict[str, Any]:
         "prompt_token_ids": list(generation.started.prompt_token_ids),
         "finish_reason": completion.finish_reason.name,
         "loop_guard_token_index": completion.loop_guard_token_index,
-        "description": describe_text(generation.text, generation.token_ids),
+        "loop_token_index": loop_token_index(generation.token_ids),
         "num_tokens": completion.completion_tokens,
         "loose_positions": positions,
         "loose_gaps_nats": list(generation.loose_gaps_nats),
@@ -121,3 +127,23 @@ def describe(generation: Generation) -> dict[str, Any]:
         "speculation": completion.speculation,
         "timings": completion.timings,
     }
+
+
+def loop_token_index(token_ids: Iterable[int]) -> int | None:
+    """Return after how many tokens the first loop was complete, by the loop guard's criterion."""
+    guard = LoopGuard()
+    for token_id in token_ids:
+        guard.push(token_id)
+        if guard.token_index is not None:
+            break
+    return guard.token_index
+
+
+def ends_in_loop(token_ids: Sequence[int]) -> bool:
+    """Return whether a loop, by the loop guard's criterion, goes on to the last token."""
+    for unit in range(1, MAX_UNIT_TOKENS + 1):
+        length = max(MIN_TOKENS, MIN_REPEATS * unit)
+        end = token_ids[-length:]
+        if len(end) == length and end[unit:] == end[:-unit]:
+            return True
+    return False

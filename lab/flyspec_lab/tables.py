@@ -89,16 +89,6 @@ _FLIPS_NOTES = (
     "right; recovery >: exact one-sided 95 % bound, as if none were helpful. These count "
     "problems, by the first text of each; recoveries are over all texts."
 )
-_VERSUS: tuple[Column, ...] = (
-    ("decoding", "{.condition}"),
-    ("against", "{.versus.of}"),
-    ("won", _part("versus.flips", "{.helpful}")),
-    ("lost", _part("versus.flips", "{.harmful}")),
-    ("McNemar p", _part("versus.flips", "{.mcnemar_p:.3f}")),
-    ("score", _part("versus.score_difference", "{.value:+.2%}")),
-    ("more loose", _part("versus.loose_share_difference", "{.value:+.2%}")),
-    ("95 %", _part("versus.loose_share_difference", "{0.low:+.2%} to {0.high:+.2%}")),
-)
 _EQUAL: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
     ("against", "{.of}"),
@@ -129,20 +119,14 @@ _TEXTS: tuple[Column, ...] = (
     ("loops", _rate("loops")),
     ("to the end", _rate("ending_loops")),
     ("new", _rate("new_loops")),
-    ("broken", "{.broken_endings}"),
     ("cut off", "{.cut_off}"),
-    ("distinct-1", "{.distinct_1:.3f}"),
-    ("-2", "{.distinct_2:.3f}"),
-    ("-3", "{.distinct_3:.3f}"),
     ("log p", "{.log_likelihood_per_token:.4f}"),
 )
 _TEXTS_NOTES = (
     "Loops: texts that start to repeat themselves; to the end: those that never stop; new: those "
     "that do not under `exact` with the same seed; with the exact 95 % bounds of the rates for "
-    "these prompts (Clopper and Pearson). Broken: texts that end in the middle of a sentence, a "
-    "word or a code block, as texts that are cut off by the limit of tokens mostly do. Distinct: "
-    "n-grams of tokens that differ, as a share of all. log p: the target's mean raw "
-    "log-probability per token, nats."
+    "these prompts (Clopper and Pearson). Cut off: by the limit of tokens. log p: the target's "
+    "mean raw log-probability per token, nats."
 )
 
 
@@ -161,18 +145,16 @@ def task_section(
         return Section(title, ["No problem has an answer under every condition yet."])
     texts = [r for r in reports if r.log_likelihood_per_token is not None]
     changed = [r for r in reports[1:] if r.flips]
-    compared = [r for r in reports if r.versus]
     every = (
         (_FIGURES_NOTES, figures_table(title, reports)),
         (_TEXTS_NOTES, record_table(_TEXTS, texts, "texts")),
         (_TIMES_NOTES, record_table(_TIMES, reports if times else (), "times of a round")),
         (_FLIPS_NOTES, record_table(_FLIPS, changed, f"answers against {reports[0].condition}")),
-        ("", record_table(_VERSUS, compared, "problem by problem", left=2)),
         (_EQUAL_NOTES, record_table(_EQUAL, equal_costs, "at equal cost", left=2)),
         (_ALLOCATION_NOTES, record_table(_ALLOCATION, allocations, "random allocation", left=3)),
     )
     shown = [(notes, table) for notes, table in every if table.rows]
-    return Section(title, [notes for notes, _ in shown if notes], [table for _, table in shown])
+    return Section(title, [notes for notes, _ in shown], [table for _, table in shown])
 
 
 def figures_table(title: str, reports: Sequence[ConditionReport]) -> FittedTable:

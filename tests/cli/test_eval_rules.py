@@ -232,7 +232,7 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
     ("arguments", "message"),
     [
         (["--resume"], "--resume needs the --output"),
-        (["--output", "report.json"], "is a directory now"),
+        (["--output", "report.json"], "is a directory, which"),
         (["--task", "gsm9k=x"], "--task gsm9k: must be one of"),
         (["--task", "=x"], "--task '=x': must be NAME=PATH"),
         (["--grid", "W"], "must be PARAMETER=VALUE,VALUE, such as K=4,8,15"),

@@ -116,7 +116,6 @@ def test_a_rival_decodes_plainly() -> None:
     ("rules", "grid", "message"),
     [
         ("exact", "W=0,6", "no condition that is compared takes it"),
-        ("fly", "concurrency=1,4", "`flyspec bench --batch 1,4` and `flyspec study batch` compare"),
         ("fly", "X=0,6", "no condition that is compared takes it; parameters are K, drafter"),
         ("fly", "W=x", r"--grid W=x: must be an integer, 0 or more"),
         ("fly", "K=x", r"--grid K=x: must be a number or auto"),

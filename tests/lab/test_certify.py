@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyspec_lab.tuning.certificates import Promise, certify
+from flyspec_lab.tuning.search import Promise, certify
 
 
 def slow(columns, num_prompts, max_rate, risk):

@@ -10,14 +10,14 @@ import pytest
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
 from flyspec_lab import compare
-from flyspec_lab.answered import COLUMNS, Answered
+from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, make_arms
 from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Unit, Wanted, wanted_samples
-from flyspec_lab.samples import KEY
+from flyspec_lab.samples import KEY, TaskSample
 from flyspec_lab.statistics import mcnemar_p, upper_bound
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
@@ -45,17 +45,14 @@ def made(
 def rows_of(wanted: Wanted, own: Callable[[Unit], dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a row for each sample: what is its own, or else defaults."""
     return [
-        {**dict.fromkeys(COLUMNS, 0), **DEFAULTS, **dict(zip(KEY, key, strict=True)), **own(unit)}
+        {**BLANK, **DEFAULTS, **dict(zip(KEY, key, strict=True)), **own(unit)}
         for key, unit in wanted.items()
     ]
 
 
+BLANK = TaskSample("", "", "", None, "", 0, "", "", 0, "", "", "").row()
 DEFAULTS: dict[str, Any] = {
-    "error": None, "token_ids": [5] * TOKENS, "finish_reason": "STOP", "loop_token_index": None,
-    "loop_guard_token_index": None, "distinct_1": 1.0, "distinct_2": 1.0, "distinct_3": 1.0,
-    "broken_ending": None,
-    "score": 1.0, "log_likelihood": None, "num_tokens": TOKENS, "loose_gaps_nats": [],
-    "rejected_gaps_nats": [],
+    "token_ids": [5] * TOKENS, "finish_reason": "STOP", "score": 1.0, "num_tokens": TOKENS,
     "num_rounds": TOKENS, "total_ns": 1_000_000_000,
 }  # fmt: skip
 FLY = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import numpy as np
 import pytest
@@ -12,22 +11,8 @@ from flyspec_lab.curves import (
     _difference,
     at_equal_speed,
     equal_speed_threshold,
-    pareto_front,
 )
 from flyspec_lab.statistics import Array, PairedBootstrap
-
-
-def beaten(point: tuple[float, float], by: tuple[float, float]) -> bool:
-    return by != point and by[0] >= point[0] and by[1] >= point[1]
-
-
-def test_the_front_is_what_nothing_beats() -> None:
-    rng = random.Random(1)
-    for _ in range(200):
-        points = [(rng.randint(0, 5), rng.randint(0, 5)) for _ in range(rng.randint(0, 8))]
-        unbeaten = {p for p in points if not any(beaten(p, q) for q in points)}
-        front = [points[i] for i in pareto_front(points)]
-        assert front == sorted(unbeaten)
 
 
 def curve(rounds: Array, right: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The plot of rules names what it shows: rules, thresholds, the front."""
+"""The plot of rules names what it shows: rules, and thresholds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_plot_names_rules_and_thresholds(tmp_path: Path) -> None:
     plot = quality_plot("quality", [*arms, rival_arm("small")], reports)
     svg = plot.svg
     shown = [
-        "task, 8 problems", "exact", "fly", ">0.2<", ">0.6<", "Pareto front", "plain",
+        "task, 8 problems", "exact", "fly", ">0.2<", ">0.6<", "plain",
         "tokens per round", "tokens per second, relative to exact", "recovery",
     ]  # fmt: skip
     assert [text for text in shown if text not in svg] == []

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec.version import __version__
-from flyspec_lab.run_directory import SAMPLES, RowFile, code_version, digest, open_run
+from flyspec_lab.run_directory import SAMPLES, RowFile, digest, open_run
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "sampling": {"temperature": 0.0, "top_p": 1.0},
@@ -147,7 +146,3 @@ def test_digests_tell_files_and_their_names_apart(tmp_path: Path) -> None:
     assert digest(str(tmp_path / "b")) == one
     assert digest(str(tmp_path)) != whole
     assert digest("") == ""
-
-
-def test_the_version_names_the_commit() -> None:
-    assert code_version().startswith(__version__)

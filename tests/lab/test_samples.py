@@ -11,7 +11,6 @@ from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason, RoundRecord
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
-from flyspec_lab.answered import COLUMNS
 from flyspec_lab.samples import KEY, TaskSample, describe, latest
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
@@ -85,7 +84,7 @@ def test_a_row_has_every_column_and_can_be_stored() -> None:
     assert (row["num_rounds"], row["total_ns"], row["num_loose_tokens"]) == (2, 7, 1)
     assert row["prompt_token_ids"] == [1, 2]
     declared = {f.name for kind in (Metrics, GenerationTimings) for f in fields(kind)}
-    assert {*KEY, *COLUMNS, *declared} <= set(row)
+    assert {*KEY, *declared} <= set(row)
     assert list(sample(error="lost").row()) == list(row)
 
 

@@ -320,8 +320,8 @@ _STUDIES: tuple[Study | BatchStudy, ...] = (
     Study(
         name="open-ended",
         title="Open-ended texts",
-        question="Do loose tokens make open-ended texts loop, end badly or become unlikely, and "
-        "what do they gain?",
+        question="Do loose tokens make open-ended texts loop or become unlikely, and what do they "
+        "gain?",
         rules=_OPEN_RULES,
         grid=("margin_threshold=0.1,0.3,0.4,1",),
         axis="margin_threshold",

@@ -31,7 +31,7 @@ class AcpBench(Task):
 
     def problems(self) -> list[Problem]:
         splits = ("dev", "validation", "val")
-        rows, pool = read_with_examples(self.path, self.num_shots, examples=splits)
+        rows, pool = read_with_examples(self.path, self.num_shots, splits)
         return [self._problem(row, pool) for row in rows[: self.limit]]
 
     def score(self, problem: Problem, text: str) -> Score:

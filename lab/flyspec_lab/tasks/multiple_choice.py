@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec_lab.tasks.rows import DataRow, choose_examples, read_with_examples
+from flyspec_lab.tasks.rows import DataRow, question_files, read_rows, read_with_examples
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 _LETTERS = "ABCDEFGHIJ"
-
-
-@dataclass(frozen=True)
-class AnswerChoices:
-    """A question, what to choose from, and the right letter; "" where that is held back."""
-
-    key: str
-    question: str
-    choices: Sequence[str]
-    answer: str
-    category: str = ""
-
-    def shown(self) -> str:
-        lines = (f"{letter}. {text}" for letter, text in zip(_LETTERS, self.choices, strict=False))
-        return "\n".join((self.question.strip(), *lines, "Answer:"))
 
 
 def choose_letter(text: str, num_choices: int) -> str | None:
@@ -60,27 +44,22 @@ class MultipleChoice(Task):
     scoring = "the letter chosen in the generated text"
     max_tokens = 16
     stop = ("</s>", "\n")
-    header = ""
 
     def score(self, problem: Problem, text: str) -> Score:
         answer = choose_letter(self.until_stop(text.lstrip()), problem.reference["choices"])
         return Score(float(answer == problem.reference["answer"]), answer)
 
-    def problem(self, item: AnswerChoices, examples: Sequence[AnswerChoices]) -> Problem:
-        """Return a question after its examples."""
-        header = self.header.format(category=item.category.replace("_", " "))
-        shots = [f"{shot.shown()} {shot.answer}\n\n" for shot in examples]
-        reference = {"answer": item.answer, "choices": len(item.choices)}
-        return Problem(item.key, header + "".join(shots) + item.shown(), reference, item.category)
+
+def _asked(question: str, choices: Sequence[str]) -> str:
+    lines = (f"{letter}. {text}" for letter, text in zip(_LETTERS, choices, strict=False))
+    return "\n".join((question.strip(), *lines, "Answer:"))
 
 
 class CommonsenseQa(MultipleChoice):
     """CommonsenseQA (Talmor et al. 2019, arXiv 1811.00937) in lm-evaluation-harness's template.
 
-    The harness compares likelihoods of letters and shows no examples; here the letter is taken
-    from generated text. Examples, if asked for, are from the train split beside the file, or else
-    from its other rows. Rows without an answer (the test split, whose answers are held back) are
-    left out.
+    The harness compares likelihoods of letters; here the letter is taken from generated text. Rows
+    without an answer (the test split, whose answers are held back) are left out.
     """
 
     name = "commonsense_qa"
@@ -88,24 +67,32 @@ class CommonsenseQa(MultipleChoice):
         "JSON lines with `id`, `question` of `stem` and `choices`, and `answerKey` "
         "(dev_rand_split.jsonl), or the hub's parquet files"
     )
-    default_shots = 0
 
     def problems(self) -> list[Problem]:
-        rows, pool = read_with_examples(
-            self.path, self.num_shots, ("validation", "dev"), ("train",)
-        )
-        answered = [item for item in map(_commonsense, rows) if item.answer]
-        if not answered:
+        rows = read_rows(question_files(self.path, ("validation", "dev")))
+        found = [self._problem(row) for row in rows if row.get("answerKey")]
+        if not found:
             raise ConfigError(f"{self.path}: has no answers; give the validation (dev) split")
-        known = answered
-        if pool is not rows:
-            known = [item for item in map(_commonsense, pool) if item.answer]
-        return [
-            self.problem(
-                item, choose_examples(known, self.num_shots, self.seed, item.key, but=item)
-            )
-            for item in answered[: self.limit]
-        ]
+        return found[: self.limit]
+
+    def _problem(self, row: DataRow) -> Problem:
+        question, answer = row.get("question"), row.get("answerKey")
+        nested = question if isinstance(question, dict) else {}
+        stem = nested.get("stem", question)
+        texts = _choice_texts(nested.get("choices", row.get("choices")))
+        if not isinstance(stem, str) or not texts or answer not in _LETTERS[: len(texts)]:
+            raise row.error("is not a question with choices and an `answerKey` of these")
+        reference = {"answer": answer, "choices": len(texts)}
+        return Problem(str(row.get("id") or row.key), _asked(f"Question: {stem}", texts), reference)
+
+
+def _choice_texts(choices: Any) -> list[str]:
+    """Return them from a list of objects (the original's) or an object of lists (the hub's)."""
+    if isinstance(choices, dict):
+        return list(choices.get("text", ()))
+    if isinstance(choices, list):
+        return [c["text"] for c in choices if isinstance(c, dict) and "text" in c]
+    return []
 
 
 class Mmlu(MultipleChoice):
@@ -123,52 +110,37 @@ class Mmlu(MultipleChoice):
         "`answer`; with the dev split"
     )
     default_shots = 5
-    header = "The following are multiple choice questions (with answers) about {category}.\n\n"
 
     def problems(self) -> list[Problem]:
-        rows, pool = read_with_examples(self.path, self.num_shots, examples=("dev",))
+        rows, pool = read_with_examples(self.path, self.num_shots, ("dev",))
         if self.num_shots and pool is rows:
             raise ConfigError(
                 f"{self.path}: examples need the dev split beside it; give the data set's "
                 "directory, or num_shots 0"
             )
-        shots = [_mmlu(row) for row in pool] if self.num_shots else []
-        return [self._problem(_mmlu(row), shots) for row in rows[: self.limit]]
+        return [self._problem(row, pool) for row in rows[: self.limit]]
 
-    def _problem(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> Problem:
-        known = [shot for shot in pool if shot.category == item.category]
-        if len(known) < self.num_shots:
+    def _problem(self, row: DataRow, pool: Sequence[DataRow]) -> Problem:
+        subject = row.text("subject")
+        shots = [shot for shot in pool if shot.get("subject") == subject][: self.num_shots]
+        if len(shots) < self.num_shots:
             raise ConfigError(
-                f"{item.key}: the dev split has {len(known)} rows of {item.category} for "
+                f"{row.key}: the dev split has {len(shots)} rows of {subject} for "
                 f"{self.num_shots} examples"
             )
-        return self.problem(item, known[: self.num_shots])
+        header = (
+            "The following are multiple choice questions (with answers) about "
+            f"{subject.replace('_', ' ')}.\n\n"
+        )
+        examples = "".join(f"{self._shown(shot)} {self._letter(shot)}\n\n" for shot in shots)
+        reference = {"answer": self._letter(row), "choices": len(row.texts("choices"))}
+        return Problem(row.key, header + examples + self._shown(row), reference, subject)
 
+    def _shown(self, row: DataRow) -> str:
+        return _asked(row.text("question"), row.texts("choices"))
 
-def _mmlu(row: DataRow) -> AnswerChoices:
-    choices, answer = row.texts("choices"), row.get("answer")
-    if not isinstance(answer, int) or not 0 <= answer < len(choices):
-        raise row.error("`answer` is not the index of a choice")
-    return AnswerChoices(
-        row.key, row.text("question"), choices, _LETTERS[answer], row.text("subject")
-    )
-
-
-def _commonsense(row: DataRow) -> AnswerChoices:
-    question = row.get("question")
-    nested = question if isinstance(question, dict) else {}
-    stem = nested.get("stem", question)
-    texts = _choice_texts(nested.get("choices", row.get("choices")))
-    answer = row.get("answerKey") or ""
-    if not isinstance(stem, str) or not texts or answer not in ("", *_LETTERS[: len(texts)]):
-        raise row.error("is not a question with choices and an `answerKey` of these")
-    return AnswerChoices(str(row.get("id") or row.key), f"Question: {stem.strip()}", texts, answer)
-
-
-def _choice_texts(choices: Any) -> list[str]:
-    """Return them from a list of objects (the original's) or an object of lists (the hub's)."""
-    if isinstance(choices, dict):
-        return list(choices.get("text", ()))
-    if isinstance(choices, list):
-        return [c["text"] for c in choices if isinstance(c, dict) and "text" in c]
-    return []
+    def _letter(self, row: DataRow) -> str:
+        answer = row.get("answer")
+        if not isinstance(answer, int) or not 0 <= answer < len(row.texts("choices")):
+            raise row.error("`answer` is not the index of a choice")
+        return _LETTERS[answer]

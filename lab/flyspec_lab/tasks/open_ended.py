@@ -13,7 +13,7 @@ from flyspec_lab.tasks.task import Problem, Score, Task
 class OpenEnded(Task):
     """Prompts of any file that `flyspec generate --prompt-file` reads, questions as chats.
 
-    Texts are described by `flyspec_lab.describe`: loops, broken endings, distinct n-grams.
+    Their texts are searched for loops.
     """
 
     name = "open_ended"

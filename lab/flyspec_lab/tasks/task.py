@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from flyspec.errors import ConfigError
 from flyspec.values.requests import Prompt
@@ -102,23 +102,6 @@ class Task(ABC):
 
         May take seconds (generated code is run) and is called in a thread of its own.
         """
-
-    @classmethod
-    def to_learn_from(cls, path: str | None, limit: int, seed: int) -> Self:
-        """Return the task with problems to train on; where it can, others than are measured."""
-        return cls(path, limit=limit, seed=seed)
-
-    def answer(self, problem: Problem, text: str) -> str | None:
-        """Return what texts have in common that say the same; None if this one says nothing.
-
-        It is what judges are trained to keep, and may be known where no text is right.
-        """
-        score = self.score(problem, text)
-        return None if score is None else score.answer
-
-    def says_the_same(self, answer: str | None, other: str | None) -> bool:
-        """True if two answers to a problem are as good as equal."""
-        return answer == other
 
     def is_open(self, problem: Problem) -> bool:
         """True if answers may be worded in many ways; here, where none is known."""

@@ -10,16 +10,15 @@ stand, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pyarrow import parquet
 
 from flyspec.engine.distributions import round_off
 from flyspec.errors import ConfigError
@@ -41,7 +40,6 @@ TOP_LOGITS = 64
 MAX_GAP_NATS = 8.0
 """Mismatches that the target thinks this much less likely than its own token are not put in: no
 sensible threshold accepts them. RuleReplay counts one that a rule accepts as an answer lost."""
-_META = b"flyspec.recording"
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
@@ -76,16 +74,8 @@ class RecordedRound:
     fork_scores: Floats
 
 
-_ARRAYS: Mapping[str, Any] = {
-    # column: (type, rows beyond those of the drafts; None for a single number a row)
-    "logits": (np.float32, 1), "logit_ids": (np.int32, 1), "log_totals": (np.float32, None),
-    "draft_log_probs": (np.float16, 0), "draft_ids": (np.int32, 0),
-    "fork_scores": (np.float32, None),
-}  # fmt: skip
-_SCHEMA = pa.schema(
-    {"text": pa.int32(), "start": pa.int32(), "draft_token_ids": pa.list_(pa.int32())}
-    | {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, (dtype, _) in _ARRAYS.items()}
-)
+_OF_POSITIONS = "logits", "logit_ids", "log_totals"
+_OF_DRAFTS = "draft_log_probs", "draft_ids", "fork_scores"
 
 
 @dataclass(frozen=True)
@@ -99,9 +89,8 @@ class TuningRecordInfo:
     vocab_size: int
     num_speculative_tokens: int
     max_tokens: int
-    eos_token_ids: tuple[int, ...]
-    control_token_ids: tuple[int, ...]
-    version: int = VERSION
+    eos_token_ids: Sequence[int]
+    control_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -118,42 +107,45 @@ class TuningRecord:
         return sum(len(r.log_totals) for r in self.rounds)
 
     def save(self, path: Path) -> None:
-        """Write it as Parquet: a row per round."""
-        rows = [
-            {**vars(r), **{name: getattr(r, name).reshape(-1) for name in _ARRAYS}}
-            for r in self.rounds
-        ]
-        meta = {**asdict(self.info), "texts": [asdict(t) for t in self.texts]}
-        schema = _SCHEMA.with_metadata({_META: json.dumps(meta).encode()})
-        parquet.write_table(pa.Table.from_pylist(rows, schema), path, compression="zstd")
+        """Write it as a compressed file of NumPy's."""
+        arrays = {
+            name: np.concatenate([getattr(r, name) for r in self.rounds])
+            for name in (*_OF_POSITIONS, *_OF_DRAFTS)
+        }
+        meta = {
+            "version": VERSION,
+            "info": asdict(self.info),
+            "texts": [asdict(text) for text in self.texts],
+            "rounds": [(r.text, r.start, r.draft_token_ids) for r in self.rounds],
+        }
+        with path.open("wb") as file:
+            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
 
     @classmethod
     def load(cls, path: Path) -> TuningRecord:
         """Read one. Raises `ConfigError` if the file is none, or of another version."""
         try:
-            table = parquet.read_table(path)
-        except (OSError, pa.ArrowInvalid) as error:
+            with np.load(path) as file:
+                meta = json.loads(str(file["meta"]))
+                arrays = {name: file[name] for name in (*_OF_POSITIONS, *_OF_DRAFTS)}
+            version = meta["version"]
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ConfigError(f"{path}: cannot be read as a recording: {error}") from None
-        found = (table.schema.metadata or {}).get(_META)
-        if found is None:
-            raise ConfigError(f"{path}: a Parquet file, but not a recording of `flyspec tune`")
-        meta = json.loads(found)
-        if meta["version"] != VERSION:
+        if version != VERSION:
             raise ConfigError(
-                f"{path}: of version {meta['version']}, this flyspec reads {VERSION}; record again"
+                f"{path}: of version {version}, this flyspec reads {VERSION}; record again"
             )
-        texts = [RecordedText(**text) for text in meta.pop("texts")]
-        for name in ("eos_token_ids", "control_token_ids"):
-            meta[name] = tuple(meta[name])
-        return cls(TuningRecordInfo(**meta), texts, [_round(row) for row in table.to_pylist()])
-
-
-def _round(row: Mapping[str, Any]) -> RecordedRound:
-    drafts, arrays = row["draft_token_ids"], dict[str, Any]()
-    for name, (dtype, more) in _ARRAYS.items():
-        flat = np.array(row[name], dtype)
-        arrays[name] = flat if more is None else flat.reshape(len(drafts) + more, -1)
-    return RecordedRound(row["text"], row["start"], drafts, **arrays)
+        counts = np.array([len(drafts) for _, _, drafts in meta["rounds"]])
+        parts = {
+            name: np.split(rows, np.cumsum(counts + (name in _OF_POSITIONS))[:-1])
+            for name, rows in arrays.items()
+        }
+        rounds = [
+            RecordedRound(*head, **{name: of[i] for name, of in parts.items()})
+            for i, head in enumerate(meta["rounds"])
+        ]
+        texts = [RecordedText(**text) for text in meta["texts"]]
+        return cls(TuningRecordInfo(**meta["info"]), texts, rounds)
 
 
 class Recorder:
@@ -205,8 +197,8 @@ class Recorder:
             vocab_size=target.info.vocab_size,
             num_speculative_tokens=self._k,
             max_tokens=self._max_tokens,
-            eos_token_ids=target.bundle.eos_token_ids,
-            control_token_ids=target.bundle.control_token_ids,
+            eos_token_ids=list(target.bundle.eos_token_ids),
+            control_token_ids=list(target.bundle.control_token_ids),
         )
         return TuningRecord(info, texts, rounds)
 

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Divergence, Rule
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Outcome
@@ -70,10 +68,12 @@ class RuleReplay:
         self.logits = functools.cache(lambda i: rebuilt(recording.rounds[i], info.vocab_size))
 
     def by(self, rule: Rule) -> Replayed:
-        """Judge all rounds by a rule. Raises `InvalidArgumentError` for what is not recorded."""
+        """Judge all rounds by a rule.
+
+        It may neither read hidden rows nor compare whole distributions, which are not recorded.
+        """
         recording = self.recording
         resolved = resolve_rule(rule, recording.info.num_speculative_tokens)
-        _check_replayable(resolved)
         count = len(recording.texts)
         rounds, tokens = np.zeros(count, np.int64), np.zeros(count, np.int64)
         own_tokens = np.array([max(1, t.num_tokens - 1) for t in recording.texts])
@@ -116,18 +116,6 @@ class RuleReplay:
             if d.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
         ]
         return verdict.num_accepted, loose[-1] if loose else None
-
-
-def _check_replayable(rule: Rule) -> None:
-    """Raise `InvalidArgumentError`, with the reason, if a record lacks what the rule needs."""
-    spec = distribution_spec(rule, _GREEDY)
-    if RULE_PRESETS[rule.name].hidden_layers:
-        raise InvalidArgumentError(f"{rule.name}: reads hidden rows, which are not recorded")
-    if spec is not None and (spec.top_k == 0 or spec.raw):
-        raise InvalidArgumentError(
-            f"{rule.name}: compares whole distributions, of which the most likely tokens are "
-            "recorded; set divergence_top_k"
-        )
 
 
 @dataclass(frozen=True)

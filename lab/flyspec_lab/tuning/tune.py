@@ -23,12 +23,13 @@ from flyspec_lab.bench.options import names_of
 from flyspec_lab.options import ProblemOptions
 from flyspec_lab.problems import read_problems
 from flyspec_lab.report import Report
-from flyspec_lab.tuning.certificates import Certificate, Promise
 from flyspec_lab.tuning.recording import Recorder, TuningRecord
 from flyspec_lab.tuning.replay import RuleReplay
 from flyspec_lab.tuning.search import (
     AXES,
     Axis,
+    Certificate,
+    Promise,
     RuleCandidate,
     candidates,
     certified,
@@ -45,7 +46,7 @@ class TuneOptions(ProblemOptions):
 
     recording: Annotated[Path, Flag(
         "Recording of both models on the problems: made if it does not exist, else replayed.",
-    )] = Path("recording.parquet")
+    )] = Path("recording.npz")
     target_recovery: Annotated[float, Flag(
         "Minimum share of the target's score to keep.", min=0,
     )] = 0.99

@@ -143,22 +143,6 @@ def test_mgsm_scores(tmp_path: Path, text: str, right: bool) -> None:
     assert task.score(task.problems()[0], text).correct == right
 
 
-def test_mgsm_examples_need_worked_answers(tmp_path: Path) -> None:
-    mgsm(tmp_path / "mgsm_de.tsv", "2 plus 2?\t4\n")
-    with pytest.raises(ConfigError, match=r"examples need the train split .* mgsm_de_train.jsonl"):
-        Mgsm(str(tmp_path / "mgsm_de.tsv"), num_shots=1).problems()
-    json_lines(
-        tmp_path / "mgsm_de_train.jsonl",
-        [{"question": "Frage: 1 plus 1?", "answer": "Schritt-für-Schritt-Antwort: Es sind 2.",
-          "answer_number": 2}],
-    )  # fmt: skip
-    (problem,) = Mgsm(str(tmp_path / "mgsm_de.tsv"), num_shots=1).problems()
-    assert problem.prompt == (
-        "Frage: 1 plus 1?\nSchritt-für-Schritt-Antwort: Es sind 2.\n\n"
-        "Frage: 2 plus 2?\nSchritt-für-Schritt-Antwort:"
-    )
-
-
 def test_mgsm_of_the_hub(tmp_path: Path) -> None:
     rows = [{"question": "2 plus 2?", "answer": None, "answer_number": 4}]
     parquet(tmp_path / "de/test-00000-of-00001.parquet", rows)

@@ -209,31 +209,3 @@ def test_the_table_of_the_documentation_is_that_of_the_tasks(tmp_path: Path) -> 
     written = (tmp_path / "tasks.md").read_text(encoding="utf-8")
     assert written == document, "run `python -m flyspec_lab.tasks docs/tasks.md`"
     assert all(f"| `{name}` |" in document and f"**{name}**" in document for name in TASKS)
-
-
-def test_code_says_its_tokens_statement_by_statement() -> None:
-    task = PythonCode(limit=1)
-    (problem,) = task.problems()
-
-    def same(one: str, two: str) -> bool:
-        return task.says_the_same(task.answer(problem, one), task.answer(problem, two))
-
-    text = '        return x  # why\n\n    def f(self):\n        """Say."""\n        y = (1, 2)\n'
-    other = (
-        '        return x\n    def f(self):\n        """Do."""\n        y = (1,\n             2)\n'
-    )
-    assert same(text, other)
-    assert not same(text, other.replace("2)", "3)"))
-    assert not same(text, text.replace("x  #", "y  #"))
-    assert same(text, text + "        z = 5")  # a statement that was cut off says nothing yet
-    assert same(text, text + "        z = 5\n")  # it goes on where the other was cut off
-    assert same("x = 1\n", "")
-    assert same("(", "")
-
-
-def test_code_to_learn_from_is_none_that_is_measured() -> None:
-    tasks = PythonCode(limit=10_000), PythonCode.to_learn_from(None, 10_000, 1)
-    measured, learned = ({p.prompt_id.rsplit(",", 1)[0] for p in t.problems()} for t in tasks)
-    assert measured
-    assert learned
-    assert not measured & learned
