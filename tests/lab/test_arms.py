@@ -121,6 +121,7 @@ def test_a_rival_decodes_plainly() -> None:
         ("fly", "K=x", r"--grid K=x: must be a number or auto"),
         ("fly", "K=1", r"'fly, K = 1': speculation.num_speculative_tokens must be 0 or at least 2"),
         ("fly", "theta=77", r"'fly, theta = 77': rule.fly_entropy_threshold"),
+        ("margin:margin_threshold=-1", "", "rule.margin_threshold"),
         ("fly until x then exat", "", r"no rule 'exat' \(did you mean exact\?\)"),
         ("flyy", "", r"the server has no rule 'flyy' \(did you mean fly\?\); it has exact"),
     ],
