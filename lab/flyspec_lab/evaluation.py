@@ -17,7 +17,7 @@ from flyspec_lab.curves import AllocationLead, EqualCost, allocation_leads, equa
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, ServedModel, make_samples, wanted_samples
-from flyspec_lab.run_directory import model_facts, open_run
+from flyspec_lab.run_directory import RunSettings, model_facts, open_run
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ async def run_evaluation(
     served = {"target": target}
     if rival is not None:
         arms, served = [*arms, rival_arm(rival.model.name)], {**served, "rival": rival}
-    settings = {
+    settings: RunSettings = {
         "sampling": {name: getattr(o, name) for name in ("temperature", "top_p", "log_likelihood")},
         "models": {name: model_facts(stack.model) for name, stack in served.items()},
         "drafters": drafters,

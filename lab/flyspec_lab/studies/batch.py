@@ -31,7 +31,7 @@ from flyspec_lab.drawing import COLORS, MARKERS, draw_intervals, powers_of_two
 from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems, read_problems
 from flyspec_lab.report import Plot, Report, Section
-from flyspec_lab.run_directory import fingerprints, model_facts, open_run
+from flyspec_lab.run_directory import RunSettings, fingerprints, model_facts, open_run
 from flyspec_lab.statistics import Interval, wins_more
 from flyspec_lab.studies.fuzzy import TOTAL_VARIATION
 from flyspec_lab.studies.study import CLAIMS_HEADING, VERDICTS, facts_of
@@ -118,7 +118,7 @@ async def measure(
     If interrupted, returns what was measured until then. Raises `ConfigError` if what is there was
     measured otherwise.
     """
-    settings = {
+    settings: RunSettings = {
         "sampling": {"num_speculative_tokens": o.num_speculative_tokens},
         "models": {"target": model_facts(target)},
         "drafters": fingerprints(drafters),

@@ -70,7 +70,8 @@ def _window_restores(found: Found) -> ClaimFinding:
     without, restored = (found.one("fly", fly_window_size=w) for w in (0, 6))
     assert found.answered is not None
     gain = versus(found.answered, restored.condition, without.condition)
-    more = gain.flips and wins_more(gain.flips.helpful, gain.flips.harmful)
+    flips = gain.flips
+    more = None if flips is None else wins_more(flips.helpful, flips.harmful)
     return ClaimFinding(
         False if _loses_answers(restored) else more,
         f"{with_bounds(gain.score_difference, '+.1%')} right answers by W = 6 instead of 0; "
