@@ -62,7 +62,7 @@ def _ratios(name: str, documents: Documents, bases: Sequence[str]) -> Plot | Non
                     for row, modes in enumerate(groups.values())
                     if mode != base and base in modes.get(mode, {"ratios": {}})["ratios"]
                 ]
-                points = [(Interval(r["median"], r["low"], r["high"], r["low"]), y)
+                points = [(Interval(r["median"], r["low"], r["high"]), y)
                           for r, y in ratios]  # fmt: skip
                 style = {"marker": "o", "linestyle": "", "color": color}
                 draw_intervals(ax, points, label=mode, **style)
@@ -87,7 +87,7 @@ def plot_batches(documents: Documents) -> Plot | None:
         for ax, group in zip(axes, groups, strict=True):
             for mode in ("fly", "exact"):
                 points = [
-                    (b["batch"], Interval(b["ratio_to_plain"], b["low"], b["high"], b["low"]))
+                    (b["batch"], Interval(b["ratio_to_plain"], b["low"], b["high"]))
                     for b in batches
                     if (b["group"], b["mode"]) == (group, mode)
                 ]

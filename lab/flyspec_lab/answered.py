@@ -11,19 +11,9 @@ import numpy as np
 
 from flyspec_lab.arms import Arm
 from flyspec_lab.run import Wanted
-from flyspec_lab.samples import KEY, latest
+from flyspec_lab.samples import latest
 from flyspec_lab.statistics import Array, PairedBootstrap
 
-COLUMNS = (
-    *KEY, "error", "token_ids", "finish_reason", "loop_token_index",
-    "loop_guard_token_index", "distinct_1", "distinct_2", "distinct_3", "broken_ending", "score",
-    "log_likelihood", "num_tokens", "loose_gaps_nats", "rejected_gaps_nats", "num_rounds",
-    "num_spec_steps", "num_accepted_draft_tokens",
-    "num_loose_tokens", "loose_cost_nats", "num_rejected_tokens", "rejected_cost_nats",
-    "num_rollbacks", "round_bytes", "distribution_bytes", "total_ns", "draft_model_ns",
-    "target_model_ns", "judge_ns",
-)  # fmt: skip
-"""Samples' data for a report."""
 ROUNDS, TIME = "num_rounds", "total_ns"
 """Basis of comparing tokens: speed is tokens per round, or per nanosecond of a request."""
 
@@ -111,7 +101,7 @@ class Answered:
 
     @property
     def has_answers(self) -> bool:
-        """True if every text has a score."""
-        return bool(self.arms) and all(
+        """True if there are texts, and every one has a score."""
+        return bool(self.places) and all(
             row["score"] is not None for rows in self.rows.values() for row in rows
         )

@@ -10,7 +10,7 @@ import itertools
 import json
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -28,7 +28,7 @@ from flyspec.speculation_length import (
 from flyspec.spelling import did_you_mean
 from flyspec_lab.bench.conditions import PLAIN, parse_conditions, with_plain
 
-_K, _DRAFTER, _CONCURRENCY = "num_speculative_tokens", "drafter", "concurrency"
+_K, _DRAFTER = "num_speculative_tokens", "drafter"
 
 Grid = Sequence[tuple[str, tuple[Any, ...]]]
 """Names, as typed, with the values of each."""
@@ -55,13 +55,9 @@ class Arm:
 
     @property
     def rule_json(self) -> str:
-        """The rule and all else of the condition but its name and K, for keys and files."""
-        document = {k: _plain(v) for k, v in asdict(self.rule).items() if v not in (None, ())}
-        for item in fields(self.condition):
-            value = getattr(self.condition, item.name)
-            if value and item.name not in ("name", "rule", _K):
-                document[item.name] = _plain(value)
-        return json.dumps(document, sort_keys=True)
+        """The rule and the phases of the condition, for keys and files."""
+        phases = tuple(asdict(phase) for phase in self.condition.phases)
+        return json.dumps(_plain({**asdict(self.rule), "phases": phases}), sort_keys=True)
 
     @property
     def k(self) -> int | None:
@@ -77,10 +73,8 @@ class Arm:
 def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.name
-    if is_dataclass(value) and not isinstance(value, type):
-        value = asdict(value)
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items() if v is not None}
+        return {k: _plain(v) for k, v in value.items() if v not in (None, ())}
     return [_plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
@@ -114,18 +108,13 @@ def make_arms(
     `known_rules` the server's. Of arms that would make equal samples the first is kept. Raises
     `ConfigError`.
     """
-    used: set[str] = set()
     plain, *others = with_plain(tuple(conditions))
     arms = [Arm(plain, plain.rule, 0)]
     for condition in others:
-        arms += _at_every_point(condition, grid, k, drafter, used)
-    if any(name == _CONCURRENCY for name, _ in grid):
-        raise ConfigError(
-            f"--grid {_CONCURRENCY}: all conditions share the target's steps here; `flyspec bench "
-            "--batch 1,4` and `flyspec study batch` compare conditions at several numbers of "
-            "concurrent requests"
-        )
-    if unused := next((name for name, _ in grid if name not in used), None):
+        arms += _at_every_point(condition, grid, k, drafter)
+    for unused, _ in grid:
+        if any(_field(condition, unused) for condition in others):
+            continue
         known = (f"{p} ({s.symbol})" if s.symbol else p for p, s in PARAMETERS.items())
         raise ConfigError(
             f"--grid {unused}: no condition that is compared takes it; parameters are "
@@ -165,15 +154,13 @@ def controls_of(conditions: Sequence[Condition]) -> tuple[Condition, ...]:
 
 
 def _at_every_point(
-    condition: Condition, grid: Grid, k: SpeculationLength, drafter: str, used: set[str]
+    condition: Condition, grid: Grid, k: SpeculationLength, drafter: str
 ) -> Iterator[Arm]:
     axes: dict[str, list[tuple[str, Any]]] = {}
     for name, values in grid:
         field = _field(condition, name)
-        if field is None:
-            continue
-        used.add(name)
-        if getattr(condition if field == _K else condition.rule, field, None) is None:
+        own = condition if field == _K else condition.rule
+        if field is not None and getattr(own, field, None) is None:
             axes[field] = [_choice(name, field, value) for value in values]
     for point in itertools.product(*axes.values()):
         chosen = dict(zip(axes, (value for _, value in point), strict=True))
@@ -181,8 +168,8 @@ def _at_every_point(
         own_drafter = chosen.pop(_DRAFTER, drafter)
         rule = replace(condition.rule, **chosen)
         name = ", ".join([condition.name, *(shown for shown, _ in point)])
-        own = replace(condition, name=name, rule=rule)
-        yield Arm(own, rule, own_k, own_drafter if own_k != 0 else "")
+        at_point = replace(condition, name=name, rule=rule)
+        yield Arm(at_point, rule, own_k, own_drafter if own_k != 0 else "")
 
 
 def _field(condition: Condition, name: str) -> str | None:

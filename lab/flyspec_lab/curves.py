@@ -89,23 +89,26 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
     A curve has two or more conditions of a rule (`curves_of`), or is `random`; and `exact` if that
     was compared, which every rule becomes where it accepts nothing.
     """
-    if not answered.has_answers or answered.bootstrap is None:
+    if not answered.has_answers:
         return []
-    curves = _curves(answered.arms)
     found = []
     for arm in answered.arms:
-        for name, members in curves.items():
+        for name, members in _curves(answered.arms).items():
             if arm.rival or arm in members or is_exact(arm) or is_control(arm):
                 continue
-            rounds, time = (
-                at_equal_speed(
-                    answered.bootstrap, answered.curve([arm], by), answered.curve(members, by)
-                )
-                for by in (ROUNDS, TIME)
-            )
+            rounds, time = (_at_equal_speed(answered, arm, members, by) for by in (ROUNDS, TIME))
             if rounds or time:
                 found.append(EqualCost(answered.task, arm.name, name, rounds, time))
     return found
+
+
+def _at_equal_speed(
+    answered: Answered, arm: Arm, curve: Sequence[Arm], by: str, beyond: bool = False
+) -> AtEqualSpeed | None:
+    assert answered.bootstrap is not None
+    return at_equal_speed(
+        answered.bootstrap, answered.curve([arm], by), answered.curve(curve, by), beyond
+    )
 
 
 def allocation_leads(answered: Answered) -> list[AllocationLead]:
@@ -114,27 +117,19 @@ def allocation_leads(answered: Answered) -> list[AllocationLead]:
     Exact decoding is that with the same K and drafter. Empty without a rival or known answers.
     """
     small = next((arm for arm in answered.arms if arm.rival), None)
-    if small is None or answered.bootstrap is None or not answered.has_answers:
+    if small is None or not answered.has_answers:
         return []
     return [
         AllocationLead(
-            answered.task,
-            arm.name,
-            large.name,
-            small.name,
-            at_equal_speed(
-                answered.bootstrap,
-                answered.curve([arm], TIME),
-                answered.curve([large, small], TIME),
-                beyond=True,
-            ),
+            answered.task, arm.name, large.name, small.name,
+            _at_equal_speed(answered, arm, [large, small], TIME, beyond=True),
         )
         for arm in answered.arms
         if not arm.rival and not is_exact(arm)
         for large in answered.arms
         if large.name == PLAIN
         or (is_exact(large) and (large.k, large.drafter) == (arm.k, arm.drafter))
-    ]
+    ]  # fmt: skip
 
 
 def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
@@ -164,13 +159,12 @@ def curves_of(arms: Sequence[Arm]) -> dict[str, list[Arm]]:
 
 def _own_kinds(rule: Rule, rules: Sequence[Rule]) -> list[str]:
     """Return the rule's kinds of measures and window, where the others' are not all the same."""
-    kinds = [name for name, p in PARAMETERS.items() if p.members or name == _WINDOW]
-    differ = [name for name in kinds if len({getattr(other, name) for other in rules}) > 1]
-    values = {name: getattr(rule, name) for name in differ}
     return [
-        f"W = {value}" if name == _WINDOW else PARAMETERS[name].show(value)
-        for name, value in values.items()
-        if value is not None
+        f"W = {value}" if name == _WINDOW else parameter.show(value)
+        for name, parameter in PARAMETERS.items()
+        if (parameter.members or name == _WINDOW)
+        and (value := getattr(rule, name)) is not None
+        and len({getattr(other, name) for other in rules}) > 1
     ]
 
 
@@ -196,22 +190,7 @@ def is_exact(arm: Arm) -> bool:
 
 def is_control(arm: Arm) -> bool:
     """True if it accepts at random, as what other rules have to be better than."""
-    preset = RULE_PRESETS.get(arm.rule.name)
-    return preset is not None and preset.criterion == "random" and not arm.condition.phases
-
-
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Return the indices of points (speed, quality) that no other beats, slowest first.
-
-    A point is beaten by one that is better in one and no worse in the other.
-    """
-    front: list[int] = []
-    best = -np.inf
-    for index in sorted(range(len(points)), key=lambda i: points[i], reverse=True):
-        if points[index][1] > best:
-            best = points[index][1]
-            front.append(index)
-    return front[::-1]
+    return arm.rule.name == "random" and not arm.condition.phases
 
 
 def at_equal_speed(

@@ -5,11 +5,9 @@ matplotlib is imported only when needed.
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,8 +23,6 @@ BLUE, ORANGE, GREY = "#1764ab", "#d95f02", "#777777"
 # Okabe and Ito's colors, told apart by the color-blind, without black and yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "os^Dv<>p"
-SERVICES = {"verify": BLUE, "draft": ORANGE, "orchestrator": GREY}
-"""Color of each service."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -44,21 +40,26 @@ _STYLE: Any = {
 }
 
 
-def save(path: Path, inches: tuple[float, float], draw: Callable[[Figure], None]) -> None:
-    """Draw a figure of that size and write it in the format that the file name implies."""
-    if path.suffix == ".svg":
-        path.write_text(to_svg(inches, draw))
-        return
-    _render(path, path.suffix[1:], inches, draw, "flyspec")
+def save(
+    to: Path | IO[Any],
+    inches: tuple[float, float],
+    draw: Callable[[Figure], None],
+    form: str | None = None,
+    salt: str = "flyspec",
+) -> None:
+    """Draw a figure of that size; its format is that of the file's name, unless one is given.
 
+    Figures on one page need different salts for unique IDs.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
 
-def to_svg(
-    inches: tuple[float, float], draw: Callable[[Figure], None], salt: str = "flyspec"
-) -> str:
-    """Return a figure as SVG text. Figures on one page need different salts for unique IDs."""
-    buffer = io.StringIO()
-    _render(buffer, "svg", inches, draw, salt)
-    return _shrink(buffer.getvalue())
+    form = form or Path(str(to)).suffix[1:]
+    metadata: dict[str, Any] = {"Date": None} if form == "svg" else {}
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
+        figure = Canvas(figsize=inches, layout="constrained")
+        draw(figure)
+        figure.savefig(to, format=form, metadata=metadata, dpi=150)
 
 
 def powers_of_two(ax: Axes, ticks: Sequence[float], label: str) -> None:
@@ -88,28 +89,3 @@ def _bars(values: Sequence[float | Interval]) -> tuple[list[float], list[list[fl
         [max(0.0, v.value - v.low) for v in known],
         [max(0.0, v.high - v.value) for v in known],
     ]
-
-
-def _render(
-    to: Any, form: str, inches: tuple[float, float], draw: Callable[[Figure], None], salt: str
-) -> None:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure as Canvas
-
-    metadata: dict[str, Any] = {"Date": None} if form == "svg" else {}
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": salt}):
-        figure = Canvas(figsize=inches, layout="constrained")
-        draw(figure)
-        figure.savefig(to, format=form, metadata=metadata, dpi=150)
-
-
-def _shrink(svg: str) -> str:
-    """Halve the file: drop comments, indentation, group names and excess digits."""
-    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    for _ in range(3):  # unwrap groups of one element without attributes
-        svg = re.sub(r"<g>\s*(<(?:use|path|rect)\b[^<>]*/>)\s*</g>", r"\1", svg)
-    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
-    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), svg)
-    return re.sub(r">\s+<", "><", svg)

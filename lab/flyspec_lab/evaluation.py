@@ -10,19 +10,19 @@ from flyspec.client import Models
 from flyspec.concurrency import check_reached
 from flyspec.progress import error_console
 from flyspec_lab import compare
-from flyspec_lab.answered import COLUMNS, Answered
+from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, controls_of, make_arms, rival_arm
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import AllocationLead, EqualCost, allocation_leads, equal_costs
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, ServedModel, make_samples, wanted_samples
-from flyspec_lab.run_directory import RunSettings, code_version, model_facts, open_run
+from flyspec_lab.run_directory import RunSettings, model_facts, open_run
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Findings by task. `missing`: conditions without any sample; they were left out."""
+    """The arms of a run, how their samples went, and findings by task."""
 
     arms: Sequence[Arm]
     progressed: Progressed
@@ -30,35 +30,6 @@ class Evaluation:
     conditions: Mapping[str, Sequence[ConditionReport]]
     equal_costs: Mapping[str, Sequence[EqualCost]]
     allocations: Mapping[str, Sequence[AllocationLead]]
-    missing: Mapping[str, Sequence[str]]
-
-    @property
-    def reports(self) -> list[ConditionReport]:
-        return [report for of in self.conditions.values() for report in of]
-
-
-def arms_of(o: EvalOptions, models: Models, rival: ServedModel | None) -> list[Arm]:
-    """Return what the options compare. Raises `ConfigError`."""
-    conditions = list(o.conditions)
-    if o.controls:
-        names = {c.name for c in conditions}
-        conditions += [c for c in controls_of(conditions) if c.name not in names]
-    drafter = o.drafter or next(iter(models.drafters), "")
-    arms = make_arms(conditions, o.grid, o.num_speculative_tokens, drafter, models.rules)
-    return arms if rival is None else [*arms, rival_arm(rival.model.name)]
-
-
-def settings_of(
-    o: EvalOptions, tasks: Sequence[TaskProblems], served: Mapping[str, ServedModel],
-    drafters: Mapping[str, str],
-) -> RunSettings:  # fmt: skip
-    return RunSettings(
-        code_version(),
-        {name: getattr(o, name) for name in ("temperature", "top_p", "log_likelihood")},
-        {name: model_facts(stack.model) for name, stack in served.items()},
-        drafters,
-        {task.name: task.facts(o) for task in tasks},
-    )
 
 
 async def run_evaluation(
@@ -70,34 +41,39 @@ async def run_evaluation(
     drafters: Mapping[str, str],
     output: Path | None,
     resume: bool,
-    mixed_versions: bool,
 ) -> Evaluation:
     """Make what is missing of a run, and compare. `drafters` are fingerprints that are known.
 
     After Ctrl-C, what there is is compared. Raises `ConfigError`.
     """
-    arms = arms_of(o, models, rival)
-    served = {"target": target} | ({} if rival is None else {"rival": rival})
-    settings = settings_of(o, tasks, served, drafters)
+    conditions = (*o.conditions, *(controls_of(o.conditions) if o.controls else ()))
+    drafter = o.drafter or next(iter(models.drafters), "")
+    arms = make_arms(conditions, o.grid, o.num_speculative_tokens, drafter, models.rules)
+    served = {"target": target}
+    if rival is not None:
+        arms, served = [*arms, rival_arm(rival.model.name)], {**served, "rival": rival}
+    settings: RunSettings = {
+        "sampling": {name: getattr(o, name) for name in ("temperature", "top_p", "log_likelihood")},
+        "models": {name: model_facts(stack.model) for name, stack in served.items()},
+        "drafters": drafters,
+        "tasks": {task.name: task.facts(o) for task in tasks},
+    }
     wanted = wanted_samples(o, tasks, arms, target.model, rival.model if rival else None)
-    with open_run(output, settings, resume, mixed_versions) as samples:
+    with open_run(output, settings, resume) as file:
         problems = ", ".join(f"{task.name} ({len(task.problems)} problems)" for task in tasks)
         seeds = f", {o.seeds} texts of each" if o.seeds > 1 else ""
         error_console().print(
             f"{problems}{seeds}: {len(arms)} conditions on {target.model.name}", markup=False
         )
-        progressed = await make_samples(o, wanted, target, rival, samples)
+        progressed = await make_samples(o, wanted, target, rival, file)
         check_reached(progressed.found + progressed.made)
-        rows = samples.read(COLUMNS).to_pylist()
+        rows = list(file.read())
     answered = {task.name: Answered(task.name, arms, wanted, rows) for task in tasks}
     return compared(arms, progressed, answered, o.conditions[0].name)
 
 
 def compared(
-    arms: Sequence[Arm],
-    progressed: Progressed,
-    answered: Mapping[str, Answered],
-    first: str,
+    arms: Sequence[Arm], progressed: Progressed, answered: Mapping[str, Answered], first: str
 ) -> Evaluation:
     """Compare the texts of each task, with those of the condition named `first` as well."""
     return Evaluation(
@@ -107,5 +83,4 @@ def compared(
         {name: compare.report(of, first) for name, of in answered.items()},
         {name: equal_costs(of) for name, of in answered.items()},
         {name: allocation_leads(of) for name, of in answered.items()},
-        {name: of.missing for name, of in answered.items() if of.missing},
     )

@@ -16,7 +16,6 @@ import draft_service.loading
 import verify_service.ranks
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.draft_heads.target import HeadTarget
-from flyspec.engine.loading import LoadedModel
 from flyspec.engine.model import Draw, Model, Rows, Step
 from flyspec.engine.native.model import NativeModel
 from flyspec.engine.out_of_memory import naming_memory
@@ -41,14 +40,18 @@ class LocalModel:
     """
 
     def __init__(
-        self,
-        settings: DraftSettings | VerifySettings,
-        native: bool = True,
-        for_heads: bool = False,
+        self, settings: DraftSettings | VerifySettings, native: bool = True, for_heads: bool = False
     ) -> None:
         set_threads(settings.threads)
         disable_progress_bar()
-        loaded, self.model = _load(settings, native)
+        self.model: Model
+        if isinstance(settings, VerifySettings):
+            loaded, self.model = verify_service.ranks.load(settings, None)
+        else:
+            loaded, self.model = draft_service.loading.load(settings)
+        if not native and isinstance(self.model, NativeModel):
+            invariant = getattr(settings, "batch_invariant", False)  # of targets only
+            self.model = ModelRunner.planned(loaded, settings, batch_invariant=invariant)
         self.head_target = HeadTarget.of(loaded) if for_heads else None
         with naming_memory(loaded.info.name, "warming up"):
             self.model.warm_up()
@@ -79,48 +82,33 @@ class LocalModel:
         No longer than its `max_tokens` and the context allow. `advance` is told how many sequences
         are done. Sequence i is sampled with `seed` + i.
         """
-        found: list[list[int]] = []
+        found: list[list[int]] = [[] for _ in sequences]
         for at in range(0, len(sequences), self._batch):
             part = sequences[at : at + self._batch]
             rooms = [self.info.context_length - len(ids) for ids in part]
             most = list(map(min, rooms, max_tokens[at : at + self._batch]))
+            drawn = found[at : at + self._batch]
             with self._slots(part) as slots:
-                found += self._draw(part, slots, most, sampling, seed + at)
+                starts = [start for _, start in slots]
+                feeds = [list(ids[start:]) for ids, start in zip(part, starts, strict=True)]
+                left = [i for i, count in enumerate(most) if count > 0]
+                while left:  # a call may return fewer tokens than are left
+                    draws = [
+                        Draw(
+                            Step(slots[i][0], starts[i], feeds[i]), sampling, seed + at + i,
+                            max_tokens=most[i] - len(drawn[i]), stop_token_ids=self.eos,
+                        )
+                        for i in left
+                    ]  # fmt: skip
+                    for i, answer in zip(left, self.model.draw(draws), strict=True):
+                        drawn[i] += answer.token_ids
+                        feeds[i] = drawn[i][-1:]
+                        starts[i] = len(part[i]) + len(drawn[i]) - 1
+                    left = [
+                        i for i in left if len(drawn[i]) < most[i] and drawn[i][-1] not in self.eos
+                    ]
             advance(len(part))
         return found
-
-    def _draw(
-        self,
-        sequences: Sequence[TokenIds],
-        slots: Sequence[tuple[int, int]],
-        most: Sequence[int],
-        sampling: SamplingParams,
-        seed: int,
-    ) -> list[list[int]]:
-        """Draw until each sequence has ended; a call may return fewer tokens than are left."""
-        drawn: list[list[int]] = [[] for _ in sequences]
-        left = [index for index, count in enumerate(most) if count > 0]
-        starts = [start for _, start in slots]
-        feeds = [list(ids[start:]) for ids, start in zip(sequences, starts, strict=True)]
-        while left:
-            answers = self.model.draw(
-                [
-                    Draw(
-                        Step(slots[i][0], starts[i], feeds[i]),
-                        sampling,
-                        seed + i,
-                        max_tokens=most[i] - len(drawn[i]),
-                        stop_token_ids=self.eos,
-                    )
-                    for i in left
-                ]
-            )
-            for i, answer in zip(left, answers, strict=True):
-                drawn[i] += answer.token_ids
-                feeds[i] = drawn[i][-1:]
-                starts[i] = len(sequences[i]) + len(drawn[i]) - 1
-            left = [i for i in left if len(drawn[i]) < most[i] and drawn[i][-1] not in self.eos]
-        return drawn
 
     def logits(self, sequences: Sequence[TokenIds], num_rows: Sequence[int]) -> Iterator[Tensor]:
         """Yield the raw logits [n, vocab] after each of a sequence's last n tokens.
@@ -163,15 +151,3 @@ class LocalModel:
         finally:
             for slot, _ in taken:
                 cache.release(slot)
-
-
-def _load(settings: DraftSettings | VerifySettings, native: bool) -> tuple[LoadedModel, Model]:
-    batch_invariant: bool | None = False
-    if isinstance(settings, VerifySettings):
-        loaded, model = verify_service.ranks.load(settings, None)
-        batch_invariant = settings.batch_invariant
-    else:
-        loaded, model = draft_service.loading.load(settings)
-    if not native and isinstance(model, NativeModel):
-        model = ModelRunner.planned(loaded, settings, batch_invariant=batch_invariant)
-    return loaded, model

@@ -41,23 +41,8 @@ class LossBound:
         """The largest loss of a mean score; above 1 it says nothing."""
         return self.tokens * self.draft_share * self.threshold
 
-    @property
-    def vacuous(self) -> bool:
-        return self.value >= 1.0
-
     def __str__(self) -> str:
-        return f"{self.value:.2f}" + (", says nothing" if self.vacuous else "")
-
-
-def bounds_loss(rule: Rule) -> bool:
-    """True if the bound holds for a resolved rule, when tokens are sampled."""
-    preset = RULE_PRESETS.get(rule.name)
-    return (
-        preset is not None
-        and preset.criterion in ("divergence", "reversed divergence")
-        and rule.divergence is Divergence.TV
-        and not rule.fly_window_size
-    )
+        return f"{self.value:.2f}" + (", says nothing" if self.value >= 1.0 else "")
 
 
 def loss_bound(rule: Rule, tokens: float, draft_share: float) -> LossBound | None:
@@ -65,6 +50,12 @@ def loss_bound(rule: Rule, tokens: float, draft_share: float) -> LossBound | Non
 
     `tokens` per text, of which the share `draft_share` was drafted and accepted.
     """
-    if not bounds_loss(rule):
+    preset = RULE_PRESETS.get(rule.name)
+    if (
+        preset is None
+        or preset.criterion not in ("divergence", "reversed divergence")
+        or rule.divergence is not Divergence.TV
+        or rule.fly_window_size
+    ):
         return None
     return LossBound(tokens, draft_share, rule.divergence_threshold or 0.0)

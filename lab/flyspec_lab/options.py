@@ -132,7 +132,4 @@ class StudyOptions(ProblemOptions):
     repeats: Annotated[int, Flag(
         "Runs of each batch size and rule, where a study measures speed by them.", min=1,
     )] = 6
-    mixed_versions: Annotated[bool, Flag(
-        "Go on with a study although another version of flyspec made the rest.",
-    )] = False
 # fmt: on

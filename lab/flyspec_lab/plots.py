@@ -11,7 +11,7 @@ import numpy as np
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import curves_of, is_control, is_exact, pareto_front
+from flyspec_lab.curves import curves_of, is_control, is_exact
 from flyspec_lab.drawing import COLORS, GREY, MARKERS, draw_intervals, powers_of_two
 from flyspec_lab.report import Plot
 from flyspec_lab.statistics import Interval
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _WIDE = 4.0
 """Speeds that differ by more than this are shown on a logarithmic axis."""
 _PANEL_INCHES, _NAME_INCHES = (5.6, 4.2), 0.19
-Measured = Callable[[ConditionReport], Interval | None]
 
 
 def quality_plot(
@@ -56,7 +55,7 @@ def _accepted(r: ConditionReport) -> Interval | None:
 
 
 def _speed(r: ConditionReport) -> Interval | None:
-    return r.speed_ratio or Interval(1.0, 1.0, 1.0, 1.0)
+    return r.speed_ratio or Interval(1.0, 1.0, 1.0)
 
 
 def quality_label(reports: Any) -> str:
@@ -68,14 +67,18 @@ def quality_label(reports: Any) -> str:
 def quality_of(r: ConditionReport) -> Interval | None:
     """Return the recovery, or else the log-likelihood per token; None if neither is known."""
     value = r.log_likelihood_per_token
-    return r.recovery or (None if value is None else Interval(value, value, value, value))
+    return r.recovery or (None if value is None else Interval(value, value, value))
 
 
 def _panel(
-    ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionReport], across: Measured, label: str
+    ax: Axes,
+    arms: Sequence[Arm],
+    of: Mapping[str, ConditionReport],
+    across: Callable[[ConditionReport], Interval | None],
+    label: str,
 ) -> None:
-    """Draw each rule's conditions in one color, joined in the order of `across`; and the front."""
-    points: list[tuple[float, float]] = []
+    """Draw each rule's conditions in one color, joined in the order of `across`."""
+    xs: list[float] = []
     colors, markers = cycle(COLORS), cycle(MARKERS)
     plain = {a.name: [a] for a in arms if a.k == 0 and across is _speed}
     for name, members in {**curves_of(arms), **plain}.items():
@@ -94,20 +97,14 @@ def _panel(
                 value = condition.rpartition("=")[2].strip()
                 ax.annotate(value, (x.value, y.value), textcoords="offset points", xytext=(4, 4),
                             fontsize=7, color=style["color"])  # fmt: skip
-        points += [(x.value, y.value) for x, y, _ in drawn]
+        xs += [x.value for x, _, _ in drawn]
     if across is _speed:
         _draw_allocations(ax, arms, of)
-    front = [points[i] for i in pareto_front(points)]
-    ax.plot(
-        [x for x, _ in front], [y for _, y in front],
-        color="black", linewidth=1.0, linestyle="--", label="Pareto front", zorder=1,
-    )  # fmt: skip
     if any(r.recovery for r in of.values()):
         ax.axhline(1.0, color=GREY, linewidth=0.8, zorder=0)
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     ax.set_xlabel(label)
-    xs = [x for x, _ in points]
-    if points and max(xs) > _WIDE * min(xs):
+    if xs and max(xs) > _WIDE * min(xs):
         powers_of_two(ax, (0.25, 0.5, 1, 2, 4, 8, 16, 32), label)
         ax.set_xlim(min(xs) / 1.3, max(xs) * 1.6)
 

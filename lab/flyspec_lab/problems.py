@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.prompts import read_prompts
 from flyspec.spelling import did_you_mean
 from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.options import ProblemOptions
 from flyspec_lab.run_directory import digest
-from flyspec_lab.tasks import TASKS, Problem, Score, Task
-from flyspec_lab.tasks.numbers import last_number
-from flyspec_lab.tasks.word_problems import WordProblems
+from flyspec_lab.tasks import TASKS, Problem, Task
+from flyspec_lab.tasks.open_ended import PromptFile
 
 
 @dataclass(frozen=True)
@@ -51,50 +49,17 @@ class TaskProblems:
             "num_shots": task.num_shots,
             "max_tokens": o.max_tokens or task.max_tokens,
             "stop": list(task.stop),
-            "chat": o.chat if isinstance(task, PromptFile) else None,
+            "chat": task.chat if isinstance(task, PromptFile) else None,
         }
-
-
-class PromptFile(Task):
-    """Prompts in any format that `flyspec.prompts` reads; where it has answers, they are numbers.
-
-    An answer is the number after the text's last `####`, or else its last number.
-    """
-
-    name = "prompts"
-    summary = "Prompts of a file, in any format that is known."
-
-    def __init__(self, path: str | None = None, *, chat: bool | None = None, **known: Any) -> None:
-        super().__init__(path, **known)
-        self._chat = chat
-
-    def problems(self) -> list[Problem]:
-        assert self.path is not None
-        prompts = read_prompts(self.path, self.limit)
-        known = [prompt.reference is not None for prompt in prompts]
-        if any(known) and not all(known):
-            where = prompts[known.index(False)].where
-            raise ConfigError(f"{where}: has no answer, but other prompts have one")
-        return [
-            Problem(p.where.rpartition(": ")[2], p.to_request(self._chat), p.reference, p.category)
-            for p in prompts
-        ]
-
-    def score(self, problem: Problem, text: str) -> Score | None:
-        if problem.reference is None:
-            return None
-        answer = last_number(text)
-        return Score(float(answer == problem.reference), answer)
 
 
 def read_problems(o: ProblemOptions) -> list[TaskProblems]:
     """Return the tasks that the options name, with their problems. Raises `ConfigError`."""
-    named = [(name, _task(name, path, o)) for name, path in o.task]
+    default = [] if o.prompt_file else [("word_problems", None)]
+    named = [(name, _task(name, path, o)) for name, path in o.task or default]
     if o.prompt_file is not None:
         file = PromptFile(o.prompt_file, chat=o.chat, limit=o.limit)
         named.append((Path(o.prompt_file).name.partition(".")[0] or "prompts", file))
-    if not named:
-        named.append((WordProblems.name, _task(WordProblems.name, None, o)))
     names = [name for name, _ in named]
     found: dict[str, TaskProblems] = {}
     for name, task in named:

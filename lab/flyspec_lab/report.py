@@ -6,6 +6,7 @@ a document as Markdown.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.tables import FittedTable, result_console
 from flyspec.tables import markdown as markdown_table
-from flyspec_lab.drawing import FORMATS, save, to_svg
+from flyspec_lab.drawing import FORMATS, save
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -41,7 +42,10 @@ class Plot:
     @cached_property
     def svg(self) -> str:
         """The figure as SVG text."""
-        return to_svg(self.inches, self.draw, self.name)
+        buffer = io.StringIO()
+        save(buffer, self.inches, self.draw, "svg", self.name)
+        _, begin, rest = buffer.getvalue().partition("<svg")
+        return begin + re.sub(r'<g id="[^"]*"', "<g", rest)  # alike in all figures
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Report:
         from jinja2 import Environment
 
         environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        environment.filters |= {"words": _words, "svg": _svg}
+        environment.filters["words"] = _words
         return environment.from_string(_PAGE).render(report=self)
 
     def write(self, directory: Path) -> Path:
@@ -234,10 +238,7 @@ class Results:
         """Raise `ConfigError` for files that cannot be written."""
         check_file("--plot", self.plot, FORMATS)
         check_file("--html", self.html, (".html",))
-        self.check_output()
-
-    def check_output(self) -> None:
-        check_file("--output", self.output)
+        check_file("--output", self.document_file)
 
     @property
     def document_file(self) -> Path | None:
@@ -280,47 +281,41 @@ class Results:
 
 
 # fmt: off
-@dataclass(frozen=True)
-class PlottedResults(Results):
-    """Destinations of a report that has a plot."""
-
-    plot: Annotated[Path | None, _results(
-        "Write a plot to a .svg, .png or .pdf file.",
-    )] = None
+_PlotFile = Annotated[Path | None, _results("Write a plot to a .svg, .png or .pdf file.")]
 
 
 @dataclass(frozen=True)
-class PageResults(PlottedResults):
-    """Destinations of a report that has a page as well."""
+class PageResults(Results):
+    """Destinations of a report that has a plot and a page as well."""
 
+    plot: _PlotFile = None
     html: Annotated[Path | None, _results(
         "Write the report with its plots as one HTML file.",
     )] = None
 
 
 @dataclass(frozen=True)
-class RunResults(PlottedResults):
+class RunResults(Results):
     """A run's directory, so that it can go on, and destinations of its report."""
 
+    plot: _PlotFile = None
     output: Annotated[Path | None, _results(
-        "Directory to keep the run in: each text as it is made (Parquet), and the JSON document.",
+        "Directory to keep the run in: each text as it is made, and the JSON document.",
         metavar="RUN",
     )] = None
     resume: Annotated[bool, _results(
         "Go on with the run in --output, or begin it: make what is missing or failed.",
     )] = False
-    mixed_versions: Annotated[bool, _results(
-        "With --resume: also if another version of flyspec made the rest.",
-    )] = False
     # fmt: on
 
-    def check_output(self) -> None:
+    def check(self) -> None:
+        check_file("--plot", self.plot, FORMATS)
         if self.resume and self.output is None:
             raise ConfigError("--resume needs the --output of the run to go on with")
         if self.output is not None and self.output.suffix == ".json":
             raise ConfigError(
-                f"--output {self.output}: is a directory now, which has the JSON document besides "
-                "the texts; for the document alone use --json"
+                f"--output {self.output}: is a directory, which has the JSON document besides the "
+                "texts; for the document alone use --json"
             )
 
     @property
@@ -333,21 +328,9 @@ class RunResults(PlottedResults):
 
 def _words(text: str) -> Markup:
     """Escape a text; what is in backticks becomes code."""
-    from markupsafe import Markup
+    from markupsafe import Markup, escape
 
-    pieces = re.split(r"`([^`]*)`", text)
-    return Markup("").join(
-        Markup("<code>{}</code>").format(piece) if i % 2 else piece
-        for i, piece in enumerate(pieces)
-    )
-
-
-def _svg(plot: Plot) -> Markup:
-    from markupsafe import Markup
-
-    drawn = plot.svg
-    # Drawn by us, with text that matplotlib has escaped.
-    return Markup(drawn[drawn.index("<svg") :])
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 _PAGE = """<!DOCTYPE html>
@@ -378,7 +361,6 @@ _PAGE = """<!DOCTYPE html>
   .left { text-align: left; white-space: normal; min-width: 7rem; }
   figure { margin: 1.25rem 0; }
   figure svg { max-width: 100%; height: auto; }
-  figcaption { font-size: .9rem; color: #444; }
 </style>
 <h1>{{ report.title }}{% if not report.passed %} <span class="failed">failed</span>{% endif %}</h1>
 <p class="subtitle">{{ report.subtitle | words }}</p>
@@ -416,7 +398,7 @@ _PAGE = """<!DOCTYPE html>
 </table></div>
 {% endfor %}
 {% for plot in section.plots %}
-<figure role="img" aria-label="{{ plot.caption }}">{{ plot | svg }}
+<figure role="img" aria-label="{{ plot.caption }}">{{ plot.svg | safe }}
 <figcaption>{{ plot.caption | words }}</figcaption></figure>
 {% endfor %}
 {% endfor %}

@@ -16,13 +16,13 @@ from flyspec.errors import ConfigError, FlyspecError, UnavailableError
 from flyspec.progress import error_console, progress
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import SamplingParams
+from flyspec.version import __version__
 from flyspec_lab.arms import Arm
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
-from flyspec_lab.row_files import RowFiles
-from flyspec_lab.run_directory import code_version
-from flyspec_lab.samples import KEY, TaskSample, describe, made
-from flyspec_lab.tasks import Problem, Score, Task
+from flyspec_lab.run_directory import RowFile
+from flyspec_lab.samples import KEY, TaskSample, describe, latest
+from flyspec_lab.tasks import Problem
 
 _LOST_AFTER = 20
 """So many samples in a row that no server answered: it is gone."""
@@ -129,19 +129,19 @@ def _blank(unit: Unit, o: EvalOptions, model: ModelInfo) -> TaskSample:
         repeat=unit.repeat,
         category=unit.problem.category,
         model=model.name,
-        version=code_version(),
+        version=__version__,
     )
 
 
 async def make_samples(
-    o: EvalOptions, wanted: Wanted, target: ServedModel, rival: ServedModel | None, files: RowFiles
+    o: EvalOptions, wanted: Wanted, target: ServedModel, rival: ServedModel | None, rows: RowFile
 ) -> Progressed:
-    """Make what is wanted and not in `files`, `concurrency` at a time, and append it there.
+    """Make what is wanted and not in `rows`, `concurrency` at a time, and append it there.
 
     A sample that fails is a row with its error, and is made again the next time. Ends early after
     Ctrl-C, or when no server answers any more.
     """
-    there = made(files)
+    there = {key for key, row in latest(rows.read()).items() if row["error"] is None}
     rest = [unit for key, unit in wanted.items() if key not in there]
     outcome = Progressed(found=len(wanted) - len(rest), left=len(rest))
     if outcome.found:
@@ -160,7 +160,7 @@ async def make_samples(
             except FlyspecError as error:
                 sample = replace(sample, error=str(error))
                 unavailable = isinstance(error, UnavailableError)
-            files.append(sample.row())
+            rows.append(sample.row())
             outcome.count(sample, unavailable)
             advance()
 
@@ -187,7 +187,12 @@ async def _facts(
     )
     generation = await client.complete(unit.problem.prompt, request, math.inf)
     facts = describe(generation)
-    score = await _scored(task, unit.problem, generation.text)
+    try:
+        score = await asyncio.to_thread(task.score, unit.problem, generation.text)
+    except FlyspecError:
+        raise
+    except Exception as error:  # whatever the task raises
+        raise FlyspecError(f"scoring failed: {type(error).__name__}: {error}") from error
     if score is not None:
         facts |= {"score": score.value, "answer": score.answer, "detail": score.detail}
     if score is None or o.log_likelihood:
@@ -195,16 +200,6 @@ async def _facts(
             target, facts["prompt_token_ids"], facts["token_ids"]
         )
     return facts
-
-
-async def _scored(task: Task, problem: Problem, text: str) -> Score | None:
-    """Score a text in a thread. Raises `FlyspecError` if that fails, whatever the task raises."""
-    try:
-        return await asyncio.to_thread(task.score, problem, text)
-    except FlyspecError:
-        raise
-    except Exception as error:
-        raise FlyspecError(f"scoring failed: {type(error).__name__}: {error}") from error
 
 
 async def log_likelihood(

@@ -1,108 +1,91 @@
-"""A run on disk: `run.json` (its settings), `samples/`, and `report.json` of its last end.
+"""A run on disk: `run.json` (its settings), `samples.jsonl`, and `report.json` of its last end.
 
-Without a directory, a run has one for as long as it takes. The settings are what all samples have
-in common, kept beside them so that a run goes on as it began.
+The settings are what all samples have in common, kept beside them so that a run goes on as it
+began.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from flyspec.errors import ConfigError
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec.version import __version__
-from flyspec_lab.row_files import RowFiles
-from flyspec_lab.samples import SCHEMA
 
-SETTINGS = "run.json"
+SETTINGS, SAMPLES = "run.json", "samples.jsonl"
+
+RunSettings = Mapping[str, Mapping[str, Any]]
+"""Settings that must be the same for a run to go on, in parts: `sampling`, `models`, `drafters` and
+`tasks`. A part may gain entries, but each keeps its facts: of a model its weights, data type and
+numerics, of a drafter its model's weights (where this process can know them), of a task its file's
+digest and what selects and words its problems."""
 
 
-@dataclass(frozen=True)
-class RunSettings:
-    """Settings that must be the same for a run to go on; `differences` compares.
+class RowFile(AbstractContextManager["RowFile"]):
+    """A file of JSON lines to which rows are appended; each is in it when `append` returns.
 
-    `models`, `drafters` and `tasks` may gain entries, but each keeps its facts: of a model its
-    weights, data type and numerics, of a drafter its model's weights (where this process can know
-    them), of a task its file's digest and what selects and words its problems.
+    What the end of a process cut off is removed. Close it, or use it as a context. Raises
+    `ConfigError` if it cannot be written, or another process is writing to it.
     """
 
-    version: str
-    sampling: Mapping[str, Any]
-    models: Mapping[str, Mapping[str, Any]]
-    drafters: Mapping[str, str] = field(default_factory=dict)
-    tasks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """Read a file that `write` wrote. Raises `ConfigError`."""
+    def __init__(self, path: Path) -> None:
+        self.path = path
         try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(f"{path}: does not describe a run: {error}") from None
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ConfigError(f"{path}: another process is writing to it") from None
+        self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
 
-    def write(self, path: Path) -> None:
-        unfinished = path.with_name(f"_{path.name}")
-        unfinished.write_text(json.dumps(asdict(self), indent=2) + "\n")
-        unfinished.replace(path)
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
-    def joined(self, other: Self) -> Self:
-        """Return these settings with what `other` adds to them."""
-        mine, theirs = asdict(self), asdict(other)
-        parts = {name: {**mine[name], **theirs[name]} for name in ("models", "drafters", "tasks")}
-        return type(self)(other.version, other.sampling, **parts)
+    def append(self, row: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(row).encode() + b"\n")
+        self._file.flush()
 
-    def differences(self, now: Self) -> list[str]:
-        """Say what is not as it was, but for the version."""
-        mine, theirs = asdict(self), asdict(now)
-        return [
-            f"{name}: was {before!r}, is {after!r}"
-            for part in ("sampling", "models", "drafters", "tasks")
-            for name, before, after in _changed(part, mine[part], theirs[part])
-        ]
-
-
-def _changed(name: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    if isinstance(before, Mapping) and isinstance(after, Mapping):
-        for key in before.keys() & after.keys():
-            yield from _changed(f"{name}.{key}", before[key], after[key])
-    elif before != after:
-        yield name, before, after
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Yield all rows, in order."""
+        with self.path.open() as lines:
+            yield from map(json.loads, lines)
 
 
 @contextmanager
 def open_run(
-    path: Path | None, settings: RunSettings, resume: bool = False, mixed_versions: bool = False
-) -> Iterator[RowFiles]:
-    """Begin a run in a directory, or with `resume` go on with the one there; gives its samples.
+    path: Path | None, settings: RunSettings, resume: bool = False, rows: str = SAMPLES
+) -> Iterator[RowFile]:
+    """Begin a run in a directory, or with `resume` go on with the one there; gives its rows.
 
-    Raises `ConfigError` if there is one without `resume`, or if it was made with other settings or,
-    without `mixed_versions`, by another version of flyspec; it says what differs.
+    Without a directory, a run has one for as long as it takes. Raises `ConfigError` if there is one
+    without `resume`, or if it was made with other settings, and says what differs.
     """
     if path is None:
         with (
             tempfile.TemporaryDirectory(prefix="flyspec-eval-") as own,
-            RowFiles(Path(own), SCHEMA) as samples,
+            RowFile(Path(own) / rows) as file,
         ):
-            yield samples
+            yield file
         return
-    settings = continued(path, settings, resume, mixed_versions)
-    with RowFiles(path / "samples", SCHEMA) as samples:
-        settings.write(path / SETTINGS)
-        yield samples
+    settings = _continued(path, settings, resume)
+    with RowFile(path / rows) as file:
+        unfinished = path / f"_{SETTINGS}"
+        unfinished.write_text(json.dumps(settings, indent=2) + "\n")
+        unfinished.replace(path / SETTINGS)
+        yield file
 
 
-def continued(
-    path: Path, settings: RunSettings, resume: bool = False, mixed_versions: bool = False
-) -> RunSettings:
+def _continued(path: Path, settings: RunSettings, resume: bool) -> RunSettings:
     """Return the settings of a run that begins or goes on in a directory; raises as `open_run`."""
     file = path / SETTINGS
     if not file.exists():
@@ -111,22 +94,34 @@ def continued(
                 f"--output {path}: is not the directory of a run, nor empty; give another one"
             )
         return settings
-    before = RunSettings.read(file)
     if not resume:
         raise ConfigError(
             f"--output {path}: has a run; go on with it (--resume), or give another directory"
         )
-    if differences := before.differences(settings):
+    try:
+        found = json.loads(file.read_text())
+        before = {part: dict(found[part]) for part in settings}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{file}: does not describe a run: {error!r}") from None
+    differences = [
+        f"{name}: was {was!r}, is {now!r}"
+        for part in settings
+        for name, was, now in _changed(part, before[part], settings[part])
+    ]
+    if differences:
         raise ConfigError(
             f"--resume: the run in {path} was made otherwise ({'; '.join(differences)}); use the "
             "same model and options, or begin another run"
         )
-    if before.version != settings.version and not mixed_versions:
-        raise ConfigError(
-            f"--resume: the run in {path} was made by flyspec {before.version}, this is "
-            f"{settings.version}; begin another run, or allow both in it (--mixed-versions)"
-        )
-    return before.joined(settings)
+    return {part: {**before[part], **settings[part]} for part in settings}
+
+
+def _changed(name: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for key in before.keys() & after.keys():
+            yield from _changed(f"{name}.{key}", before[key], after[key])
+    elif before != after:
+        yield name, before, after
 
 
 def model_facts(model: ModelInfo) -> dict[str, Any]:
@@ -139,9 +134,9 @@ def fingerprints(drafters: Sequence[DrafterStatus]) -> dict[str, str]:
     return {d.name: d.model.weights_fingerprint for d in drafters if d.model is not None}
 
 
-def digest(path: str | None) -> str:
+def digest(path: str) -> str:
     """Return the SHA-256 of a file, or of all files in a directory; empty without one."""
-    if path is None or path == "-":
+    if path in ("", "-"):
         return ""
     root, found = Path(path).expanduser(), hashlib.sha256()
     files = sorted(p for p in root.rglob("*") if p.is_file()) if root.is_dir() else [root]
@@ -150,26 +145,3 @@ def digest(path: str | None) -> str:
             found.update(f"{file.relative_to(root)}\0".encode())
         found.update(file.read_bytes())
     return found.hexdigest()
-
-
-@cache
-def code_version() -> str:
-    """Return flyspec's version; in a checkout, with its commit, and `.changed` if it has changes.
-
-    As in versions of PyPA: `0.1.0+g1234567.changed`.
-    """
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return __version__
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    product = ("flyspec", "verify_service", "draft_service", "orchestrator")
-    try:
-        commit = git("rev-parse", "--short=10", "HEAD")
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", *product)
-    except (OSError, subprocess.CalledProcessError):
-        return __version__
-    return f"{__version__}+g{commit}" + (".changed" if changed else "")

@@ -2,63 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
-
-import pyarrow as pa
+from typing import Any
 
 from flyspec.client import Generation
 from flyspec.values.generation import GenerationTimings, SpeculationMetrics
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
-from flyspec_lab import describe as descriptions
-from flyspec_lab.describe import TextDescription
-from flyspec_lab.row_files import RowFiles
+from orchestrator.generation.loop_guard import (
+    MAX_UNIT_TOKENS,
+    MIN_REPEATS,
+    MIN_TOKENS,
+    LoopGuard,
+)
 
 KEY = (
     "task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed", "weights_fingerprint",
 )  # fmt: skip
 """The columns that say which sample a row is. Of rows with an equal key the last one counts."""
 
-_UNDESCRIBED = TextDescription(None, None, None, None, None)
 _UNKNOWN = Decision(Outcome.LOOSE)
-
-
-@dataclass(frozen=True)
-class LooseTokens:
-    """The loosely accepted tokens of a text, in order; a column each.
-
-    Positions count output tokens. Gaps are costs in nats: raw log p(most likely) - log p(token).
-    `loose_entropies` are in the rule's own measure, NaN where it has none, and
-    `loose_target_token_ids` the target's own tokens there, -1 if unknown.
-    """
-
-    loose_positions: list[int] = field(default_factory=list)
-    loose_gaps_nats: list[float] = field(default_factory=list)
-    loose_entropies: list[float] = field(default_factory=list)
-    loose_target_token_ids: list[int] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, generation: Generation) -> LooseTokens:
-        """Return those of a generation; the last round that accepted a position loosely counts."""
-        start = len(generation.started.prompt_token_ids)
-        judged = {
-            record.start_length + offset - start: decision
-            for record in generation.rounds
-            for offset, decision in enumerate(record.decisions)
-            if decision.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
-        }
-        positions = [i for i, o in enumerate(generation.origins) if o is Origin.LOOSE]
-        decisions = [judged.get(position, _UNKNOWN) for position in positions]
-        measures = [d.measure if d.entropy is None else d.entropy for d in decisions]
-        return cls(
-            positions,
-            list(generation.loose_gaps_nats),
-            [float("nan") if m is None else m for m in measures],
-            [-1 if d.target_token_id is None else d.target_token_id for d in decisions],
-        )
 
 
 @dataclass(frozen=True)
@@ -66,10 +30,16 @@ class TaskSample:
     """One row. Its columns are these fields, and those of the dataclasses among them.
 
     `rule` is JSON with all parameters; `num_speculative_tokens` the requested K, null if it adapts.
-    `repeat` counts the seeds of a problem; `version` is flyspec's with its commit. `error` is why
+    `repeat` counts the seeds of a problem; `version` is flyspec's. `error` is why
     there is no text, null if there is one; the columns after it then have no meaning. `score` is
     null where no answer is known. `log_likelihood`: raw log p(text | prompt) under the target,
-    nats, if it was asked for. `rejected_gaps_nats` are those of rejected mismatches.
+    nats, if it was asked for. `loop_token_index`: number of tokens when the first loop was complete
+    by the loop guard's criterion, whether the guard was on or not; null if there is none.
+
+    `loose_...` have the loosely accepted tokens of a text, in order; positions count output tokens.
+    Gaps are costs in nats: raw log p(most likely) - log p(token). Entropies are in the rule's own
+    measure, and target tokens the target's own; null where the rule or the round has none.
+    `rejected_gaps_nats` are those of rejected mismatches.
     """
 
     task: str
@@ -96,8 +66,11 @@ class TaskSample:
     detail: str = ""
     log_likelihood: float | None = None
     num_tokens: int = 0
-    description: TextDescription = _UNDESCRIBED
-    loose: LooseTokens = field(default_factory=LooseTokens)
+    loop_token_index: int | None = None
+    loose_positions: list[int] = field(default_factory=list)
+    loose_gaps_nats: list[float] = field(default_factory=list)
+    loose_entropies: list[float | None] = field(default_factory=list)
+    loose_target_token_ids: list[int | None] = field(default_factory=list)
     rejected_gaps_nats: list[float] = field(default_factory=list)
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     timings: GenerationTimings = field(default_factory=GenerationTimings)
@@ -112,44 +85,26 @@ class TaskSample:
         return found
 
 
-def schema_of(row_type: Any) -> pa.Schema:
-    """Return the columns of a dataclass of rows; what is null in one row may be null in all."""
-    columns: list[pa.Field] = []
-    for name, hint in get_type_hints(row_type).items():
-        if is_dataclass(hint):
-            columns += schema_of(hint)
-        else:
-            columns.append(pa.field(name, pa.uint64() if name == "seed" else _arrow(hint)))
-    return pa.schema(columns)
-
-
-def _arrow(hint: Any) -> Any:
-    if get_origin(hint) in (Union, UnionType):
-        (hint,) = set(get_args(hint)) - {NoneType}
-    if get_origin(hint) is Literal:
-        return pa.string()
-    if get_origin(hint) is list:
-        return pa.list_(_arrow(get_args(hint)[0]))
-    return {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}[hint]
-
-
-SCHEMA = schema_of(TaskSample)
-
-
-def latest(rows: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
+def latest(rows: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
     """Return the rows that count, by key."""
     return {tuple(row[name] for name in KEY): row for row in rows}
 
 
-def made(files: RowFiles) -> set[tuple[Any, ...]]:
-    """Return the keys of the samples that are there, without those that failed."""
-    rows = latest(files.read([*KEY, "error"]).to_pylist())
-    return {key for key, row in rows.items() if row["error"] is None}
-
-
 def describe(generation: Generation) -> dict[str, Any]:
-    """Return the fields of a `TaskSample` that a generation tells."""
+    """Return the fields of a `TaskSample` that a generation tells.
+
+    Of a loosely accepted position, the last round that accepted it counts.
+    """
     completion = generation.completion
+    start = len(generation.started.prompt_token_ids)
+    judged = {
+        record.start_length + offset - start: decision
+        for record in generation.rounds
+        for offset, decision in enumerate(record.decisions)
+        if decision.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
+    }
+    positions = [i for i, o in enumerate(generation.origins) if o is Origin.LOOSE]
+    decisions = [judged.get(position, _UNKNOWN) for position in positions]
     return {
         "text": generation.text,
         "token_ids": list(generation.token_ids),
@@ -157,9 +112,12 @@ def describe(generation: Generation) -> dict[str, Any]:
         "prompt_token_ids": list(generation.started.prompt_token_ids),
         "finish_reason": completion.finish_reason.name,
         "loop_guard_token_index": completion.loop_guard_token_index,
-        "description": descriptions.describe(generation.text, generation.token_ids),
+        "loop_token_index": loop_token_index(generation.token_ids),
         "num_tokens": completion.completion_tokens,
-        "loose": LooseTokens.of(generation),
+        "loose_positions": positions,
+        "loose_gaps_nats": list(generation.loose_gaps_nats),
+        "loose_entropies": [d.measure if d.entropy is None else d.entropy for d in decisions],
+        "loose_target_token_ids": [d.target_token_id for d in decisions],
         "rejected_gaps_nats": [
             decision.gap_nats
             for record in generation.rounds
@@ -169,3 +127,23 @@ def describe(generation: Generation) -> dict[str, Any]:
         "speculation": completion.speculation,
         "timings": completion.timings,
     }
+
+
+def loop_token_index(token_ids: Iterable[int]) -> int | None:
+    """Return after how many tokens the first loop was complete, by the loop guard's criterion."""
+    guard = LoopGuard()
+    for token_id in token_ids:
+        guard.push(token_id)
+        if guard.token_index is not None:
+            break
+    return guard.token_index
+
+
+def ends_in_loop(token_ids: Sequence[int]) -> bool:
+    """Return whether a loop, by the loop guard's criterion, goes on to the last token."""
+    for unit in range(1, MAX_UNIT_TOKENS + 1):
+        length = max(MIN_TOKENS, MIN_REPEATS * unit)
+        end = token_ids[-length:]
+        if len(end) == length and end[unit:] == end[:-unit]:
+            return True
+    return False

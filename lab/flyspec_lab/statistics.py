@@ -21,18 +21,15 @@ CONFIDENCE = 0.95
 RESAMPLES = 10_000
 POINT = 0.01
 """A difference of one percentage point."""
-_CHUNK = 256
-"""Resamples drawn at once, so that memory stays small."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate, its two-sided 95 % interval, and the one-sided 95 % bound below it."""
+    """An estimate and its two-sided 95 % interval."""
 
     value: float
     low: float
     high: float
-    lower_bound: float
 
 
 @dataclass(frozen=True)
@@ -40,16 +37,15 @@ class Flips:
     """Answers of a condition against those of another on the same problems.
 
     `harmful`: right there, wrong here; `helpful`: wrong there, right here. `right_there` of them
-    were right there. `harmful_rate` is harmful / right_there, and `harmful_rate_upper` its exact
-    one-sided 95 % bound, so that recovery is at least 1 - `harmful_rate_upper` with that
-    confidence, whatever is gained elsewhere. `mcnemar_p`: see there.
+    were right there. `harmful_rate_upper` is the exact one-sided 95 % bound of the share of harmful
+    ones, so that recovery is at least 1 - `harmful_rate_upper` with that confidence, whatever is
+    gained elsewhere. `mcnemar_p`: see there.
     """
 
     harmful: int
     helpful: int
     right_there: int
     problems: int
-    harmful_rate: float | None
     harmful_rate_upper: float
     mcnemar_p: float
 
@@ -58,9 +54,8 @@ class Flips:
         """Compare right answers [problems] with those of the other condition, in the same order."""
         harmful, helpful = int((~right & right_there).sum()), int((right & ~right_there).sum())
         count = int(right_there.sum())
-        rate = harmful / count if count else None
         upper = upper_bound(harmful, count)
-        return cls(harmful, helpful, count, len(right), rate, upper, mcnemar_p(helpful, harmful))
+        return cls(harmful, helpful, count, len(right), upper, mcnemar_p(helpful, harmful))
 
 
 def is_larger(one: Interval | None, other: Interval | None) -> bool | None:
@@ -85,20 +80,20 @@ def wins_more(won: int, lost: int) -> bool | None:
     return won > lost if mcnemar_p(won, lost) <= 1 - CONFIDENCE else None
 
 
-def exact_interval(count: int, of: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def exact_interval(count: int, of: int) -> tuple[float, float]:
     """Return the two-sided exact interval of a share (Clopper and Pearson, Biometrika 26, 1934)."""
     if of == 0:
         return 0.0, 1.0
-    found = binomtest(count, of).proportion_ci(confidence, method="exact")
+    found = binomtest(count, of).proportion_ci(CONFIDENCE, method="exact")
     return float(found.low), float(found.high)
 
 
-def upper_bound(count: int, of: int, confidence: float = CONFIDENCE) -> float:
+def upper_bound(count: int, of: int) -> float:
     """Return the one-sided exact upper bound of a share; for a count of 0 about 3 / `of`."""
     if of == 0:
         return 1.0
     test = binomtest(count, of, alternative="less")
-    return float(test.proportion_ci(confidence, method="exact").high)
+    return float(test.proportion_ci(CONFIDENCE, method="exact").high)
 
 
 def difference_interval(one: Interval, other: Interval) -> tuple[float, float, float]:
@@ -128,16 +123,14 @@ class PairedBootstrap:
         """Counts of each problem in each resample, [resamples, problems]."""
         rng, size = np.random.default_rng(self._seed), self._size
         counts = np.empty((self._resamples, size), np.uint16)
-        for start in range(0, self._resamples, _CHUNK):
-            rows = counts[start : start + _CHUNK]
-            drawn = rng.integers(size, size=rows.shape) + size * np.arange(len(rows))[:, None]
-            rows[:] = np.bincount(drawn.ravel(), minlength=rows.size).reshape(rows.shape)
+        for row in counts:
+            row[:] = np.bincount(rng.integers(size, size=size), minlength=size)
         return counts
 
     def sums(self, values: Array) -> Array:
         """Return the sums of values [problems, columns] in each resample, [resamples, columns]."""
-        chunks = range(0, self._resamples, _CHUNK)
-        return np.concatenate([self._counts[i : i + _CHUNK].astype(float) @ values for i in chunks])
+        # In parts, so that memory stays small.
+        return np.concatenate([counts @ values for counts in np.array_split(self._counts, 40)])
 
     def interval(
         self,
@@ -159,11 +152,11 @@ class PairedBootstrap:
         drawn = drawn[np.isfinite(drawn)]
         if not np.isfinite(value) or len(drawn) < self._resamples / 2:
             return None
-        probabilities = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2, 1 - CONFIDENCE])
+        probabilities = np.array([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
         if method == "BCa":
             probabilities = _corrected(probabilities, drawn, value, without[np.isfinite(without)])
-        low, high, bound = np.quantile(drawn, probabilities)
-        return Interval(value, float(low), float(high), float(bound))
+        low, high = np.quantile(drawn, probabilities)
+        return Interval(value, float(low), float(high))
 
 
 def _corrected(probabilities: Array, drawn: Array, value: float, without: Array) -> Array:

@@ -20,6 +20,16 @@ def _part(path: str, form: str) -> Callable[[Any], str]:
     return lambda record: "-" if part(record) is None else form.format(part(record))
 
 
+def _rate(name: str) -> Callable[[ConditionReport], str]:
+    """Return a column's form for a count of texts, with the bound of their rate."""
+
+    def shown(r: ConditionReport) -> str:
+        count = getattr(r, name)
+        return "-" if count is None else f"{count} (< {upper_bound(count, r.samples):.1%})"
+
+    return shown
+
+
 _ANSWERS: tuple[Column, ...] = (
     ("correct", _part("accuracy", "{.value:.1%}")),
     ("recovery", _part("recovery", "{.value:.1%}")),
@@ -34,10 +44,10 @@ _FIGURES: tuple[Column, ...] = (
     ("x base", _part("speed_ratio", "{.value:.3f}")),
     ("95 %", _part("speed_ratio", "{0.low:.3f} to {0.high:.3f}")),
     ("gap loose", "{.mean_loose_gap_nats:.2f}"),
-    ("90 %", "{.costs.loose[1]:.2f}"),
+    ("90 %", "{.loose_gap_nats_90:.2f}"),
     ("gap rejected", "{.mean_rejected_gap_nats:.2f}"),
     ("rollbacks", "{.rollbacks}"),
-    ("loops", "{0.loops} (< {0.loop_rate_upper:.1%})"),
+    ("loops", _rate("loops")),
     ("same", "{0.same_as_plain}/{0.samples}"),
     ("dist. B", "{.distribution_bytes_per_round:,.0f}"),
 )
@@ -54,7 +64,7 @@ _TIMES: tuple[Column, ...] = (
     ("tok/round", "{.mean_accepted_tokens:.2f}"),
     ("draft", "{.times.draft_ms:.2f} ms"),
     ("verify", "{.times.verify_ms:.2f} ms"),
-    ("gate", _part("times.judge_ms", "{:.2f} ms")),
+    ("gate", "{.times.judge_ms:.2f} ms"),
     ("rest", "{.times.rest_ms:.2f} ms"),
     ("round", "{.times.round_ms:.2f} ms"),
     ("tok/s", "{.speed:.0f}"),
@@ -78,16 +88,6 @@ _FLIPS_NOTES = (
     "Harmful: right answers of plain decoding that became wrong; helpful: wrong ones that became "
     "right; recovery >: exact one-sided 95 % bound, as if none were helpful. These count "
     "problems, by the first text of each; recoveries are over all texts."
-)
-_VERSUS: tuple[Column, ...] = (
-    ("decoding", "{.condition}"),
-    ("against", "{.versus.of}"),
-    ("won", "{.versus.won:d}"),
-    ("lost", "{.versus.lost:d}"),
-    ("McNemar p", "{.versus.mcnemar_p:.3f}"),
-    ("score", _part("versus.score_difference", "{.value:+.2%}")),
-    ("more loose", _part("versus.loose_share_difference", "{.value:+.2%}")),
-    ("95 %", _part("versus.loose_share_difference", "{0.low:+.2%} to {0.high:+.2%}")),
 )
 _EQUAL: tuple[Column, ...] = (
     ("decoding", "{.condition}"),
@@ -116,23 +116,17 @@ _ALLOCATION_NOTES = (
 )
 _TEXTS: tuple[Column, ...] = (
     ("rule", "{.condition}"),
-    ("loops", "{0.loops} (< {0.loop_rate_upper:.1%})"),
-    ("to the end", lambda r: f"{r.ending_loops} (< {upper_bound(r.ending_loops, r.samples):.1%})"),
-    ("new", "{0.new_loops} (< {0.new_loop_rate_upper:.1%})"),
-    ("broken", "{.broken_endings}"),
+    ("loops", _rate("loops")),
+    ("to the end", _rate("ending_loops")),
+    ("new", _rate("new_loops")),
     ("cut off", "{.cut_off}"),
-    ("distinct-1", "{.distinct_1:.3f}"),
-    ("-2", "{.distinct_2:.3f}"),
-    ("-3", "{.distinct_3:.3f}"),
     ("log p", "{.log_likelihood_per_token:.4f}"),
 )
 _TEXTS_NOTES = (
     "Loops: texts that start to repeat themselves; to the end: those that never stop; new: those "
     "that do not under `exact` with the same seed; with the exact 95 % bounds of the rates for "
-    "these prompts (Clopper and Pearson). Broken: texts that end in the middle of a sentence, a "
-    "word or a code block, as texts that are cut off by the limit of tokens mostly do. Distinct: "
-    "n-grams of tokens that differ, as a share of all. log p: the target's mean raw "
-    "log-probability per token, nats."
+    "these prompts (Clopper and Pearson). Cut off: by the limit of tokens. log p: the target's "
+    "mean raw log-probability per token, nats."
 )
 
 
@@ -151,18 +145,16 @@ def task_section(
         return Section(title, ["No problem has an answer under every condition yet."])
     texts = [r for r in reports if r.log_likelihood_per_token is not None]
     changed = [r for r in reports[1:] if r.flips]
-    compared = [r for r in reports if r.versus]
     every = (
         (_FIGURES_NOTES, figures_table(title, reports)),
         (_TEXTS_NOTES, record_table(_TEXTS, texts, "texts")),
         (_TIMES_NOTES, record_table(_TIMES, reports if times else (), "times of a round")),
         (_FLIPS_NOTES, record_table(_FLIPS, changed, f"answers against {reports[0].condition}")),
-        ("", record_table(_VERSUS, compared, "problem by problem", left=2)),
         (_EQUAL_NOTES, record_table(_EQUAL, equal_costs, "at equal cost", left=2)),
         (_ALLOCATION_NOTES, record_table(_ALLOCATION, allocations, "random allocation", left=3)),
     )
     shown = [(notes, table) for notes, table in every if table.rows]
-    return Section(title, [notes for notes, _ in shown if notes], [table for _, table in shown])
+    return Section(title, [notes for notes, _ in shown], [table for _, table in shown])
 
 
 def figures_table(title: str, reports: Sequence[ConditionReport]) -> FittedTable:

@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -21,7 +20,7 @@ from flyspec.errors import ConfigError
 from flyspec_lab.bench.conditions import ALL_CONDITIONS
 from flyspec_lab.bench.reference import Reference
 from flyspec_lab.run import log_likelihood
-from tests.cli.processes import flyspec, start
+from tests.cli.processes import flyspec, invoke, start
 
 
 def test_a_target_that_is_not_here_cannot_be_asked() -> None:
@@ -53,13 +52,21 @@ def prompts(tmp_path: Path) -> Path:
 def questions(tmp_path: Path) -> Path:
     path = tmp_path / "questions.jsonl"
     row = '{"question": "the cat sat %d", "answer": "#### 1"}\n'
-    path.write_text("".join(row % i for i in range(6)))
+    path.write_text("".join(row % i for i in range(4)))
     return path
 
 
 def samples_of(run: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(run / "samples").to_pylist()
-    return rows
+    return [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+
+
+async def written(process: asyncio.subprocess.Process, run: Path, count: int) -> None:
+    """Wait until a process has written so many samples."""
+    file = run / "samples.jsonl"
+    async with asyncio.timeout(120):
+        while not file.exists() or file.read_bytes().count(b"\n") < count:
+            assert process.returncode is None, "it was too fast"
+            await asyncio.sleep(0.002)
 
 
 async def test_all_rules_on_prompts_without_answers(
@@ -98,50 +105,40 @@ async def test_all_rules_on_prompts_without_answers(
         for position, target in zip(s["loose_positions"], s["loose_target_token_ids"], strict=True):
             assert target >= 0
             assert s["token_ids"][position] != target
-    assert not any(math.isnan(e) for e in by_rule["fly, W = 0"]["loose_entropies"])
+    assert None not in by_rule["fly, W = 0"]["loose_entropies"]
 
 
-async def test_a_run_goes_on_where_it_was_interrupted_and_killed(
+async def test_a_run_goes_on_where_it_was_interrupted(
     stack: Stack, questions: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     arguments = [
         "eval", "--address", stack.address, "--prompt-file", str(questions), "--rules", "exact,fly",
-        "--grid", "K=4,5 W=0,1", "--max-tokens", "60", "--concurrency", "1", "--output", str(run),
+        "--grid", "K=4,5", "--max-tokens", "40", "--concurrency", "1", "--output", str(run),
+        "--resume",
     ]  # fmt: skip
-    counts = []
-    for how in (signal.SIGINT, signal.SIGKILL):
-        process = await start(*arguments, "--resume")
-        streams = run / "samples"
-        async with asyncio.timeout(120):
-            while not any(p.stat().st_size > 20_000 for p in streams.glob("_part-*.arrows")):
-                assert process.returncode is None, "it was too fast"
-                await asyncio.sleep(0.002)
-        process.send_signal(how)
-        out, err = await process.communicate()
-        assert process.returncode == (130 if how == signal.SIGINT else -how), err
-        if how == signal.SIGINT:
-            assert b"exact, K = 4" in out
-            assert b"interrupted; these are the results until then" in err
-            counts.append(len(samples_of(run)))
-    result = await flyspec(*arguments, "--resume", "--json")
+    process = await start(*arguments)
+    await written(process, run, 6)
+    process.send_signal(signal.SIGINT)
+    out, err = await process.communicate()
+    assert process.returncode == 130, err
+    assert b"exact, K = 4" in out
+    assert b"interrupted; these are the results until then" in err
+    count = len(samples_of(run))
+    # It may grow, too: only what is missing or new is made, and reported with what there is.
+    result = await flyspec(*arguments, "--json", "--rules", "exact,fly,margin")
     assert result.code == 0, result.err
     (document,) = result.documents
-    conditions = 1 + 2 + 4
-    assert document["samples"]["found"] > counts[0] > 0
-    assert document["samples"]["found"] + document["samples"]["made"] == 6 * conditions
-    rows = samples_of(run)
-    assert len(rows) == 6 * conditions  # none twice
-    assert {r["problems"] for r in document["conditions"]} == {6}
-    # It may grow: only what is new is made, and reported with what there is.
-    more = await flyspec(*arguments, "--resume", "--json", "--rules", "typical")
-    assert more.documents[0]["samples"]["found"] == 6
-    assert more.documents[0]["samples"]["made"] == 6 * 4
+    conditions = 1 + 3 * 2
+    assert document["samples"]["found"] == count > 0
+    assert document["samples"]["made"] == 4 * conditions - count
+    assert len(samples_of(run)) == 4 * conditions  # none twice
+    assert {r["problems"] for r in document["conditions"]} == {4}
     # But not change.
-    refused = await flyspec(*arguments, "--resume", "--temperature", "0.5", "--max-tokens", "61")
+    refused = await flyspec(*arguments, "--temperature", "0.5", "--max-tokens", "61")
     assert refused.code == 2
     assert "sampling.temperature: was 0.0, is 0.5" in refused.err
-    assert "tasks.questions.max_tokens: was 60, is 61" in refused.err
+    assert "tasks.questions.max_tokens: was 40, is 61" in refused.err
 
 
 async def test_another_target_does_not_go_on(
@@ -163,10 +160,6 @@ async def test_another_target_does_not_go_on(
         names = [r["condition"] for r in rival.documents[0]["conditions"]]
         assert names[0] == "plain"
         assert names[1].endswith(" alone")
-        itself = await flyspec(
-            *arguments, "--address", stack.address, "--rival", stack.address, "--json"
-        )
-        assert "has the weights of the target" in itself.err
 
 
 async def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Path) -> None:
@@ -190,16 +183,13 @@ async def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Pat
 async def test_a_server_that_is_gone_ends_the_run(models: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     prompts = tmp_path / "prompts"
-    prompts.write_text("".join(f"the cat {i}\n" for i in range(2000)))
+    prompts.write_text("".join(f"the cat {i}\n" for i in range(500)))
     async with Stack(StackOptions(model=models[1], draft_model="")) as stack:
         process = await start(
             "eval", "--address", stack.address, "--prompt-file", str(prompts), "--rules", "plain",
             "--max-tokens", "4", "--output", str(run),
         )  # fmt: skip
-        async with asyncio.timeout(120):
-            while not any(run.glob("samples/_part-*.arrows")):
-                assert process.returncode is None
-                await asyncio.sleep(0.01)
+        await written(process, run, 1)
     out, _ = await process.communicate()
     assert process.returncode == 1
     assert b"ended early, since no server answers" in out
@@ -219,14 +209,14 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
     (document,) = result.documents
     tasks = {r["task"]: r for r in document["conditions"]}
     assert list(tasks) == ["word_problems", "questions"]
-    assert (tasks["questions"]["problems"], tasks["questions"]["samples"]) == (6, 12)
+    assert (tasks["questions"]["problems"], tasks["questions"]["samples"]) == (4, 8)
     assert tasks["questions"]["log_likelihood_per_token"] < 0
     names = [r["condition"] for r in document["conditions"] if r["task"] == "questions"]
     assert names[:2] == ["plain", "typical"]
     assert all(name.startswith("random") for name in names[2:])
     rows = samples_of(run)
     seeds = {(r["prompt_id"], r["repeat"]): r["seed"] for r in rows if r["task"] == "questions"}
-    assert len(set(seeds.values())) == len(seeds) == 12
+    assert len(set(seeds.values())) == len(seeds) == 8
     assert "<svg" in plot.read_text()
 
 
@@ -234,7 +224,7 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
     ("arguments", "message"),
     [
         (["--resume"], "--resume needs the --output"),
-        (["--output", "report.json"], "is a directory now"),
+        (["--output", "report.json"], "is a directory, which"),
         (["--task", "gsm9k=x"], "--task gsm9k: must be one of"),
         (["--task", "=x"], "--task '=x': must be NAME=PATH"),
         (["--grid", "W"], "must be PARAMETER=VALUE,VALUE, such as K=4,8,15"),
@@ -242,17 +232,13 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
         (["--address", "127.0.0.1:1", "--model", "x"], "--model: only with --local"),
     ],
 )
-async def test_wrong_options_are_refused_at_once(arguments: list[str], message: str) -> None:
-    result = await flyspec("eval", *arguments)
+def test_wrong_options_are_refused_at_once(arguments: list[str], message: str) -> None:
+    result = invoke("eval", *arguments)
     assert result.code == 2
     assert message in result.err
 
 
 async def test_wrong_rules_are_refused_before_anything_is_made(stack: Stack) -> None:
-    for rules, message in (
-        ("flyy", "has no rule 'flyy' (did you mean fly?)"),
-        ("margin:margin_threshold=-1", "rule.margin_threshold"),
-    ):
-        result = await flyspec("eval", "--address", stack.address, "--rules", rules)
-        assert result.code == 2
-        assert message in result.err
+    result = await flyspec("eval", "--address", stack.address, "--rules", "flyy")
+    assert result.code == 2
+    assert "has no rule 'flyy' (did you mean fly?)" in result.err

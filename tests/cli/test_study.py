@@ -29,7 +29,7 @@ def test_a_report_is_written_and_gone_on_with(tmp_path) -> None:
     assert "margin_threshold" in html
     assert html.count("<svg") == 2
     assert "2 of word_problems" in html
-    again = invoke(*study, "--problems", "3", "--mixed-versions")
+    again = invoke(*study, "--problems", "3")
     assert again.code == 0, again.err
     assert "3 of word_problems" in (tmp_path / "margin" / "report.html").read_text()
 

@@ -15,7 +15,7 @@ PROBLEMS = ["--problems", "4", "--problem-seed", "11", "--max-tokens", "96", "--
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory):
     """The file of a recording, and what its making printed."""
-    path = tmp_path_factory.mktemp("tune") / "problems.parquet"
+    path = tmp_path_factory.mktemp("tune") / "problems.npz"
     done = invoke("tune", *PROBLEMS, "--recording", str(path), "--rules", "margin")
     assert done.code == 0, done.err
     return path, done
@@ -60,7 +60,7 @@ def test_a_recording_is_replayed_and_the_choice_written(recording, tmp_path) -> 
         (["--certify-rate", "1"], "--certify-rate must be between 0 and 1"),
         (["--model", "somewhere"], "--draft-model: name the draft model"),
         (["--preset-file", "/nowhere/tuned.toml"], "no such directory"),
-        (["--task", "gsm8k", "--recording", "new.parquet"], "needs the path of its data set"),
+        (["--task", "gsm8k", "--recording", "new.npz"], "needs the path of its data set"),
     ],
 )
 def test_mistakes_are_named_at_once(arguments, message) -> None:

@@ -116,12 +116,12 @@ def test_a_rival_decodes_plainly() -> None:
     ("rules", "grid", "message"),
     [
         ("exact", "W=0,6", "no condition that is compared takes it"),
-        ("fly", "concurrency=1,4", "`flyspec bench --batch 1,4` and `flyspec study batch` compare"),
         ("fly", "X=0,6", "no condition that is compared takes it; parameters are K, drafter"),
         ("fly", "W=x", r"--grid W=x: must be an integer, 0 or more"),
         ("fly", "K=x", r"--grid K=x: must be a number or auto"),
         ("fly", "K=1", r"'fly, K = 1': speculation.num_speculative_tokens must be 0 or at least 2"),
         ("fly", "theta=77", r"'fly, theta = 77': rule.fly_entropy_threshold"),
+        ("margin:margin_threshold=-1", "", "rule.margin_threshold"),
         ("fly until x then exat", "", r"no rule 'exat' \(did you mean exact\?\)"),
         ("flyy", "", r"the server has no rule 'flyy' \(did you mean fly\?\); it has exact"),
     ],

@@ -204,7 +204,7 @@ def test_the_bound_has_what_was_measured(part):
 
 def test_a_report_has_both_parts():
     values = np.array([0.0, 0.01, 0.2, 0.6])
-    drafted = DraftedDivergences(Divergence.JS, values, values < 0.1)
+    drafted = DraftedDivergences(values, values < 0.1)
     divergences = divergence_section({"word_problems": drafted, "gsm8k": drafted})
     report = report_of(
         STUDY, {name: evaluation(name) for name in PARTS}, [WORDS], TARGET, StudyOptions(),
@@ -297,8 +297,8 @@ def test_a_threshold_slower_than_plain_decoding_leaves_it_open():
 )
 def test_as_good_and_faster(speed, loss, problems, holds):
     def report(arm):
-        own = Interval(speed, speed - 0.05, speed + 0.05, 0.0)
-        score = Interval(loss[0], loss[1], loss[2], 0.0)
+        own = Interval(speed, speed - 0.05, speed + 0.05)
+        score = Interval(*loss)
         return SimpleNamespace(
             condition=arm.name,
             problems=problems,

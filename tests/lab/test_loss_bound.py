@@ -9,7 +9,7 @@ import pytest
 
 from flyspec.rules import Divergence, Rule
 from flyspec.rules.resolve import resolve_rule
-from flyspec_lab.loss_bound import LossBound, bounds_loss, loss_bound
+from flyspec_lab.loss_bound import LossBound, loss_bound
 
 TV = Divergence.TV
 VOCAB, LENGTH, K = 3, 4, 2
@@ -53,7 +53,7 @@ def texts_of(pair, threshold):
     return probabilities, drafted
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("threshold", [0.02, 0.05, 0.1, 0.3])
 def test_no_score_loses_more(seed, threshold):
     pair = Pair(seed, noise=0.25)
@@ -69,17 +69,10 @@ def test_no_score_loses_more(seed, threshold):
     assert worst <= bound.value + 1e-12
 
 
-def test_greedy_texts_may_lose_far_more():
-    """Why the bound says nothing of greedy decoding: near-ties have other most likely tokens."""
-    p, q = np.array([0.51, 0.49]), np.array([0.49, 0.51])
-    assert total_variation(p, q) == pytest.approx(0.02)
-    assert p.argmax() != q.argmax()
-
-
 def test_its_value():
     bound = LossBound(tokens=80.0, draft_share=0.5, threshold=0.02)
     assert bound.value == pytest.approx(0.8)
-    assert (bound.vacuous, str(bound)) == (False, "0.80")
+    assert str(bound) == "0.80"
     assert str(LossBound(80.0, 0.9, 0.1)) == "7.20, says nothing"
 
 
@@ -98,5 +91,4 @@ def test_its_value():
 )
 def test_where_it_holds(rule, holds):
     resolved = resolve_rule(rule, 15)
-    assert bounds_loss(resolved) == holds
     assert (loss_bound(resolved, 80.0, 0.9) is not None) == holds

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from flyspec.client import Chat
@@ -22,14 +20,13 @@ from flyspec_lab.tasks import Problem
         ("none", None),
     ],
 )
-def test_answers_of_a_prompt_file_are_numbers(text: str, answer: str | None) -> None:
+def test_answers_of_a_prompt_file_are_numbers(text, answer):
     score = PromptFile("file").score(Problem("1", "Q", "7"), text)
-    assert score is not None
     assert (score.answer, score.correct) == (answer, answer == "7")
     assert PromptFile("file").score(Problem("1", "Q"), text) is None
 
 
-def test_word_problems_are_the_default() -> None:
+def test_word_problems_are_the_default():
     (task,) = read_problems(EvalOptions(problems=3))
     assert (task.name, len(task.problems)) == ("word_problems", 3)
     more = read_problems(EvalOptions(problems=5))[0].problems
@@ -37,7 +34,7 @@ def test_word_problems_are_the_default() -> None:
     assert read_problems(EvalOptions(problems=3, problem_seed=8))[0].problems != task.problems
 
 
-def test_a_prompt_file_is_a_task_of_its_own(tmp_path: Path) -> None:
+def test_a_prompt_file_is_a_task_of_its_own(tmp_path):
     path = tmp_path / "questions.jsonl"
     path.write_text(
         '{"question": "Q", "answer": "#### 7"}\n{"question": "R", "answer": "#### 8"}\n'
@@ -52,7 +49,7 @@ def test_a_prompt_file_is_a_task_of_its_own(tmp_path: Path) -> None:
     assert [p.prompt for p in plain] == ["Q"]
 
 
-def test_a_prompt_file_has_answers_or_has_none(tmp_path: Path) -> None:
+def test_a_prompt_file_has_answers_or_has_none(tmp_path):
     path = tmp_path / "mixed.jsonl"
     path.write_text('{"question": "Q", "answer": "#### 7"}\n{"question": "R"}\n')
     with pytest.raises(ConfigError, match="line 2: has no answer, but other prompts have one"):
@@ -68,17 +65,17 @@ def test_a_prompt_file_has_answers_or_has_none(tmp_path: Path) -> None:
         ("humanevall", r"--task humanevall: must be one of .*\(did you mean humaneval\?\)"),
     ],
 )
-def test_what_a_task_needs_is_said_in_flags(task: str, message: str) -> None:
+def test_what_a_task_needs_is_said_in_flags(task, message):
     with pytest.raises(ConfigError, match=message):
         read_problems(EvalOptions(task=read_tasks([task])))
 
 
-def test_a_task_that_is_named_twice_is_refused() -> None:
+def test_a_task_that_is_named_twice_is_refused():
     with pytest.raises(ConfigError, match="two tasks are named 'word_problems'"):
         read_problems(EvalOptions(task=read_tasks(["word_problems", "word_problems"])))
 
 
-def test_a_task_is_divided_where_it_has_both_kinds_of_problems(tmp_path: Path) -> None:
+def test_a_task_is_divided_where_it_has_both_kinds_of_problems(tmp_path):
     path = tmp_path / "question.jsonl"
     path.write_text(
         '{"question_id": 1, "category": "writing", "turns": ["Write."]}\n'
@@ -94,6 +91,6 @@ def test_a_task_is_divided_where_it_has_both_kinds_of_problems(tmp_path: Path) -
     assert opened.divided() == [opened]
 
 
-def test_tasks_without_a_file_have_as_many_problems_as_are_asked_for() -> None:
+def test_tasks_without_a_file_have_as_many_problems_as_are_asked_for():
     o = EvalOptions(task=read_tasks(["python_code", "needle"]), problems=3, limit=2)
     assert [len(task.problems) for task in read_problems(o)] == [3, 3]

@@ -1,11 +1,12 @@
-"""A sample tells what its generation told, and its columns are declared by its fields."""
+"""A sample tells what its generation told, and loops; its columns are declared by its fields."""
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import fields
 
-import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flyspec.client import Chunk, Completion, Generation, GenerationTimings, Started
 from flyspec.client import SpeculationMetrics as Metrics
@@ -13,7 +14,7 @@ from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason, RoundRecord
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
-from flyspec_lab.samples import KEY, SCHEMA, LooseTokens, TaskSample, describe, latest, schema_of
+from flyspec_lab.samples import KEY, TaskSample, describe, ends_in_loop, latest, loop_token_index
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
 
@@ -40,6 +41,11 @@ def match(token: int) -> Decision:
     return Decision(Outcome.EXACT, token)
 
 
+def loose(found: dict[str, object]) -> tuple[object, ...]:
+    names = "positions", "gaps_nats", "entropies", "target_token_ids"
+    return tuple(found[f"loose_{name}"] for name in names)
+
+
 def test_loose_tokens_are_found_in_their_rounds() -> None:
     # The prompt has 2 tokens. Round 1 accepts 5, rejects 6; round 2 accepts 8 loosely, then 9.
     rounds = [
@@ -49,7 +55,7 @@ def test_loose_tokens_are_found_in_their_rounds() -> None:
     found = describe(
         generation([EXACT, Origin.CORRECTION, LOOSE, EXACT], [0.2], rounds, [5, 7, 8, 9])
     )
-    assert found["loose"] == LooseTokens([2], [0.2], [0.6], [11])
+    assert loose(found) == ([2], [0.2], [0.6], [11])
     assert found["rejected_gaps_nats"] == [4.5]
 
 
@@ -59,42 +65,61 @@ def test_the_round_that_decided_last_counts() -> None:
         record(2, [5, 6], [match(5), Decision(Outcome.PROVISIONAL, 7, None, 0.1, measure=0.1)]),
         record(3, [8, 9], [Decision(Outcome.PROVISIONAL, 7, None, 0.3, measure=0.3), match(9)]),
     ]
-    found = LooseTokens.of(generation([EXACT, LOOSE, EXACT], [0.3], rounds, [5, 8, 9]))
-    assert found == LooseTokens([1], [0.3], [0.3], [7])
+    found = describe(generation([EXACT, LOOSE, EXACT], [0.3], rounds, [5, 8, 9]))
+    assert loose(found) == ([1], [0.3], [0.3], [7])
 
 
 def test_what_no_round_tells_is_unknown() -> None:
-    found = LooseTokens.of(generation([LOOSE], [0.3], [], [8]))
-    assert (found.loose_positions, found.loose_target_token_ids) == ([0], [-1])
-    assert math.isnan(found.loose_entropies[0])
+    found = describe(generation([LOOSE], [0.3], [], [8]))
+    assert loose(found) == ([0], [0.3], [None], [None])
 
 
 def sample(**known: object) -> TaskSample:
-    facts = dict.fromkeys((f.name for f in fields(TaskSample)), "") | {
-        "num_speculative_tokens": None, "seed": 2**64 - 1, "repeat": 0, "error": None,
-    }  # fmt: skip
-    names = (*KEY, "condition", "repeat", "category", "model", "version")
-    return TaskSample(**{name: facts[name] for name in names} | known)  # type: ignore[arg-type]
+    facts = dict.fromkeys((*KEY, "condition", "category", "model", "version"), "")
+    return TaskSample(**facts | {"seed": 2**64 - 1, "repeat": 0} | known)  # type: ignore[arg-type]
 
 
 def test_a_row_has_every_column_and_can_be_stored() -> None:
     told = generation([EXACT, LOOSE], [0.3], [], [5, 8])
-    row = sample(score=1.0, **describe(told)).row()
-    assert list(row) == SCHEMA.names
-    stored = pa.RecordBatch.from_pylist([row], schema=SCHEMA).to_pylist()[0]
-    assert stored["seed"] == 2**64 - 1
-    assert stored["origins"] == ["EXACT_MODEL", "LOOSE"]
-    assert (stored["num_rounds"], stored["total_ns"], stored["num_loose_tokens"]) == (2, 7, 1)
-    assert stored["prompt_token_ids"] == [1, 2]
-    assert set(KEY) <= set(SCHEMA.names)
-
-
-def test_columns_come_from_the_fields() -> None:
-    declared = {f.name for kind in (Metrics, GenerationTimings, LooseTokens) for f in fields(kind)}
-    assert declared <= set(SCHEMA.names)
-    assert schema_of(TaskSample) == SCHEMA
+    row = json.loads(json.dumps(sample(score=1.0, **describe(told)).row()))
+    assert row["seed"] == 2**64 - 1
+    assert row["origins"] == ["EXACT_MODEL", "LOOSE"]
+    assert (row["num_rounds"], row["total_ns"], row["num_loose_tokens"]) == (2, 7, 1)
+    assert row["prompt_token_ids"] == [1, 2]
+    declared = {f.name for kind in (Metrics, GenerationTimings) for f in fields(kind)}
+    assert {*KEY, *declared} <= set(row)
+    assert list(sample(error="lost").row()) == list(row)
 
 
 def test_of_equal_keys_the_last_row_counts() -> None:
     rows = [sample(error="lost").row(), sample(prompt_id="b").row(), sample().row()]
     assert [row["error"] for row in latest(rows).values()] == [None, None]
+
+
+def test_loops_are_found_where_they_are_complete() -> None:
+    assert loop_token_index([5] * 100) == 48
+    assert loop_token_index(list(range(20)) + [1, 2, 3, 4] * 20) == 20 + 48
+    assert loop_token_index(list(range(32)) * 4) == 128
+    assert loop_token_index(list(range(32)) * 3) is None
+    assert loop_token_index([]) is None
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=4), st.lists(st.integers(0, 2), min_size=1, max_size=32),
+    st.integers(0, 150), st.integers(0, 1),
+)  # fmt: skip
+def test_a_text_ends_in_a_loop_if_the_guard_would_find_one_at_its_last_token(
+    before: list[int], unit: list[int], length: int, after: int
+) -> None:
+    tokens = before + (unit * 150)[:length] + [9] * after
+    # The guard begins anew where a suffix begins; the shortest that loops is found at its end.
+    found = any(loop_token_index(tokens[i:]) == len(tokens) - i for i in range(len(tokens)))
+    assert ends_in_loop(tokens) == found
+
+
+def test_what_leaves_its_loop_does_not_end_in_it() -> None:
+    assert ends_in_loop([5] * 48)
+    assert ends_in_loop([7, 8, *[1, 2, 3] * 16])
+    assert not ends_in_loop([5] * 47)
+    assert not ends_in_loop([*[5] * 100, 6])
+    assert not ends_in_loop([])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -22,14 +21,14 @@ from flyspec_lab.statistics import (
 
 
 @pytest.mark.parametrize(("won", "lost"), [(0, 0), (0, 1), (3, 3), (5, 1), (1, 9), (20, 41)])
-def test_mcnemar_is_a_fair_coin_tossed(won: int, lost: int) -> None:
+def test_mcnemar_is_a_fair_coin_tossed(won, lost):
     n = won + lost
     of_each = {i: math.comb(n, i) / 2**n for i in range(n + 1)}
     extreme = [p for i, p in of_each.items() if abs(2 * i - n) >= abs(won - lost)]
     assert mcnemar_p(won, lost) == pytest.approx(sum(extreme))
 
 
-def test_exact_intervals_are_where_the_tails_of_the_binomial_say() -> None:
+def test_exact_intervals_are_where_the_tails_of_the_binomial_say():
     for count, of in ((0, 20), (3, 20), (20, 20), (7, 500)):
         low, high = exact_interval(count, of)
         bound = upper_bound(count, of)
@@ -43,12 +42,13 @@ def test_exact_intervals_are_where_the_tails_of_the_binomial_say() -> None:
     assert upper_bound(0, 0) == 1.0
 
 
-def test_the_exact_bound_holds_as_often_as_it_says() -> None:
+def test_the_exact_bound_holds_as_often_as_it_says():
     """Over all outcomes of a binomial, by their probabilities: no simulation needed."""
-    for share, of in itertools.product((0.01, 0.05, 0.3), (50, 487)):
-        counts = np.arange(of + 1)
-        holds = np.array([upper_bound(int(c), of) >= share for c in counts])
-        assert stats.binom.pmf(counts, of, share)[holds].sum() >= 0.95
+    for share, of in ((0.01, 487), (0.05, 50), (0.3, 50)):
+        chances = stats.binom.pmf(np.arange(of + 1), of, share)
+        likely = np.flatnonzero(chances > 1e-6)
+        holds = np.array([upper_bound(int(c), of) >= share for c in likely])
+        assert chances[likely[holds]].sum() >= 0.95
 
 
 def answers(
@@ -61,13 +61,12 @@ def answers(
     return plain, rule
 
 
-def test_intervals_agree_with_scipy() -> None:
+def test_intervals_agree_with_scipy():
     rng = np.random.default_rng(2)
     plain, rule = answers(rng, 400, 0.8, 0.06, 0.1)
     values = np.stack([rule, plain], axis=1).astype(float)
     for method in ("BCa", "percentile"):
-        ours = PairedBootstrap(len(values)).interval(values, ratio, method)  # type: ignore[arg-type]
-        assert ours is not None
+        ours = PairedBootstrap(len(values)).interval(values, ratio, method)
         theirs = stats.bootstrap(
             (values[:, 0], values[:, 1]),
             lambda a, b, axis: a.sum(axis=axis) / b.sum(axis=axis),
@@ -76,85 +75,74 @@ def test_intervals_agree_with_scipy() -> None:
         ).confidence_interval  # fmt: skip
         assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.004)
         assert ours.value == rule.sum() / plain.sum()
-        assert ours.low < ours.lower_bound < ours.value
 
 
-@pytest.mark.parametrize(("harmful", "helpful"), [(0.02, 0.2), (0.05, 0.0)])
-def test_the_interval_of_a_recovery_covers_it_as_often_as_it_says(
-    harmful: float, helpful: float
-) -> None:
+def test_the_interval_of_a_recovery_covers_it_as_often_as_it_says():
     rng = np.random.default_rng(4)
-    accuracy, n, runs = 0.9, 300, 400
+    accuracy, harmful, helpful, n, runs = 0.9, 0.02, 0.2, 300, 200
     truth = (accuracy * (1 - harmful) + (1 - accuracy) * helpful) / accuracy
-    covered = above = 0
+    covered = 0
     for _ in range(runs):
         plain, rule = answers(rng, n, accuracy, harmful, helpful)
         values = np.stack([rule, plain], axis=1).astype(float)
-        found = PairedBootstrap(n, resamples=1000).interval(values, ratio)
-        assert found is not None
+        found = PairedBootstrap(n, resamples=500).interval(values, ratio)
         covered += found.low <= truth <= found.high
-        above += found.lower_bound <= truth
-    # Four standard errors of a binomial of 400; counts of few flips are coarse, too.
-    assert covered / runs == pytest.approx(0.95, abs=0.044)
-    assert above / runs == pytest.approx(0.95, abs=0.044)
+    # Three standard errors of a binomial of 200; counts of few flips are coarse, too.
+    assert covered / runs == pytest.approx(0.95, abs=0.047)
 
 
-def test_problems_are_resampled_whole() -> None:
+def test_problems_are_resampled_whole():
     """Ten equal texts of a problem say no more than one."""
     rng = np.random.default_rng(5)
     plain, rule = answers(rng, 200, 0.8, 0.1, 0.1)
     once = np.stack([rule, plain], axis=1).astype(float)
     one = PairedBootstrap(200).interval(once, ratio)
     ten = PairedBootstrap(200).interval(10 * once, ratio)
-    assert one is not None
-    assert ten is not None
     assert (one.low, one.high) == pytest.approx((ten.low, ten.high))
 
 
-def test_what_never_differs_has_no_interval_around_it() -> None:
+def test_what_never_differs_has_no_interval_around_it():
     values = np.ones((50, 2))
     found = PairedBootstrap(50).interval(values, ratio)
-    assert found is not None
-    assert (found.value, found.low, found.high, found.lower_bound) == (1.0, 1.0, 1.0, 1.0)
+    assert (found.value, found.low, found.high) == (1.0, 1.0, 1.0)
     assert PairedBootstrap(50).interval(np.zeros((50, 2)), ratio) is None
 
 
-def test_a_report_repeats() -> None:
+def test_a_report_repeats():
     values = np.random.default_rng(6).random((40, 2))
     assert PairedBootstrap(40).interval(values, ratio) == PairedBootstrap(40).interval(
         values, ratio
     )
 
 
-def test_resamples_draw_each_problem_with_equal_chance() -> None:
+def test_resamples_draw_each_problem_with_equal_chance():
     counts = PairedBootstrap(30, resamples=5000).sums(np.eye(30))
     assert (counts.sum(axis=1) == 30).all()
     assert counts.mean(axis=0) == pytest.approx(1.0, abs=0.07)
     assert counts.var(axis=0) == pytest.approx(1 - 1 / 30, abs=0.12)
 
 
-def test_flips_are_counted_both_ways() -> None:
+def test_flips_are_counted_both_ways():
     right = np.array([True, True, False, False, True])
     there = np.array([True, False, True, True, True])
     flips = Flips.of(right, there)
     assert (flips.harmful, flips.helpful, flips.right_there, flips.problems) == (2, 1, 4, 5)
-    assert flips.harmful_rate == 0.5
     assert flips.harmful_rate_upper == upper_bound(2, 4)
     assert flips.mcnemar_p == mcnemar_p(1, 2)
     nothing = Flips.of(np.array([False]), np.array([False]))
-    assert (nothing.harmful_rate, nothing.harmful_rate_upper) == (None, 1.0)
+    assert nothing.harmful_rate_upper == 1.0
 
 
-def test_a_single_problem_has_an_interval_without_width() -> None:
+def test_a_single_problem_has_an_interval_without_width():
     found = PairedBootstrap(1).interval(np.array([[6.0, 2.0]]), ratio)
-    assert found == Interval(3.0, 3.0, 3.0, 3.0)
+    assert found == Interval(3.0, 3.0, 3.0)
 
 
-def test_a_difference_of_independent_estimates_is_covered_as_often_as_it_says() -> None:
+def test_a_difference_of_independent_estimates_is_covered_as_often_as_it_says():
     """Of two skewed means, each with its own bootstrap interval."""
     rng = np.random.default_rng(5)
     one, other = PairedBootstrap(60, 1000, seed=1), PairedBootstrap(90, 1000, seed=2)
-    covered, runs = 0, 300
+    covered, runs = 0, 200
     for _ in range(runs):
         a = one.interval(np.c_[rng.exponential(2.0, 60), np.ones(60)], ratio)
         b = other.interval(np.c_[rng.exponential(1.5, 90), np.ones(90)], ratio)
@@ -163,9 +151,9 @@ def test_a_difference_of_independent_estimates_is_covered_as_often_as_it_says() 
         value, low, high = difference_interval(a, b)
         assert value == a.value - b.value
         covered += low <= 0.5 <= high
-    assert 0.91 <= covered / runs <= 0.98
+    assert 0.9 <= covered / runs <= 0.99
 
 
-def test_a_difference_of_symmetric_intervals_is_as_wide_as_pythagoras_says() -> None:
-    one, other = Interval(5.0, 2.0, 8.0, 2.5), Interval(1.0, -3.0, 5.0, -2.0)
+def test_a_difference_of_symmetric_intervals_is_as_wide_as_pythagoras_says():
+    one, other = Interval(5.0, 2.0, 8.0), Interval(1.0, -3.0, 5.0)
     assert difference_interval(one, other) == (4.0, -1.0, 9.0)

@@ -52,7 +52,7 @@ def arms_of(study):
 
 
 def interval(value, spread=0.005):
-    return Interval(value, value - spread, value + spread, value - spread)
+    return Interval(value, value - spread, value + spread)
 
 
 def report(arm, recovery, tokens=10.0, upper=0.005, speedup=None, judge_ms=None):

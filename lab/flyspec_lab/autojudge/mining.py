@@ -154,7 +154,7 @@ class Miner:
         ends = self._ends(prompts, parts, mined)
         for text, part, end, row in zip(texts, parts, ends, hidden, strict=True):
             output, at = part + end, text.at
-            important = not text.task.says_the_same(text.answer, self._answer(text, output))
+            important = self._answer(text, output) != text.answer
             text.found.append(Mismatch(text.number, at, text.output[at], part[-1], important, row))
             text.at += 1
             if not important:
@@ -183,4 +183,5 @@ class Miner:
             text.choices[text.at :] = likeliest(logits).tolist()
 
     def _answer(self, text: _Text, output: Sequence[int]) -> str | None:
-        return text.task.answer(text.problem, self._target.tokenizer.decode(output))
+        score = text.task.score(text.problem, self._target.tokenizer.decode(output))
+        return None if score is None else score.answer

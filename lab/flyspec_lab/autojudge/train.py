@@ -121,7 +121,7 @@ def _tasks(o: JudgeTrainOptions) -> list[Task]:
     found = []
     for name in o.task:
         path = o.path if TASKS[name].needs_path or len(o.task) == 1 else None
-        found.append(TASKS[name].to_learn_from(path, -(-o.problems // len(o.task)), o.seed))
+        found.append(TASKS[name](path, limit=-(-o.problems // len(o.task)), seed=o.seed))
     return found
 
 
@@ -130,7 +130,7 @@ def _answered(task: Task) -> list[Problem]:
     problems = task.problems()
     if not problems:
         raise ConfigError(f"--task {task.name}: no problems; see --path")
-    if task.score(problems[0], "") is None and task.answer(problems[0], "") is None:
+    if task.score(problems[0], "") is None:
         raise ConfigError(
             f"--task {task.name}: its texts have no answers, so nothing says what is important; "
             "use a task with answers"

@@ -66,16 +66,10 @@ def evaluate(
         served = await client.list_models()
         async with AsyncExitStack() as resources:
             found = await run_evaluation(
-                options,
-                tasks,
-                served,
-                ServedModel(client, served.target),
+                options, tasks, served, ServedModel(client, served.target),
                 await served_rival(resources, rival, stack, connection),
-                fingerprints(await drafters_of(stack)),
-                results.output,
-                results.resume,
-                results.mixed_versions,
-            )
+                fingerprints(await drafters_of(stack)), results.output, results.resume,
+            )  # fmt: skip
         return _report(options, found, {**models_of(served.target, stack)}, results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
@@ -92,37 +86,30 @@ def _report(
         task_section(task, reports, found.equal_costs[task], found.allocations[task])
         for task, reports in found.conditions.items()
     ]
-    parts += _remarks(found, results)
+    missing = {task: of.missing for task, of in found.answered.items() if of.missing}
+    parts += [f"{task}: no texts of {', '.join(of)}; left out" for task, of in missing.items()]
+    progressed = found.progressed
+    again = (
+        "--resume makes them" if results.output else "with --output RUN, --resume would make them"
+    )
+    if progressed.failed:
+        parts.append(
+            f"{progressed.failed} texts failed and are left out; {again} again. The first: "
+            f"{progressed.first_error}"
+        )
+    if progressed.lost:
+        parts.append(f"ended early, since no server answers: {progressed.lost}")
+    if progressed.left:
+        parts.append(f"{progressed.left} texts are left; {again}")
     if any(found.conditions.values()):
         parts.append(quality_plot("quality", found.arms, found.conditions))
     document = {
         **vars(o),
         **models,
-        "samples": vars(found.progressed),
-        "conditions": found.reports,
+        "samples": vars(progressed),
+        "conditions": [report for of in found.conditions.values() for report in of],
         "equal_costs": [cost for of in found.equal_costs.values() for cost in of],
         "allocations": [lead for of in found.allocations.values() for lead in of],
-        "missing": found.missing,
+        "missing": missing,
     }
-    return Report(document, parts, passed=not (found.progressed.failed or found.progressed.lost))
-
-
-def _remarks(found: Evaluation, results: RunResults) -> list[str]:
-    """Say what is missing, and how to get it."""
-    progressed = found.progressed
-    again = (
-        "--resume makes them" if results.output else "with --output RUN, --resume would make them"
-    )
-    lines = [
-        f"{task}: no texts of {', '.join(names)}; left out" for task, names in found.missing.items()
-    ]
-    if progressed.failed:
-        lines.append(
-            f"{progressed.failed} texts failed and are left out; {again} again. The first: "
-            f"{progressed.first_error}"
-        )
-    if progressed.lost:
-        lines.append(f"ended early, since no server answers: {progressed.lost}")
-    if progressed.left:
-        lines.append(f"{progressed.left} texts are left; {again}")
-    return lines
+    return Report(document, parts, passed=not (progressed.failed or progressed.lost))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -53,53 +53,44 @@ Drafts = Annotated[DraftModels, Flag(
 
 
 async def with_added_drafters(stack: Stack, drafts: DraftModels, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, done while the stack has the drafters.
+    """Return the result of `work`, done while the stack has the drafters, a service for each.
 
-    Raises why if one of their services dies meanwhile, since other drafters would take its place.
+    Raises `ConfigError` if one does not start, and why if one dies meanwhile, since other drafters
+    would take its place.
     """
+    children: dict[str, Child] = {}
     try:
-        if not drafts:
-            return await work
-        async with _added(stack, drafts):
-            return await stack.guard(work)
+        for name, model in drafts:
+            await _add(stack, name, model, children)
+        stack.services |= children
+        return await (stack.guard(work) if children else work)
     finally:
         work.close()
+        for name in children:
+            stack.services.pop(name, None)
+        await _end(list(children.values()), stack.options.drain_grace_s)
 
 
-@asynccontextmanager
-async def _added(stack: Stack, drafts: DraftModels) -> AsyncIterator[None]:
-    """Start a draft service for each model and register it. Raises `ConfigError`."""
+async def _add(stack: Stack, name: str, model: str, children: dict[str, Child]) -> None:
+    """Start a draft service, which becomes one of `children`, and register it."""
     from flyspec.cli.service import Child
     from flyspec.cli.stack import torch_threads
     from flyspec.client import AdminClient
     from flyspec.progress import working
 
-    known = [drafter.name for drafter in await drafters_of(stack)]
-    children: dict[str, Child] = {}
-    try:
-        for name, model in drafts:
-            if name in known:
-                raise ConfigError(f"--draft {name}={model}: the stack has a drafter {name!r}")
-            options = replace(stack.options, draft_model=model, draft_port=0, drafter="").resolved()
-            threads = options.draft_threads or torch_threads()
-            with working(f"starting the draft model {name}"):
-                child = await Child.start(
-                    "draft", "draft_service", options.flags("draft"), threads, lambda _: None
-                )
-                children[f"draft model {name}"] = child
-                try:
-                    await child.ready()
-                    async with AdminClient(stack.admin_address) as admin:
-                        address = f"127.0.0.1:{child.facts['port']}"
-                        await admin.register_drafter(name, address, "model")
-                except FlyspecError as error:
-                    raise ConfigError(f"--draft {name}={model}: {error}") from error
-        stack.services |= children
-        yield
-    finally:
-        for name in children:
-            stack.services.pop(name, None)
-        await _end(list(children.values()), stack.options.drain_grace_s)
+    if name in [drafter.name for drafter in await drafters_of(stack)]:
+        raise ConfigError(f"--draft {name}={model}: the stack has a drafter {name!r}")
+    options = replace(stack.options, draft_model=model, draft_port=0, drafter="").resolved()
+    threads, flags = options.draft_threads or torch_threads(), options.flags("draft")
+    with working(f"starting the draft model {name}"):
+        child = await Child.start("draft", "draft_service", flags, threads, lambda _: None)
+        children[f"draft model {name}"] = child
+        try:
+            await child.ready()
+            async with AdminClient(stack.admin_address) as admin:
+                await admin.register_drafter(name, f"127.0.0.1:{child.facts['port']}", "model")
+        except FlyspecError as error:
+            raise ConfigError(f"--draft {name}={model}: {error}") from error
 
 
 async def _end(children: Sequence[Child], grace_s: float) -> None:

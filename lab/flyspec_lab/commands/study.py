@@ -179,8 +179,7 @@ async def _evaluated(
             rival = await served_rival(resources, run.rival, stack, Credentials())
             found[part] = await run_evaluation(
                 run, tasks, served, ServedModel(client, served.target), rival,
-                fingerprints(drafters), directory / part,
-                resume=True, mixed_versions=o.mixed_versions,
+                fingerprints(drafters), directory / part, resume=True,
             )  # fmt: skip
         if interrupted():
             break

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.program import check_file
@@ -29,6 +31,9 @@ def tune(models: ModelFlags, options: TuneOptions, results: Results) -> None:
 def _tuned(models: ModelFlags, o: TuneOptions) -> Report:
     pair = models.model or str(TARGET), models.draft_model or str(DRAFT)
     found = Tuned.search(o, obtain(o, pair, models))
-    if o.preset_file is not None:
-        o.preset_file.write_text(found.preset(o))
-    return Report(found.document(o), [found.table(o), found.summary(o)])
+    report = found.report()
+    if o.preset_file is None:
+        return report
+    o.preset_file.write_text(found.preset())
+    written = f"wrote {o.preset_file}: serve it with --rules-file, and --rule {o.name}"
+    return replace(report, parts=[*report.parts, written])

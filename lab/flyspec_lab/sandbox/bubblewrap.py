@@ -39,7 +39,7 @@ class SandboxLimits:
     """Resources of generated code. Memory and CPU time are limits of each of its processes."""
 
     wall_s: float = 30.0
-    """Time until the whole tree is killed: generous, since a busy machine must change no score."""
+    """Time until all of it is killed: generous, since a busy machine must change no score."""
     cpu_s: int = 5
     memory_bytes: int = 512 << 20
     file_bytes: int = 4 << 20

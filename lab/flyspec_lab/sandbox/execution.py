@@ -9,21 +9,20 @@ import os
 import re
 import secrets
 import select
-import selectors
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import IO
 
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec_lab.sandbox.bubblewrap import SandboxLimits, bubblewrap_command
 from flyspec_lab.sandbox.system_calls import system_call_filter
 
-_START_S = 60.0
-_MAX_BYTES = 4096
+_END_S = 60.0
+_PIPE_BYTES = 1 << 16  # what a pipe holds; who writes more has to wait
 _READY = b"ready\n"
 _LIMITS = SandboxLimits()
 _SIGNALED = 128  # and the signal's number, in bubblewrap's exit status
@@ -60,24 +59,31 @@ def run_tests(program: str, tests: str, limits: SandboxLimits = _LIMITS) -> Exec
             start_new_session=True,  # Ctrl-C is for us, and makes no answer wrong
         )
         with process:
+            assert process.stdin
             try:
-                heard = _talk(process, key + challenge, limits.wall_s)
+                with suppress(BrokenPipeError):  # bubblewrap itself has failed, and says why
+                    process.stdin.write(key + challenge)
+                    process.stdin.close()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(limits.wall_s)
+                status = process.returncode
             finally:
                 _end(process, told)
-    if not heard.ready:
-        said = " ".join(heard.errors.decode(errors="replace").split())
+            output, errors = _written(process.stdout), _written(process.stderr)
+    if not output.startswith(_READY):
+        said = " ".join(errors.decode(errors="replace").split())
         raise ConfigError(
             "generated code is run only in a sandbox, and bubblewrap does not work here: "
             f"{said or 'it did not start'}; it needs version 0.8 and, unless root starts it, "
             "user namespaces"
         )
-    if heard.exit_status is not None and heard.exit_status < 0:
-        raise FlyspecError(f"bubblewrap was ended from outside by signal {-heard.exit_status}")
-    answer = bytes(heard.output).removeprefix(_READY)
+    if status is not None and status < 0:
+        raise FlyspecError(f"bubblewrap was ended from outside by signal {-status}")
+    answer = output.removeprefix(_READY)
     expected = b"passed " + hashlib.blake2b(challenge, key=key).hexdigest().encode()
-    if heard.exit_status == 0 and hmac.compare_digest(answer, expected):
+    if status == 0 and hmac.compare_digest(answer, expected):
         return Execution(True)
-    return Execution(False, _reason(heard, answer, limits))
+    return Execution(False, _reason(status, answer, limits))
 
 
 @lru_cache(maxsize=1)
@@ -87,66 +93,14 @@ def check_sandbox() -> None:
         raise ConfigError("the sandbox for generated code does not work: a trivial program failed")
 
 
-@dataclass
-class _Heard:
-    """Result of the sandbox; `exit_status` is None if it had to be stopped."""
-
-    output: bytearray = field(default_factory=bytearray)
-    errors: bytearray = field(default_factory=bytearray)
-    exit_status: int | None = None
-
-    @property
-    def ready(self) -> bool:
-        return self.output.startswith(_READY)
-
-    @property
-    def too_much(self) -> bool:
-        return max(len(self.output), len(self.errors)) >= _MAX_BYTES
-
-
-def _talk(process: subprocess.Popen[bytes], secret: bytes, wall_s: float) -> _Heard:
-    """Hand over the secret and listen until the end, the time limit or too long an answer."""
-    assert process.stdin
-    assert process.stdout
-    assert process.stderr
-    with suppress(BrokenPipeError):  # bubblewrap itself has failed, and says why
-        process.stdin.write(secret)
-        process.stdin.close()
-    heard = _Heard()
-    deadline = time.monotonic() + _START_S
-    started = False
-    exit_fd = os.pidfd_open(process.pid)
+def _written(pipe: IO[bytes] | None) -> bytes:
+    """Return what has been written to a pipe."""
+    assert pipe
+    os.set_blocking(pipe.fileno(), False)
     try:
-        with selectors.DefaultSelector() as waiting:
-            waiting.register(exit_fd, selectors.EVENT_READ)
-            for pipe, into in ((process.stdout, heard.output), (process.stderr, heard.errors)):
-                os.set_blocking(pipe.fileno(), False)
-                waiting.register(pipe, selectors.EVENT_READ, into)
-            while not heard.too_much and (left := deadline - time.monotonic()) > 0:
-                ready = [key for key, _ in waiting.select(left)]
-                for key in ready:
-                    if key.data is not None and not _read(key.fd, key.data):
-                        waiting.unregister(key.fileobj)
-                if heard.ready and not started:
-                    started, deadline = True, time.monotonic() + wall_s
-                if any(key.fd == exit_fd for key in ready):
-                    heard.exit_status = process.wait()
-                    _read(process.stdout.fileno(), heard.output)
-                    _read(process.stderr.fileno(), heard.errors)
-                    break
-    finally:
-        os.close(exit_fd)
-    return heard
-
-
-def _read(fd: int, into: bytearray) -> bool:
-    """Read what is there, within limits; return whether there may be more to come."""
-    try:
-        data = os.read(fd, _MAX_BYTES)
+        return os.read(pipe.fileno(), _PIPE_BYTES)
     except BlockingIOError:
-        return True
-    into += data
-    return bool(data)
+        return b""
 
 
 def _end(process: subprocess.Popen[bytes], told: int) -> None:
@@ -156,26 +110,25 @@ def _end(process: subprocess.Popen[bytes], told: int) -> None:
     """
     first = None
     with suppress(BlockingIOError, ValueError, ProcessLookupError):
-        first = os.pidfd_open(json.loads(os.read(told, _MAX_BYTES))["child-pid"])
+        first = os.pidfd_open(json.loads(os.read(told, _PIPE_BYTES))["child-pid"])
     process.kill()
     if first is not None:
         try:
-            select.select([first], [], [], _START_S)
+            select.select([first], [], [], _END_S)
         finally:
             os.close(first)
 
 
-def _reason(heard: _Heard, answer: bytes, limits: SandboxLimits) -> str:
-    if heard.too_much:
-        return "wrote to a file descriptor that is not its own"
-    if heard.exit_status is None:
+def _reason(status: int | None, answer: bytes, limits: SandboxLimits) -> str:
+    """Return why a program failed; without a status, it had to be stopped."""
+    if status is None:
         return f"took more than {limits.wall_s:g} s"
     if answer.startswith(b"failed "):
         said = answer.removeprefix(b"failed ").decode(errors="replace")
         return re.sub(r"[^ -~]", "?", said)
-    if what := _STOPPED_BY.get(heard.exit_status - _SIGNALED):
+    if what := _STOPPED_BY.get(status - _SIGNALED):
         return f"was killed at its limit of {what}"
-    return f"ended before its tests did (exit status {heard.exit_status})"
+    return f"ended before its tests did (exit status {status})"
 
 
 @contextmanager

@@ -31,16 +31,7 @@ from flyspec_lab.drawing import COLORS, MARKERS, draw_intervals, powers_of_two
 from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems, read_problems
 from flyspec_lab.report import Plot, Report, Section
-from flyspec_lab.row_files import RowFiles
-from flyspec_lab.run_directory import (
-    SETTINGS,
-    RunSettings,
-    code_version,
-    continued,
-    fingerprints,
-    model_facts,
-)
-from flyspec_lab.samples import schema_of
+from flyspec_lab.run_directory import RunSettings, fingerprints, model_facts, open_run
 from flyspec_lab.statistics import Interval, wins_more
 from flyspec_lab.studies.fuzzy import TOTAL_VARIATION
 from flyspec_lab.studies.study import CLAIMS_HEADING, VERDICTS, facts_of
@@ -127,14 +118,12 @@ async def measure(
     If interrupted, returns what was measured until then. Raises `ConfigError` if what is there was
     measured otherwise.
     """
-    settings = RunSettings(
-        code_version(),
-        {"num_speculative_tokens": o.num_speculative_tokens},
-        {"target": model_facts(target)},
-        fingerprints(drafters),
-        {t.name: {**t.facts(o), "prompts": len(t.problems)} for t in tasks},
-    )
-    settings = continued(directory, settings, True, o.mixed_versions)
+    settings: RunSettings = {
+        "sampling": {"num_speculative_tokens": o.num_speculative_tokens},
+        "models": {"target": model_facts(target)},
+        "drafters": fingerprints(drafters),
+        "tasks": {t.name: {**t.facts(o), "prompts": len(t.problems)} for t in tasks},
+    }
     options = SpeedOptions(
         rules=study.conditions,
         num_speculative_tokens=(o.num_speculative_tokens,),
@@ -146,9 +135,8 @@ async def measure(
         for task in tasks
     ]
     noise = Noise(client, target.vocab_size, study.slots)
-    with RowFiles(directory / "batches", schema_of(BatchSample)) as rows:
-        settings.write(directory / SETTINGS)
-        known = [BatchSample(**row) for row in rows.read().to_pylist()]
+    with open_run(directory, settings, resume=True, rows="batches.jsonl") as rows:
+        known = [BatchSample(**row) for row in rows.read()]
 
         def keep(samples: Sequence[BatchSample]) -> None:
             for sample in samples:
@@ -194,7 +182,7 @@ def batch_report(
             grouped(reports, lambda r: (r.group, r.mode)).items(), cycle(COLORS), cycle(MARKERS),
             strict=False,
         ):  # fmt: skip
-            points = [(r.batch, Interval(r.ratio_to_plain, r.low, r.high, r.low)) for r in of]
+            points = [(r.batch, Interval(r.ratio_to_plain, r.low, r.high)) for r in of]
             draw_intervals(ax, points, label=f"{group}, {mode}", color=color, marker=marker)
         ax.set_ylabel(f"tokens per second, relative to {PLAIN}")
         powers_of_two(ax, study.batches, "concurrent requests")

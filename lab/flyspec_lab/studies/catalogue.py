@@ -70,7 +70,8 @@ def _window_restores(found: Found) -> ClaimFinding:
     without, restored = (found.one("fly", fly_window_size=w) for w in (0, 6))
     assert found.answered is not None
     gain = versus(found.answered, restored.condition, without.condition)
-    more = None if gain.won is None or gain.lost is None else wins_more(gain.won, gain.lost)
+    flips = gain.flips
+    more = None if flips is None else wins_more(flips.helpful, flips.harmful)
     return ClaimFinding(
         False if _loses_answers(restored) else more,
         f"{with_bounds(gain.score_difference, '+.1%')} right answers by W = 6 instead of 0; "
@@ -320,8 +321,8 @@ _STUDIES: tuple[Study | BatchStudy, ...] = (
     Study(
         name="open-ended",
         title="Open-ended texts",
-        question="Do loose tokens make open-ended texts loop, end badly or become unlikely, and "
-        "what do they gain?",
+        question="Do loose tokens make open-ended texts loop or become unlikely, and what do they "
+        "gain?",
         rules=_OPEN_RULES,
         grid=("margin_threshold=0.1,0.3,0.4,1",),
         axis="margin_threshold",

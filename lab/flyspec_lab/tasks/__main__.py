@@ -1,36 +1,26 @@
-"""Regenerates the table of tasks in a document: `python -m flyspec_lab.tasks docs/tasks.md`.
-
-The table is between `<!-- tasks -->` and `<!-- end -->`; everything else is left unchanged.
-"""
+"""Regenerates the table of tasks in a document: `python -m flyspec_lab.tasks docs/tasks.md`."""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
+from flyspec.tables import markdown
+from flyspec_lab.report import write_into
 from flyspec_lab.tasks import TASKS
 
-_TABLE = re.compile(r"(<!-- tasks -->\n).*?(<!-- end -->)", re.DOTALL)
 
-
-def write_tables(document: str) -> str:
-    """Return the document with its table regenerated."""
-    head, *rows = _rows()
-    lines = (head, ["---"] * len(head), *rows)
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return _TABLE.sub(lambda found: found[1] + table + found[2], document)
-
-
-def _rows() -> Iterable[list[str]]:
-    yield ["task", "reads", "examples", "right is", "tokens"]
+def write_table(path: Path) -> None:
+    """Write the table between <!-- tasks --> and <!-- /tasks -->; all else is left unchanged."""
+    columns = ["task", "reads", "examples", "right is", "tokens"]
+    rows = []
     for name, task in TASKS.items():
         reads = task.reads if task.needs_path else "nothing: generated"
         examples = "–" if task.default_shots is None else str(task.default_shots)
-        yield [f"`{name}`", reads, examples, task.scoring, f"{task.max_tokens:,}"]
+        rows.append([f"`{name}`", reads, examples, task.scoring, f"{task.max_tokens:,}"])
+    write_into(path, {"tasks": markdown(columns, rows, left=len(columns))})
 
 
 if __name__ == "__main__":
     for path in map(Path, sys.argv[1:]):
-        path.write_text(write_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+        write_table(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from flyspec_lab.tasks.rows import DataRow, example_files, question_files, read_rows
+from flyspec_lab.tasks.rows import DataRow, read_with_examples
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 _LIST = re.compile(r"\[([^\[\]]*)\]")
@@ -23,7 +23,6 @@ class AcpBench(Task):
     """
 
     name = "acp_bench"
-    summary = "What becomes true and what false by an action in a planning domain."
     reads = "a JSON array with `context`, `question` and `answer` of `pos` and `neg` (acp_prog_gen)"
     scoring = "both lists of facts, as sets"
     default_shots = 2
@@ -31,11 +30,8 @@ class AcpBench(Task):
     stop = ("\n\n", "**Question**:", "**Question:**", "Q:")
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
-        files = question_files(self.path)
-        rows = read_rows(files)
-        beside = example_files(files, ("dev", "validation", "val")) if self.num_shots else []
-        pool = read_rows(beside) if beside else rows
+        splits = ("dev", "validation", "val")
+        rows, pool = read_with_examples(self.path, self.num_shots, splits)
         return [self._problem(row, pool) for row in rows[: self.limit]]
 
     def score(self, problem: Problem, text: str) -> Score:

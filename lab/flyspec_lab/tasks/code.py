@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from flyspec.errors import ConfigError
 from flyspec_lab.sandbox import check_sandbox, run_tests
-from flyspec_lab.tasks.rows import DataRow, files_of_split, question_files, read_rows
+from flyspec_lab.tasks.rows import DataRow, question_files, read_rows, read_with_examples
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 _EXAMPLES, _TEST = range(2, 11), range(11, 511)  # the paper's split; it shows 2, 3 and 4
@@ -49,13 +49,11 @@ class HumanEval(CodeTask):
     """
 
     name = "humaneval"
-    summary = "Python functions to complete; generated code is run in a sandbox."
     reads = "JSON lines with `task_id`, `prompt`, `test` and `entry_point` (HumanEval.jsonl.gz)"
     max_tokens = 1024
     stop = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
         return [
             Problem(
                 row.text("task_id"),
@@ -83,7 +81,6 @@ class Mbpp(CodeTask):
     """
 
     name = "mbpp"
-    summary = "Short Python programs to write; generated code is run in a sandbox."
     reads = (
         "mbpp.jsonl (`text`, `code`, `test_list`, `test_setup_code`) or sanitized-mbpp.json "
         "(`prompt`, `code`, `test_list`, `test_imports`), or the hub's parquet files"
@@ -93,11 +90,9 @@ class Mbpp(CodeTask):
     stop = ("[DONE]",)
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
-        files = question_files(self.path)
-        rows = {_id(row): row for row in read_rows(files)}
-        shown = "".join(self._examples(rows, files[0].parent))
-        tests = [row for number, row in rows.items() if number in _TEST]
+        rows, pool = read_with_examples(self.path, self.num_shots, ("prompt",))
+        shown = "".join(self._examples(pool))
+        tests = [row for row in rows if _id(row) in _TEST]
         if not tests:
             raise ConfigError(
                 f"{self.path}: has no task of the test split, "
@@ -116,12 +111,8 @@ class Mbpp(CodeTask):
     def tests(self, problem: Problem) -> str:
         return str(problem.reference["tests"])
 
-    def _examples(self, rows: dict[int, DataRow], folder: Path) -> list[str]:
-        if not self.num_shots:
-            return []
-        known = {i: row for i, row in rows.items() if i in _EXAMPLES}
-        if not known and (beside := files_of_split(folder, "prompt")):
-            known = {_id(row): row for row in read_rows(beside)}
+    def _examples(self, pool: Sequence[DataRow]) -> list[str]:
+        known = {_id(row): row for row in pool}
         ids = [i for i in sorted(known) if i in _EXAMPLES][: self.num_shots]
         if len(ids) < self.num_shots:
             raise ConfigError(

@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError
-from flyspec.prompts import read_text
-from flyspec_lab.tasks.rows import (
-    DataRow,
-    choose_examples,
-    example_files,
-    question_files,
-    read_rows,
-)
+from flyspec_lab.tasks.rows import DataRow, question_files, read_rows, read_with_examples
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 _LETTERS = "ABCDEFGHIJ"
-
-
-@dataclass(frozen=True)
-class AnswerChoices:
-    """A question, what to choose from, and the right letter; "" where that is held back."""
-
-    key: str
-    question: str
-    choices: Sequence[str]
-    answer: str
-    category: str = ""
-
-    def shown(self) -> str:
-        lines = (f"{letter}. {text}" for letter, text in zip(_LETTERS, self.choices, strict=False))
-        return "\n".join((self.question.strip(), *lines, "Answer:"))
 
 
 def choose_letter(text: str, num_choices: int) -> str | None:
@@ -70,151 +44,46 @@ class MultipleChoice(Task):
     scoring = "the letter chosen in the generated text"
     max_tokens = 16
     stop = ("</s>", "\n")
-    header = ""
 
     def score(self, problem: Problem, text: str) -> Score:
         answer = choose_letter(self.until_stop(text.lstrip()), problem.reference["choices"])
         return Score(float(answer == problem.reference["answer"]), answer)
 
-    def problem(self, item: AnswerChoices, examples: Sequence[AnswerChoices]) -> Problem:
-        """Return a question after its examples."""
-        header = self.header.format(category=item.category.replace("_", " "))
-        shots = [f"{shot.shown()} {shot.answer}\n\n" for shot in examples]
-        reference = {"answer": item.answer, "choices": len(item.choices)}
-        return Problem(item.key, header + "".join(shots) + item.shown(), reference, item.category)
+
+def _asked(question: str, choices: Sequence[str]) -> str:
+    lines = (f"{letter}. {text}" for letter, text in zip(_LETTERS, choices, strict=False))
+    return "\n".join((question.strip(), *lines, "Answer:"))
 
 
 class CommonsenseQa(MultipleChoice):
     """CommonsenseQA (Talmor et al. 2019, arXiv 1811.00937) in lm-evaluation-harness's template.
 
-    The harness compares likelihoods of letters and shows no examples; here the letter is taken
-    from generated text. Examples, if asked for, are from the train split beside the file, or else
-    from its other rows. Rows without an answer (the test split, whose answers are held back) are
-    left out.
+    The harness compares likelihoods of letters; here the letter is taken from generated text. Rows
+    without an answer (the test split, whose answers are held back) are left out.
     """
 
     name = "commonsense_qa"
-    summary = "Multiple choice questions of common sense."
     reads = (
         "JSON lines with `id`, `question` of `stem` and `choices`, and `answerKey` "
         "(dev_rand_split.jsonl), or the hub's parquet files"
     )
-    default_shots = 0
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
-        questions = question_files(self.path, ("validation", "dev"))
-        found = [_commonsense(row) for row in read_rows(questions)]
-        answered = [item for item in found if item.answer]
-        if not answered:
+        rows = read_rows(question_files(self.path, ("validation", "dev")))
+        found = [self._problem(row) for row in rows if row.get("answerKey")]
+        if not found:
             raise ConfigError(f"{self.path}: has no answers; give the validation (dev) split")
-        files = example_files(questions, ("train",)) if self.num_shots else []
-        pool = [_commonsense(row) for row in read_rows(files)] if files else found
-        known = [item for item in pool if item.answer]
-        return [
-            self.problem(
-                item, choose_examples(known, self.num_shots, self.seed, item.key, but=item)
-            )
-            for item in answered[: self.limit]
-        ]
+        return found[: self.limit]
 
-
-class Mmlu(MultipleChoice):
-    """MMLU (Hendrycks et al. 2021, arXiv 2009.03300; hendrycks/test), five examples of the dev set.
-
-    Reads the data set's directory of CSV files (`test/SUBJECT_test.csv`, `dev/SUBJECT_dev.csv`),
-    one of these, or rows of the hub's (`question`, `subject`, `choices`, `answer` as an index).
-    The examples are the first rows of the subject's dev set. Prompts are those of
-    lm-evaluation-harness's `mmlu_generative` with the heading of `mmlu`; the letter is taken from
-    generated text, where the harness wants nothing else on the first line.
-    """
-
-    name = "mmlu"
-    summary = "Multiple choice questions on 57 subjects."
-    reads = "the directory of CSV files, one of them, or the hub's parquet files; with the dev set"
-    default_shots = 5
-    header = "The following are multiple choice questions (with answers) about {category}.\n\n"
-
-    def problems(self) -> list[Problem]:
-        return [
-            self.problem(item, self._examples(item, pool))
-            for item, pool in self._items()[: self.limit]
-        ]
-
-    def _items(self) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
-        """Return the questions, each with the rows of its subject's dev set."""
-        assert self.path is not None
-        given = Path(self.path).expanduser()
-        tables = sorted(given.rglob("*_test.csv")) if given.is_dir() else []
-        if not tables and given.suffix == ".csv":
-            tables = [given]
-        if tables:
-            return [pair for table in tables for pair in self._of_table(table)]
-        questions = question_files(self.path)
-        found = [_of_hub(row) for row in read_rows(questions)]
-        files = example_files(questions, ("dev",)) if self.num_shots else []
-        if self.num_shots and not files:
-            raise self._no_examples(given)
-        shots = [_of_hub(row) for row in read_rows(files)] if files else []
-        return [(item, [s for s in shots if s.category == item.category]) for item in found]
-
-    def _examples(self, item: AnswerChoices, pool: Sequence[AnswerChoices]) -> list[AnswerChoices]:
-        if len(pool) < self.num_shots:
-            raise ConfigError(
-                f"{item.key}: the dev set of {item.category} has {len(pool)} rows for "
-                f"{self.num_shots} examples"
-            )
-        return list(pool[: self.num_shots])
-
-    def _of_table(self, table: Path) -> list[tuple[AnswerChoices, Sequence[AnswerChoices]]]:
-        subject = table.stem.removesuffix("_test")
-        pool: list[AnswerChoices] = []
-        if self.num_shots:
-            name = f"{subject}_dev.csv"
-            places = (table.parent.parent / "dev" / name, table.parent / name)
-            dev = next((place for place in places if place.is_file()), None)
-            if dev is None:
-                raise self._no_examples(table)
-            pool = _read_table(dev, subject)
-        return [(item, pool) for item in _read_table(table, subject)]
-
-    def _no_examples(self, path: Path) -> ConfigError:
-        return ConfigError(
-            f"{path}: examples need the dev set beside it; give the data set's directory, or "
-            "num_shots 0"
-        )
-
-
-def _read_table(file: Path, subject: str) -> list[AnswerChoices]:
-    found = []
-    for number, line in enumerate(csv.reader(io.StringIO(read_text(str(file), str(file)))), 1):
-        if len(line) < 4 or line[-1] not in _LETTERS[: len(line) - 2]:
-            raise ConfigError(
-                f"{file}: row {number}: is not a question, choices and the letter of one; the "
-                "data set's own files have no heading and no other columns"
-            )
-        found.append(AnswerChoices(f"{file.name} {number}", line[0], line[1:-1], line[-1], subject))
-    return found
-
-
-def _of_hub(row: DataRow) -> AnswerChoices:
-    choices, answer = row.texts("choices"), row.get("answer")
-    if not isinstance(answer, int) or not 0 <= answer < len(choices):
-        raise row.error("`answer` is not the index of a choice")
-    return AnswerChoices(
-        row.key, row.text("question"), choices, _LETTERS[answer], row.text("subject")
-    )
-
-
-def _commonsense(row: DataRow) -> AnswerChoices:
-    question = row.get("question")
-    nested = question if isinstance(question, dict) else {}
-    stem = nested.get("stem", question)
-    texts = _choice_texts(nested.get("choices", row.get("choices")))
-    answer = row.get("answerKey") or ""
-    if not isinstance(stem, str) or not texts or answer not in ("", *_LETTERS[: len(texts)]):
-        raise row.error("is not a question with choices and an `answerKey` of these")
-    return AnswerChoices(str(row.get("id") or row.key), f"Question: {stem.strip()}", texts, answer)
+    def _problem(self, row: DataRow) -> Problem:
+        question, answer = row.get("question"), row.get("answerKey")
+        nested = question if isinstance(question, dict) else {}
+        stem = nested.get("stem", question)
+        texts = _choice_texts(nested.get("choices", row.get("choices")))
+        if not isinstance(stem, str) or not texts or answer not in _LETTERS[: len(texts)]:
+            raise row.error("is not a question with choices and an `answerKey` of these")
+        reference = {"answer": answer, "choices": len(texts)}
+        return Problem(str(row.get("id") or row.key), _asked(f"Question: {stem}", texts), reference)
 
 
 def _choice_texts(choices: Any) -> list[str]:
@@ -224,3 +93,54 @@ def _choice_texts(choices: Any) -> list[str]:
     if isinstance(choices, list):
         return [c["text"] for c in choices if isinstance(c, dict) and "text" in c]
     return []
+
+
+class Mmlu(MultipleChoice):
+    """MMLU (Hendrycks et al. 2021, arXiv 2009.03300), five examples of the dev set, from the hub.
+
+    Rows have `question`, `subject`, `choices`, and `answer` as an index. The examples are the first
+    rows of the subject in the dev split beside the file. Prompts are those of
+    lm-evaluation-harness's `mmlu_generative` with the heading of `mmlu`; the letter is taken from
+    generated text, where the harness wants nothing else on the first line.
+    """
+
+    name = "mmlu"
+    reads = (
+        "the hub's parquet files, or JSON lines with `question`, `subject`, `choices` and "
+        "`answer`; with the dev split"
+    )
+    default_shots = 5
+
+    def problems(self) -> list[Problem]:
+        rows, pool = read_with_examples(self.path, self.num_shots, ("dev",))
+        if self.num_shots and pool is rows:
+            raise ConfigError(
+                f"{self.path}: examples need the dev split beside it; give the data set's "
+                "directory, or num_shots 0"
+            )
+        return [self._problem(row, pool) for row in rows[: self.limit]]
+
+    def _problem(self, row: DataRow, pool: Sequence[DataRow]) -> Problem:
+        subject = row.text("subject")
+        shots = [shot for shot in pool if shot.get("subject") == subject][: self.num_shots]
+        if len(shots) < self.num_shots:
+            raise ConfigError(
+                f"{row.key}: the dev split has {len(shots)} rows of {subject} for "
+                f"{self.num_shots} examples"
+            )
+        header = (
+            "The following are multiple choice questions (with answers) about "
+            f"{subject.replace('_', ' ')}.\n\n"
+        )
+        examples = "".join(f"{self._shown(shot)} {self._letter(shot)}\n\n" for shot in shots)
+        reference = {"answer": self._letter(row), "choices": len(row.texts("choices"))}
+        return Problem(row.key, header + examples + self._shown(row), reference, subject)
+
+    def _shown(self, row: DataRow) -> str:
+        return _asked(row.text("question"), row.texts("choices"))
+
+    def _letter(self, row: DataRow) -> str:
+        answer = row.get("answer")
+        if not isinstance(answer, int) or not 0 <= answer < len(row.texts("choices")):
+            raise row.error("`answer` is not the index of a choice")
+        return _LETTERS[answer]

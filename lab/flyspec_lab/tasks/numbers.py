@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError
 from flyspec.prompts import normal_number, read_prompts
-from flyspec_lab.tasks.rows import (
-    DataRow,
-    choose_examples,
-    example_files,
-    question_files,
-    read_rows,
-)
+from flyspec_lab.tasks.rows import DataRow, question_files, read_rows, read_with_examples
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 _NUMBER = r"-?\d[\d,]*(?:\.\d+)?"
@@ -45,46 +40,48 @@ def last_number(text: str) -> str | None:
     return normal_number(found[-1]) if found else None
 
 
+def score_last_number(problem: Problem, text: str) -> Score | None:
+    """Score by `last_number`; None if there is no known answer."""
+    if problem.reference is None:
+        return None
+    answer = last_number(text)
+    return Score(float(answer == problem.reference), answer)
+
+
 class Gsm8k(Task):
     """GSM8K (Cobbe et al. 2021, arXiv 2110.14168) as in lm_eval/tasks/gsm8k/gsm8k.yaml, version 3.
 
     Five examples from the train split beside the file, or else from its other rows. The answer is
-    the number after `####`, as the examples show it (the harness's strict match), or with
-    `strict=False` the number after the last `####`, or else the last number (its flexible match).
-    Numbers are compared as numbers, so that 18.00 is 18.
+    the number after `####`, as the examples show it (the harness's strict match). Numbers are
+    compared as numbers, so that 18.00 is 18.
     """
 
     name = "gsm8k"
-    summary = "Grade-school word problems, with worked examples."
     reads = "JSON lines or parquet with `question` and `answer`, whose last line is `#### N`"
     scoring = "the number after `####`"
     default_shots = 5
     stop = ("Question:", "</s>", "<|im_end|>")
 
-    def __init__(self, path: str | None = None, *, strict: bool = True, **options: Any) -> None:
-        super().__init__(path, **options)
-        self.strict = strict
-
     def problems(self) -> list[Problem]:
-        assert self.path is not None
-        files = question_files(self.path)
-        rows = read_rows(files)
-        examples = example_files(files) if self.num_shots else []
-        pool = read_rows(examples) if examples else rows
+        rows, pool = read_with_examples(self.path, self.num_shots)
         return [self._problem(row, pool) for row in rows[: self.limit]]
 
     def score(self, problem: Problem, text: str) -> Score:
         text = self.until_stop(text)
         marked = _MARKED.search(text)
-        strict = normal_number(marked[1]) if marked else None
-        flexible = last_number(text)
-        answer = strict if self.strict else flexible
+        answer = normal_number(marked[1]) if marked else None
         right = answer == problem.reference
-        hint = "right, but not after ####" if not right and flexible == problem.reference else ""
-        return Score(float(right), answer, hint)
+        elsewhere = not right and last_number(text) == problem.reference
+        return Score(float(right), answer, "right, but not after ####" if elsewhere else "")
 
     def _problem(self, row: DataRow, pool: list[DataRow]) -> Problem:
-        shots = choose_examples(pool, self.num_shots, self.seed, row.key, but=row)
+        others = [other for other in pool if other is not row]
+        if len(others) < self.num_shots:
+            raise ConfigError(
+                f"{row.key}: has {len(others)} other rows for {self.num_shots} examples"
+            )
+        # Each question has its own, whatever other questions there are.
+        shots = random.Random(f"{self.seed} {row.key}").sample(others, self.num_shots)
         shown = [f"{_question(shot)} {shot.text('answer')}\n\n" for shot in shots]
         return Problem(
             row.key, "".join(shown) + _question(row), reference_number(row, row.text("answer"))
@@ -105,30 +102,25 @@ def _question(row: DataRow) -> str:
 class Mgsm(Task):
     """MGSM (Shi et al. 2022, arXiv 2210.03057) as in lm-evaluation-harness's `mgsm_native_cot`.
 
-    It shows no examples unless asked for.
-
     The language is in the file's or directory's name (`mgsm_de.tsv`, `de/`); a directory of TSV
-    files is read as a whole. Examples need the train split with its worked answers beside the file
-    (`mgsm_de_train.jsonl`, or the hub's parquet files). The answer is the last number in the text
-    (the harness's flexible match). Languages write numbers differently, so 1.000 is right for
-    1000, as in the harness, which ignores punctuation, and so is 1000.0, as in simple-evals.
+    files is read as a whole. There are no examples. The answer is the last number in the text (the
+    harness's flexible match). Languages write numbers differently, so 1.000 is right for 1000, as
+    in the harness, which ignores punctuation, and so is 1000.0, as in simple-evals.
     """
 
     name = "mgsm"
-    summary = "Grade-school word problems in eleven languages."
     reads = (
         "`mgsm_LANGUAGE.tsv` with lines of question, tab, number, or a directory of them; or JSON "
         "lines or parquet with `question` and `answer_number`"
     )
     scoring = "the last number"
-    default_shots = 0
     max_tokens = 512
 
     def __init__(self, path: str | None = None, **options: Any) -> None:
         super().__init__(path, **options)
-        given = Path(str(path)).expanduser()
+        given = Path(self.path).expanduser()
         tables = sorted(given.glob("*.tsv")) if given.is_dir() else []
-        self._files = tables or question_files(str(path))
+        self._files = tables or question_files(self.path)
         questions = dict.fromkeys(_LABELS[_language(file)][0] for file in self._files)
         self.stop = (*questions, "</s>", "<|im_end|>")
 
@@ -156,29 +148,10 @@ class Mgsm(Task):
         else:
             rows = read_rows([file])
             asked = [(r.text("question"), normal_number(str(r.get("answer_number")))) for r in rows]
-        shown = self._examples(file, language)
         return [
-            Problem(
-                key := f"{file.name} {i}",
-                "".join(choose_examples(shown, self.num_shots, self.seed, key))
-                + f"{question} {text}\n{answer}",
-                reference,
-                language,
-            )
+            Problem(f"{file.name} {i}", f"{question} {text}\n{answer}", reference, language)
             for i, (text, reference) in enumerate(asked, 1)
         ]
-
-    def _examples(self, file: Path, language: str) -> list[str]:
-        if not self.num_shots:
-            return []
-        beside = sorted(file.parent.glob(f"mgsm_{language}_train.*")) or example_files([file])
-        if not beside:
-            raise ConfigError(
-                f"{file}: examples need the train split with its worked answers beside it, for "
-                f"example mgsm_{language}_train.jsonl; give it, or num_shots 0"
-            )
-        # These have their labels already.
-        return [f"{r.text('question')}\n{r.text('answer')}\n\n" for r in read_rows(beside)]
 
 
 def _language(file: Path) -> str:

@@ -1,29 +1,61 @@
-"""Prompts without a known answer: their texts are only described."""
+"""Prompts of a file: described where no answer is known, and else scored by the last number."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from flyspec.errors import ConfigError
 from flyspec.prompts import read_prompts
+from flyspec_lab.tasks.numbers import score_last_number
 from flyspec_lab.tasks.task import Problem, Score, Task
 
 
 class OpenEnded(Task):
     """Prompts of any file that `flyspec generate --prompt-file` reads, questions as chats.
 
-    Texts are described by `flyspec_lab.describe`: loops, broken endings, distinct n-grams.
+    Their texts are searched for loops.
     """
 
     name = "open_ended"
-    summary = "Prompts of any file, without known answers."
     reads = "any prompt file: lines, JSON lines with `text` or `messages`, and the data sets'"
     scoring = "none: texts are described"
     max_tokens = 512
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
-        return [
-            Problem(p.where.removeprefix(f"{self.path}: "), p.to_request(), None, p.category)
-            for p in read_prompts(self.path, self.limit)
-        ]
+        return self._read(chat=None, answers=False)
 
     def score(self, problem: Problem, text: str) -> Score | None:
         return None
+
+    def _read(self, chat: bool | None, answers: bool) -> list[Problem]:
+        prompts = read_prompts(self.path, self.limit)
+        known = [answers and prompt.reference is not None for prompt in prompts]
+        if any(known) and not all(known):
+            where = prompts[known.index(False)].where
+            raise ConfigError(f"{where}: has no answer, but other prompts have one")
+        return [
+            Problem(
+                p.where.rpartition(": ")[2],
+                p.to_request(chat),
+                p.reference if answers else None,
+                p.category,
+            )
+            for p in prompts
+        ]
+
+
+class PromptFile(OpenEnded):
+    """The same, of `--prompt-file`; where the file has answers, they are numbers."""
+
+    name = "prompts"
+    max_tokens = 256
+
+    def __init__(self, path: str | None = None, *, chat: bool | None = None, **known: Any) -> None:
+        super().__init__(path, **known)
+        self.chat = chat
+
+    def problems(self) -> list[Problem]:
+        return self._read(self.chat, answers=True)
+
+    def score(self, problem: Problem, text: str) -> Score | None:
+        return score_last_number(problem, text)

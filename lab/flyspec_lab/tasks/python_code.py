@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import random
-import tokenize
 from collections.abc import Iterator
-from typing import Self
 
 from flyspec_lab.python_source import is_held_out, python_files, python_version
 from flyspec_lab.tasks.task import Problem, Score, Task
@@ -16,10 +13,6 @@ _FIRST_LINE = 16
 _APART = 8
 """Lines from one place to the next."""
 _PROMPT_LINES = 40
-_UNSAID = {tokenize.COMMENT, tokenize.NL, tokenize.ENDMARKER}
-_LAYOUT = {tokenize.INDENT, tokenize.DEDENT}
-_UNSAID_ALONE = {tokenize.STRING, *_LAYOUT}
-"""Of these alone, a statement is a docstring or the like."""
 
 
 class PythonCode(Task):
@@ -28,59 +21,21 @@ class PythonCode(Task):
     The files are those held out from the bundled models' training (`flyspec_lab.python_source`);
     other models have probably read them. They are cut every 8 lines, so neighbouring prompts share
     lines: some 500 prompts in an order drawn by the seed, and no more. Nothing says which
-    continuation is right; two say the same if they are the same Python tokens, but for comments,
-    line breaks inside statements and strings that are statements. To train on there are the files
-    that are not held out.
+    continuation is right.
     """
 
     name = "python_code"
-    summary = "Files of Python's standard library to continue, held out from the bundled models."
     scoring = "none: texts are described"
     needs_path = False
 
-    _held_out = True
-
-    @classmethod
-    def to_learn_from(cls, path: str | None, limit: int, seed: int) -> Self:
-        task = cls(path, limit=limit, seed=seed)
-        task._held_out = False
-        return task
-
     def problems(self) -> list[Problem]:
-        files = python_files(lambda path: is_held_out(path) == self._held_out)
+        files = python_files(is_held_out)
         found = [problem for path, text in files.items() for problem in _cut(path, text)]
         random.Random(f"python_code {self.seed}").shuffle(found)
         return found[: self.num_generated]
 
     def score(self, problem: Problem, text: str) -> Score | None:
         return None
-
-    def answer(self, problem: Problem, text: str) -> str:
-        return " ".join(_said(text))
-
-    def says_the_same(self, answer: str | None, other: str | None) -> bool:
-        """True if one goes on where the other was cut off, or both are equal."""
-        one, two = answer or "", other or ""
-        return one.startswith(two) or two.startswith(one)
-
-
-def _said(text: str) -> Iterator[str]:
-    """Yield the tokens of each statement, up to the last whole one."""
-    statement: list[tuple[int, str]] = []
-    first = text.lstrip("\n")
-    indentation = len(first) - len(first.lstrip(" "))
-    # What the text is inside of, so that it may return there.
-    above = "".join(f"{' ' * depth}if 1:\n" for depth in range(0, indentation, 4))
-    try:
-        for token in tokenize.generate_tokens(io.StringIO(above + text).readline):
-            if token.type == tokenize.NEWLINE and token.string:
-                said = any(kind not in _UNSAID_ALONE for kind, _ in statement)
-                yield from (text for kind, text in statement if said or kind in _LAYOUT)
-                statement = []
-            elif token.type not in _UNSAID:
-                statement.append((token.type, token.string))
-    except (tokenize.TokenError, SyntaxError):  # it was cut off, or is no Python
-        return
 
 
 def _cut(path: str, text: str) -> Iterator[Problem]:

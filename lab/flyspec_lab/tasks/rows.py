@@ -7,19 +7,19 @@ are taken from another split beside the file if there is one (`gsm8k_train.jsonl
 
 from __future__ import annotations
 
-import random
+import glob
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from flyspec.errors import ConfigError
 from flyspec.prompts import parse_rows, read_text
 
-_Item = TypeVar("_Item")
 _QUESTIONS = ("test", "validation", "val", "dev")
 _EXAMPLES = ("train", "dev", "validation", "val")
+_SPLIT = re.compile(r"(?<![a-z])(test|validation|val|dev|train)(?![a-z])", re.IGNORECASE)
 _ENDINGS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet", ".csv", ".tsv")
 
 
@@ -62,61 +62,47 @@ def read_rows(files: Sequence[Path]) -> list[DataRow]:
     return rows
 
 
+def read_with_examples(
+    path: str, num_shots: int, examples: Sequence[str] = _EXAMPLES
+) -> tuple[list[DataRow], list[DataRow]]:
+    """Read the questions, and the rows that their examples are taken from.
+
+    Those are of another split beside the questions' file if there is one, or else the same rows.
+    """
+    files = question_files(path)
+    rows = read_rows(files)
+    beside = _example_files(files, examples) if num_shots else []
+    return rows, read_rows(beside) if beside else rows
+
+
 def question_files(path: str, splits: Sequence[str] = _QUESTIONS) -> list[Path]:
     """Return the file, or a directory's files of the first of these splits that it has."""
     given = Path(path).expanduser()
     if not given.is_dir():
         return [given]
     for split in splits:
-        if found := files_of_split(given, split):
+        word = re.compile(rf"(?<![a-z]){split}(?![a-z])", re.IGNORECASE)
+        files = sorted(f for f in given.iterdir() if f.is_file() and f.name.endswith(_ENDINGS))
+        if found := [file for file in files if word.search(file.name)]:
             return found
     raise ConfigError(f"{path}: has no file whose name says {' or '.join(splits)}")
 
 
-def example_files(questions: Sequence[Path], splits: Sequence[str] = _EXAMPLES) -> list[Path]:
+def _example_files(questions: Sequence[Path], splits: Sequence[str]) -> list[Path]:
     """Return the files beside these of the first of these splits that is there, if any is.
 
-    They are named like the questions' but for the split, since others may lie in the directory.
+    They are named like the questions' but for the split, the numbers of parts and the format.
     """
-    alike = _without_split(questions[0].name)
+    alike = re.sub(r"\d+-of-\d+", "*", glob.escape(questions[0].name))
+    alike = re.sub(r"\.(jsonl?|parquet)(\.gz)?$", ".*", alike)
     for split in splits:
+        pattern, named = _SPLIT.subn(split, alike)
         found = [
-            file for file in files_of_split(questions[0].parent, split)
-            if file not in questions and _without_split(file.name) == alike is not None
-        ]  # fmt: skip
-        if found:
+            file for file in sorted(questions[0].parent.glob(pattern)) if file not in questions
+        ]
+        if named and found:
             return found
     return []
-
-
-def files_of_split(folder: Path, split: str) -> list[Path]:
-    """Return a directory's data files whose names say this split, in order."""
-    word = re.compile(rf"(?<![a-z]){split}(?![a-z])", re.IGNORECASE)
-    return sorted(
-        file for file in folder.iterdir()
-        if file.is_file() and file.name.endswith(_ENDINGS) and word.search(file.name)
-    )  # fmt: skip
-
-
-def choose_examples(
-    items: Sequence[_Item], count: int, seed: int, key: str, *, but: _Item | None = None
-) -> list[_Item]:
-    """Draw examples for the question named `key`, never the question itself, `but`.
-
-    Each question has its own, the same for the same seed whatever other questions there are.
-    """
-    others = [item for item in items if item is not but]
-    if len(others) < count:
-        raise ConfigError(f"{key}: has {len(others)} other rows for {count} examples")
-    return random.Random(f"{seed} {key}").sample(others, count)
-
-
-def _without_split(name: str) -> str | None:
-    """Return the name with its split and what numbers parts blanked; None if it has no split."""
-    words = "|".join({*_QUESTIONS, *_EXAMPLES})
-    blanked, count = re.subn(rf"(?<![a-z])({words})(?![a-z])", "*", name, flags=re.IGNORECASE)
-    blanked = re.sub(r"\d+-of-\d+", "*", blanked)
-    return re.sub(r"\.(jsonl?|parquet)(\.gz)?$", "", blanked) if count else None
 
 
 def _read_file(file: Path) -> list[DataRow]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from flyspec.errors import ConfigError
 from flyspec.values.requests import Prompt
@@ -53,8 +53,6 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
-    """One line for `--help` and docs, with the source of template and scoring in the docstring."""
     reads: ClassVar[str] = ""
     """The data set's files, for docs and for the error if there is no path."""
     scoring: ClassVar[str] = ""
@@ -65,9 +63,6 @@ class Task(ABC):
     """The benchmark's number of examples; None if the task never has any."""
     max_tokens: ClassVar[int] = 256
     stop: Sequence[str] = ()
-
-    generated_by_default: ClassVar[int] = 100
-    """Problems of a task that generates them, without a `limit`."""
 
     def __init__(
         self,
@@ -84,20 +79,18 @@ class Task(ABC):
             raise ConfigError(f"task {self.name} generates its problems; leave the path out")
         if num_shots is not None and (self.default_shots is None and num_shots > 0):
             raise ConfigError(f"task {self.name} has no examples; leave num_shots out")
-        if num_shots is not None and num_shots < 0:
-            raise ConfigError(f"num_shots is {num_shots}; give 0 or more")
         if self.runs_code and not allow_code_execution:
             raise ConfigError(
                 f"task {self.name} scores answers by running generated code, in a sandbox; allow "
                 "that (allow_code_execution) or choose another task"
             )
-        self.path, self.limit, self.seed = path, limit, seed
+        self.path, self.limit, self.seed = path or "", limit, seed
         self.num_shots = (self.default_shots or 0) if num_shots is None else num_shots
 
     @property
     def num_generated(self) -> int:
-        """Problems of a task that generates them."""
-        return self.generated_by_default if self.limit is None else self.limit
+        """Number of problems of a task that generates them; 100 without a `limit`."""
+        return 100 if self.limit is None else self.limit
 
     @abstractmethod
     def problems(self) -> list[Problem]:
@@ -109,23 +102,6 @@ class Task(ABC):
 
         May take seconds (generated code is run) and is called in a thread of its own.
         """
-
-    @classmethod
-    def to_learn_from(cls, path: str | None, limit: int, seed: int) -> Self:
-        """Return the task with problems to train on; where it can, others than are measured."""
-        return cls(path, limit=limit, seed=seed)
-
-    def answer(self, problem: Problem, text: str) -> str | None:
-        """Return what texts have in common that say the same; None if this one says nothing.
-
-        It is what judges are trained to keep, and may be known where no text is right.
-        """
-        score = self.score(problem, text)
-        return None if score is None else score.answer
-
-    def says_the_same(self, answer: str | None, other: str | None) -> bool:
-        """True if two answers to a problem are as good as equal."""
-        return answer == other
 
     def is_open(self, problem: Problem) -> bool:
         """True if answers may be worded in many ways; here, where none is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flyspec.values.chat import Chat
-from flyspec_lab.tasks.numbers import last_number, reference_number
+from flyspec_lab.tasks.numbers import reference_number, score_last_number
 from flyspec_lab.tasks.rows import DataRow, question_files, read_rows
 from flyspec_lab.tasks.task import Problem, Score, Task
 
@@ -21,21 +21,16 @@ class SpecBench(Task):
     """
 
     name = "spec_bench"
-    summary = "Questions of several kinds, the first turn of each; some have known answers."
     reads = "JSON lines with `question_id`, `category`, `turns` and perhaps `reference`"
     scoring = "the last number, where the reference has one after `####`"
     max_tokens = 1024
 
     def problems(self) -> list[Problem]:
-        assert self.path is not None
         rows = read_rows(question_files(self.path))
         return [self._problem(row) for row in rows[: self.limit]]
 
     def score(self, problem: Problem, text: str) -> Score | None:
-        if problem.reference is None:
-            return None
-        answer = last_number(text)
-        return Score(float(answer == problem.reference), answer)
+        return score_last_number(problem, text)
 
     def is_open(self, problem: Problem) -> bool:
         return problem.reference is None and problem.category not in _STRICT
@@ -60,7 +55,6 @@ class SpeedBench(SpecBench):
     """
 
     name = "speed_bench"
-    summary = "Questions in eleven categories or of several lengths, the first turn of each."
     reads = "parquet or JSON lines with `question_id`, `category` and `turns`, after preparation"
     scoring = "none: texts are described"
     max_tokens = 4096

@@ -10,16 +10,15 @@ stand, too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from zipfile import BadZipFile
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
-from pyarrow import parquet
 
 from flyspec.engine.distributions import round_off
 from flyspec.errors import ConfigError
@@ -29,21 +28,18 @@ from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.tokens import SamplingParams
-from flyspec.version import __version__
 from flyspec_lab.tasks import Problem, Task
-from verify_service.rules.criteria.target import entropy_nats
 from verify_service.rules.guard import Guard
 
 if TYPE_CHECKING:
     from flyspec_lab.local_model import LocalModel
 
-VERSION = 1
+VERSION = 2
 TOP_LOGITS = 64
 """Largest logits recorded a position. The rest is taken for uniform when it is replayed."""
 MAX_GAP_NATS = 8.0
 """Mismatches that the target thinks this much less likely than its own token are not put in: no
 sensible threshold accepts them. RuleReplay counts one that a rule accepts as an answer lost."""
-_META = b"flyspec.recording"
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int32]
 
@@ -52,7 +48,6 @@ Ids = NDArray[np.int32]
 class RecordedText:
     """The target's own text, `num_tokens` long, and its score, from 0 to 1."""
 
-    prompt_id: str
     prompt_length: int
     num_tokens: int
     score: float
@@ -62,10 +57,10 @@ class RecordedText:
 class RecordedRound:
     """A round of n drafts at index `start` of text number `text`.
 
-    `logits` and `logit_ids` [n + 1, k]: the target's largest raw logits, in order. `log_totals` and
-    `entropies` [n + 1]: logsumexp and entropy, nats, of all raw logits. `draft_log_probs` and
-    `draft_ids` [n, m]: the draft's most likely tokens. `fork_scores` [n]: the score of the text
-    after a mismatch was put in, NaN where none was.
+    `logits` and `logit_ids` [n + 1, k]: the target's largest raw logits, in order. `log_totals`
+    [n + 1]: logsumexp of all raw logits. `draft_log_probs` and `draft_ids` [n, m]: the draft's most
+    likely tokens. `fork_scores` [n]: the score of the text after a mismatch was put in, NaN where
+    none was.
     """
 
     text: int
@@ -74,23 +69,13 @@ class RecordedRound:
     logits: Floats
     logit_ids: Ids
     log_totals: Floats
-    entropies: Floats
     draft_log_probs: NDArray[np.float16]
     draft_ids: Ids
     fork_scores: Floats
 
 
-_ARRAYS: Mapping[str, Any] = {
-    # column: (type, rows beyond those of the drafts; None for a single number a row)
-    "logits": (np.float32, 1), "logit_ids": (np.int32, 1), "log_totals": (np.float32, None),
-    "entropies": (np.float32, None), "draft_log_probs": (np.float16, 0), "draft_ids": (np.int32, 0),
-    "fork_scores": (np.float32, None),
-}  # fmt: skip
-_SCHEMA = pa.schema(
-    {"text": pa.int32(), "prompt_id": pa.string(), "start": pa.int32()}
-    | {"draft_token_ids": pa.list_(pa.int32())}
-    | {name: pa.list_(pa.from_numpy_dtype(dtype)) for name, (dtype, _) in _ARRAYS.items()}
-)
+_OF_POSITIONS = "logits", "logit_ids", "log_totals"
+_OF_DRAFTS = "draft_log_probs", "draft_ids", "fork_scores"
 
 
 @dataclass(frozen=True)
@@ -104,10 +89,8 @@ class TuningRecordInfo:
     vocab_size: int
     num_speculative_tokens: int
     max_tokens: int
-    eos_token_ids: tuple[int, ...]
-    control_token_ids: tuple[int, ...]
-    flyspec_version: str
-    version: int = VERSION
+    eos_token_ids: Sequence[int]
+    control_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -124,46 +107,45 @@ class TuningRecord:
         return sum(len(r.log_totals) for r in self.rounds)
 
     def save(self, path: Path) -> None:
-        """Write it as Parquet: a row per round, with its text's prompt id repeated."""
-        rows = [
-            {
-                **vars(round_),
-                "prompt_id": self.texts[round_.text].prompt_id,
-                **{name: getattr(round_, name).reshape(-1) for name in _ARRAYS},
-            }
-            for round_ in self.rounds
-        ]
-        meta = {**asdict(self.info), "texts": [asdict(t) for t in self.texts]}
-        schema = _SCHEMA.with_metadata({_META: json.dumps(meta).encode()})
-        parquet.write_table(pa.Table.from_pylist(rows, schema), path, compression="zstd")
+        """Write it as a compressed file of NumPy's."""
+        arrays = {
+            name: np.concatenate([getattr(r, name) for r in self.rounds])
+            for name in (*_OF_POSITIONS, *_OF_DRAFTS)
+        }
+        meta = {
+            "version": VERSION,
+            "info": asdict(self.info),
+            "texts": [asdict(text) for text in self.texts],
+            "rounds": [(r.text, r.start, r.draft_token_ids) for r in self.rounds],
+        }
+        with path.open("wb") as file:
+            np.savez_compressed(file, meta=np.array(json.dumps(meta)), **arrays)
 
     @classmethod
     def load(cls, path: Path) -> TuningRecord:
         """Read one. Raises `ConfigError` if the file is none, or of another version."""
         try:
-            table = parquet.read_table(path)
-        except (OSError, pa.ArrowInvalid) as error:
+            with np.load(path) as file:
+                meta = json.loads(str(file["meta"]))
+                arrays = {name: file[name] for name in (*_OF_POSITIONS, *_OF_DRAFTS)}
+            version = meta["version"]
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             raise ConfigError(f"{path}: cannot be read as a recording: {error}") from None
-        found = (table.schema.metadata or {}).get(_META)
-        if found is None:
-            raise ConfigError(f"{path}: a Parquet file, but not a recording of `flyspec tune`")
-        meta = json.loads(found)
-        if meta["version"] != VERSION:
+        if version != VERSION:
             raise ConfigError(
-                f"{path}: of version {meta['version']}, this flyspec reads {VERSION}; record again"
+                f"{path}: of version {version}, this flyspec reads {VERSION}; record again"
             )
-        texts = [RecordedText(**text) for text in meta.pop("texts")]
-        for name in ("eos_token_ids", "control_token_ids"):
-            meta[name] = tuple(meta[name])
-        return cls(TuningRecordInfo(**meta), texts, [_round(row) for row in table.to_pylist()])
-
-
-def _round(row: Mapping[str, Any]) -> RecordedRound:
-    drafts, arrays = row["draft_token_ids"], dict[str, Any]()
-    for name, (dtype, more) in _ARRAYS.items():
-        flat = np.array(row[name], dtype)
-        arrays[name] = flat if more is None else flat.reshape(len(drafts) + more, -1)
-    return RecordedRound(row["text"], row["start"], drafts, **arrays)
+        counts = np.array([len(drafts) for _, _, drafts in meta["rounds"]])
+        parts = {
+            name: np.split(rows, np.cumsum(counts + (name in _OF_POSITIONS))[:-1])
+            for name, rows in arrays.items()
+        }
+        rounds = [
+            RecordedRound(*head, **{name: of[i] for name, of in parts.items()})
+            for i, head in enumerate(meta["rounds"])
+        ]
+        texts = [RecordedText(**text) for text in meta["texts"]]
+        return cls(TuningRecordInfo(**meta["info"]), texts, rounds)
 
 
 class Recorder:
@@ -200,10 +182,7 @@ class Recorder:
                 outputs = target.continued(prompts, [self._max_tokens] * len(prompts), advance)
             texts = [
                 RecordedText(
-                    problem.prompt_id,
-                    len(prompt),
-                    len(output),
-                    self._score(problem, output) if forks else np.nan,
+                    len(prompt), len(output), self._score(problem, output) if forks else np.nan
                 )
                 for problem, prompt, output in zip(problems, prompts, outputs, strict=True)
             ]
@@ -218,9 +197,8 @@ class Recorder:
             vocab_size=target.info.vocab_size,
             num_speculative_tokens=self._k,
             max_tokens=self._max_tokens,
-            eos_token_ids=target.bundle.eos_token_ids,
-            control_token_ids=target.bundle.control_token_ids,
-            flyspec_version=__version__,
+            eos_token_ids=list(target.bundle.eos_token_ids),
+            control_token_ids=list(target.bundle.control_token_ids),
         )
         return TuningRecord(info, texts, rounds)
 
@@ -235,13 +213,8 @@ class Recorder:
             while left := [i for i, output in enumerate(outputs) if ends[i] < len(output)]:
                 before = [prompts[i] + outputs[i][: ends[i]] for i in left]
                 drafts = self._draft.continued(before, [self._k] * len(left))
-                rounds += self._described(
-                    [
-                        (i, ends[i], own, sequence + own)
-                        for i, own, sequence in zip(left, drafts, before, strict=True)
-                        if own
-                    ]
-                )
+                found = zip(left, drafts, before, strict=True)
+                rounds += self._described([(i, ends[i], own, ids) for i, own, ids in found if own])
                 for i, own in zip(left, drafts, strict=True):
                     begin = ends[i]
                     same = num_same(own, outputs[i][begin:])
@@ -252,34 +225,32 @@ class Recorder:
     def _described(
         self, rounds: Sequence[tuple[int, int, list[int], list[int]]]
     ) -> list[RecordedRound]:
-        """Return rounds, given with the sequences that end in their drafts, as both models see."""
+        """Return rounds as both models see them: text, start, drafts, and the sequence before."""
         assert self._spec is not None
         counts = [len(drafts) for _, _, drafts, _ in rounds]
-        sequences = [sequence for *_, sequence in rounds]
-        said: list[dict[str, Any]] = []
-        for logits in self._target.logits(sequences, [count + 1 for count in counts]):
-            rows = logits.float()
-            top = rows.topk(min(TOP_LOGITS, rows.shape[-1]), dim=-1)
-            said.append(
-                {
-                    "logits": top.values.numpy(force=True),
-                    "logit_ids": top.indices.numpy(force=True).astype(np.int32),
-                    "log_totals": rows.logsumexp(dim=-1).numpy(force=True),
-                    "entropies": entropy_nats(rows).numpy(force=True),
-                }
-            )
+        sequences = [before + drafts for _, _, drafts, before in rounds]
+        target = self._target.logits(sequences, [count + 1 for count in counts])
         drawn = self._draft.logits([sequence[:-1] for sequence in sequences], counts)
-        for of, logits in zip(said, drawn, strict=True):
+        found = []
+        for (text, start, drafts, _), raw, logits in zip(rounds, target, drawn, strict=True):
+            rows = raw.float()
+            top = rows.topk(min(TOP_LOGITS, rows.shape[-1]), dim=-1)
             rounded = round_off(logits, self._spec)
             assert rounded.token_ids is not None
-            of["draft_log_probs"] = rounded.log_probs.numpy(force=True)
-            of["draft_ids"] = rounded.token_ids.numpy(force=True).astype(np.int32)
-        return [
-            RecordedRound(
-                text, start, drafts, **of, fork_scores=np.full(len(drafts), np.nan, np.float32)
+            found.append(
+                RecordedRound(
+                    text,
+                    start,
+                    drafts,
+                    logits=top.values.numpy(force=True),
+                    logit_ids=top.indices.numpy(force=True).astype(np.int32),
+                    log_totals=rows.logsumexp(dim=-1).numpy(force=True),
+                    draft_log_probs=rounded.log_probs.numpy(force=True),
+                    draft_ids=rounded.token_ids.numpy(force=True).astype(np.int32),
+                    fork_scores=np.full(len(drafts), np.nan, np.float32),
+                )
             )
-            for (text, start, drafts, _), of in zip(rounds, said, strict=True)
-        ]
+        return found
 
     def _fork(
         self,

@@ -10,7 +10,6 @@ is right if each of its accepted mismatches, put in alone, leaves it right.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,9 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flyspec.engine.distributions import Distributions
-from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Divergence, Rule
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule
 from flyspec.validation import distribution_spec
 from flyspec.values.rounds import Outcome
@@ -38,15 +35,14 @@ _GREEDY = SamplingParams()
 class Replayed:
     """A rule over a recording; arrays are by text.
 
-    `num_rounds` and `num_tokens` are of the recorded rounds, as this rule would have ended them;
-    `num_loose` its loose tokens. `changes` is the expected change of the text's score, `flips`
-    whether any accepted mismatch takes a right answer away.
+    `num_rounds` and `num_tokens` are of the recorded rounds, as this rule would have ended them.
+    `changes` is the expected change of the text's score, `flips` whether any accepted mismatch
+    takes a right answer away.
     """
 
     rule: Rule
     num_rounds: NDArray[np.int64]
     num_tokens: NDArray[np.int64]
-    num_loose: NDArray[np.int64]
     scores: Floats
     changes: Floats
     flips: NDArray[np.bool_]
@@ -70,27 +66,25 @@ class RuleReplay:
         info = recording.info
         self._settled = [bool(_matches(r).all()) for r in recording.rounds]
         self.logits = functools.cache(lambda i: rebuilt(recording.rounds[i], info.vocab_size))
-        self._judged: dict[Rule, Replayed] = {}
 
     def by(self, rule: Rule) -> Replayed:
-        """Judge all rounds by a rule. Raises `InvalidArgumentError` for what is not recorded."""
+        """Judge all rounds by a rule.
+
+        It may neither read hidden rows nor compare whole distributions, which are not recorded.
+        """
         recording = self.recording
         resolved = resolve_rule(rule, recording.info.num_speculative_tokens)
-        _check_replayable(resolved)
-        if resolved in self._judged:
-            return self._judged[resolved]
         count = len(recording.texts)
-        rounds, tokens, loose = (np.zeros(count, np.int64) for _ in range(3))
+        rounds, tokens = np.zeros(count, np.int64), np.zeros(count, np.int64)
         own_tokens = np.array([max(1, t.num_tokens - 1) for t in recording.texts])
         changes, flips = np.zeros(count), np.zeros(count, np.bool_)
         for index, round_ in enumerate(recording.rounds):
             text = recording.texts[round_.text]
-            accepted, loosely = self._judge(index, resolved)
+            accepted, last_loose = self._judge(index, resolved)
             rounds[round_.text] += 1
             tokens[round_.text] += min(accepted + 1, text.num_tokens - round_.start)
-            loose[round_.text] += len(loosely)
-            if loosely:
-                fork = round_.fork_scores[loosely[-1]]
+            if last_loose is not None:
+                fork = round_.fork_scores[last_loose]
                 change = -text.score if np.isnan(fork) else float(fork) - text.score
                 changes[round_.text] += change
                 flips[round_.text] |= change < 0
@@ -98,15 +92,13 @@ class RuleReplay:
         weights = np.minimum(1.0, own_tokens / np.maximum(1, tokens))
         scores = np.array([text.score for text in recording.texts])
         changes = np.clip(changes * weights, -scores, 1.0 - scores)
-        found = Replayed(resolved, rounds, tokens, loose, scores, changes, flips)
-        self._judged[resolved] = found
-        return found
+        return Replayed(resolved, rounds, tokens, scores, changes, flips)
 
-    def _judge(self, index: int, rule: Rule) -> tuple[int, Sequence[int]]:
-        """Return how many drafts of a round are accepted, and which of them loosely."""
+    def _judge(self, index: int, rule: Rule) -> tuple[int, int | None]:
+        """Return the number of accepted drafts of a round, and the last one accepted loosely."""
         round_ = self.recording.rounds[index]
         if self._settled[index]:
-            return len(round_.draft_token_ids), ()
+            return len(round_.draft_token_ids), None
         info = self.recording.info
         compares = distribution_spec(rule, _GREEDY) is not None
         verdict = judge(
@@ -123,36 +115,21 @@ class RuleReplay:
             for i, d in enumerate(verdict.decisions[: verdict.num_accepted])
             if d.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
         ]
-        return verdict.num_accepted, loose
-
-
-def _check_replayable(rule: Rule) -> None:
-    """Raise `InvalidArgumentError`, with the reason, if a record lacks what the rule needs."""
-    spec = distribution_spec(rule, _GREEDY)
-    if RULE_PRESETS[rule.name].hidden_layers:
-        raise InvalidArgumentError(f"{rule.name}: reads hidden rows, which are not recorded")
-    if spec is not None and (spec.top_k == 0 or spec.raw):
-        raise InvalidArgumentError(
-            f"{rule.name}: compares whole distributions, of which the most likely tokens are "
-            "recorded; set divergence_top_k"
-        )
+        return verdict.num_accepted, loose[-1] if loose else None
 
 
 @dataclass(frozen=True)
 class DraftedDivergences:
-    """A divergence at each drafted position, and whether the draft is the target's own token.
+    """The JS divergence at each drafted position, and whether the draft is the target's own token.
 
     Positions after a round's first mismatch count as well: there both models go on from the draft.
     """
 
-    kind: Divergence
     values: Floats
     matches: NDArray[np.bool_]
 
 
-def drafted_divergences(
-    recording: TuningRecord, kind: Divergence = Divergence.JS
-) -> DraftedDivergences:
+def drafted_divergences(recording: TuningRecord) -> DraftedDivergences:
     """Return a recording's divergences, as the rule `fuzzy` compares distributions.
 
     That is at temperature 1, over the draft's most likely tokens and one bucket for the rest.
@@ -161,9 +138,10 @@ def drafted_divergences(
     for round_ in recording.rounds:
         logits = rebuilt(round_, recording.info.vocab_size)[:-1]
         compared = comparable(logits, distributions_of(round_), 0)
-        values.append(FORMULAS[kind](*compared).clamp_(min=0.0).double().numpy(force=True))
+        divergence = FORMULAS[Divergence.JS](*compared)
+        values.append(divergence.clamp_(min=0.0).double().numpy(force=True))
         matches.append(_matches(round_))
-    return DraftedDivergences(kind, np.concatenate(values), np.concatenate(matches))
+    return DraftedDivergences(np.concatenate(values), np.concatenate(matches))
 
 
 def rebuilt(round_: RecordedRound, vocab_size: int) -> Tensor:

@@ -17,19 +17,20 @@ from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.rules import PARAMETERS, Rule
-from flyspec.tables import FittedTable, make_table
+from flyspec.tables import make_table
 from flyspec.version import __version__
 from flyspec_lab.bench.options import names_of
 from flyspec_lab.options import ProblemOptions
 from flyspec_lab.problems import read_problems
-from flyspec_lab.tuning.certificates import Certificate, Promise
+from flyspec_lab.report import Report
 from flyspec_lab.tuning.recording import Recorder, TuningRecord
 from flyspec_lab.tuning.replay import RuleReplay
 from flyspec_lab.tuning.search import (
     AXES,
     Axis,
+    Certificate,
+    Promise,
     RuleCandidate,
-    axes_of,
     candidates,
     certified,
     fastest,
@@ -45,7 +46,7 @@ class TuneOptions(ProblemOptions):
 
     recording: Annotated[Path, Flag(
         "Recording of both models on the problems: made if it does not exist, else replayed.",
-    )] = Path("recording.parquet")
+    )] = Path("recording.npz")
     target_recovery: Annotated[float, Flag(
         "Minimum share of the target's score to keep.", min=0,
     )] = 0.99
@@ -112,6 +113,7 @@ class Tuned:
     Certificates are by axis, none unless they were asked for.
     """
 
+    o: TuneOptions
     recording: TuningRecord
     axes: Sequence[Axis]
     candidates: Sequence[RuleCandidate]
@@ -121,31 +123,32 @@ class Tuned:
     @classmethod
     def search(cls, o: TuneOptions, recording: TuningRecord) -> Tuned:
         """Replay the recording by every rule and threshold, and choose."""
+        axes = [axis for axis in AXES if o.rules is None or axis.rule.name in o.rules]
         # Rounds are small: more threads would wait for each other.
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            axes = axes_of(o.rules)
             found = candidates(RuleReplay(recording), axes, o.confidence)
         finally:
             torch.set_num_threads(threads)
         proofs: Mapping[str, tuple[RuleCandidate | None, Certificate]] = {}
         if o.certify_rate is not None:
             proofs = certified(found, axes, Promise(o.certify_rate, o.certify_confidence))
-        return cls(recording, axes, found, fastest(found, o.target_recovery), proofs)
+        return cls(o, recording, axes, found, fastest(found, o.target_recovery), proofs)
 
-    def preset(self, o: TuneOptions) -> str:
+    def preset(self) -> str:
         """Return the choice as the TOML of a rules file, with its evidence as comments."""
-        chosen, info, texts = self.chosen, self.recording.info, self.recording.texts
+        o, chosen, info = self.o, self.chosen, self.recording.info
         replayed, exact = chosen.replayed, self.candidates[0].replayed
         evidence = (
             f"Found by flyspec tune {__version__} for the target {info.target} "
             f"({info.target_fingerprint}) with the draft model {info.draft}, K = "
-            f"{info.num_speculative_tokens}, on {len(texts)} problems of {info.task}, "
-            f"{replayed.scores.mean():.1%} of which the target answers correctly. Expected "
-            f"recovery {replayed.recovery:.1%}, at least {chosen.recovery_low:.1%} with confidence "
-            f"{o.confidence:.0%}; {chosen.num_flips} answers lost; {replayed.tokens_per_round:.2f} "
-            f"tokens a round, where exact decoding has {exact.tokens_per_round:.2f}."
+            f"{info.num_speculative_tokens}, on {len(self.recording.texts)} problems of "
+            f"{info.task}, {replayed.scores.mean():.1%} of which the target answers correctly. "
+            f"Expected recovery {replayed.recovery:.1%}, at least {chosen.recovery_low:.1%} with "
+            f"confidence {o.confidence:.0%}; {chosen.num_flips} answers lost; "
+            f"{replayed.tokens_per_round:.2f} tokens a round, where exact decoding has "
+            f"{exact.tokens_per_round:.2f}."
         )
         proven, proof = self.certificates.get(chosen.axis, (None, None))
         if proven is not None and proof is not None:
@@ -156,56 +159,13 @@ class Tuned:
             )
         return rules_file(o.name, replayed.rule, evidence)
 
-    def table(self, o: TuneOptions) -> FittedTable:
-        """Return each rule's loosest threshold that reaches the target, and the one certified."""
+    def report(self) -> Report:
         columns = ["rule", "threshold", "value", "recovery", "at least", "lost", "tok/round"]
         if self.certificates:
-            columns.append(f"certified {o.certify_rate:.2%}")
-        rows = []
-        for axis in self.axes:
-            own = [c for c in self.candidates if c.axis == axis.name]
-            good = [c for c in own if c.recovery_low >= o.target_recovery]
-            row = [axis.name, axis.parameter, _value(good[-1] if good else None)]
-            for best in good[-1:]:
-                row += [f"{best.replayed.recovery:.1%}", f"{best.recovery_low:.1%}"]
-                row += [str(best.num_flips), f"{best.replayed.tokens_per_round:.2f}"]
-            row += [""] * (7 - len(row))
-            if self.certificates:
-                row.append(_value(self.certificates[axis.name][0]))
-            rows.append(row)
-        return make_table(columns, rows, left=2)
-
-    def summary(self, o: TuneOptions) -> str:
-        """Return lines about the recording and the choice."""
-        recording, chosen, exact = self.recording, self.chosen, self.candidates[0].replayed
-        size = o.recording.stat().st_size / max(1, recording.num_positions)
-        lines = [
-            f"{len(recording.texts)} problems of {recording.info.task}: "
-            f"{recording.num_positions:,} positions, {size:.0f} bytes each",
-            f"exact decoding: {exact.tokens_per_round:.2f} tokens a round",
-        ]
-        if chosen.value is None:
-            lines.append(
-                f"chosen: exact decoding; no threshold keeps {o.target_recovery:.1%} with "
-                f"confidence {o.confidence:.0%} on these problems: record more, or ask for less"
-            )
-        else:
-            lines.append(
-                f"chosen: {chosen.axis}, threshold {chosen.value:g}: expected recovery "
-                f"{chosen.replayed.recovery:.1%}, at least {chosen.recovery_low:.1%}; "
-                f"{chosen.replayed.tokens_per_round:.2f} tokens a round"
-            )
-        for axis, (_, certificate) in self.certificates.items():
-            if certificate.problem:
-                lines.append(f"not certified: {axis}: {certificate.problem}")
-        if o.preset_file is not None:
-            lines.append(f"wrote {o.preset_file}: serve it with --rules-file, and --rule {o.name}")
-        return "\n".join(lines)
-
-    def document(self, o: TuneOptions) -> dict[str, Any]:
-        """Return everything for JSON."""
-        return {
-            **vars(o),
+            columns.append(f"certified {self.o.certify_rate:.2%}")
+        table = make_table(columns, map(self._row, self.axes), left=2)
+        document = {
+            **vars(self.o),
             "recording_info": self.recording.info,
             "num_positions": self.recording.num_positions,
             "candidates": [
@@ -222,10 +182,45 @@ class Tuned:
             "chosen": {"axis": self.chosen.axis, "value": self.chosen.value},
             "certificates": {axis: proof for axis, (_, proof) in self.certificates.items()},
         }
+        return Report(document, [table, *self._remarks()])
 
+    def _row(self, axis: Axis) -> list[str]:
+        """Return a rule's loosest threshold that reaches the target, and the one certified."""
+        row = [axis.name, axis.parameter, "none", "", "", "", ""]
+        for c in self.candidates:
+            if c.axis == axis.name and c.recovery_low >= self.o.target_recovery:
+                row[2:] = [
+                    f"{c.value:g}", f"{c.replayed.recovery:.1%}", f"{c.recovery_low:.1%}",
+                    str(c.num_flips), f"{c.replayed.tokens_per_round:.2f}",
+                ]  # fmt: skip
+        if self.certificates:
+            proven, _ = self.certificates[axis.name]
+            row.append("none" if proven is None else f"{proven.value:g}")
+        return row
 
-def _value(candidate: RuleCandidate | None) -> str:
-    return "none" if candidate is None or candidate.value is None else f"{candidate.value:g}"
+    def _remarks(self) -> list[str]:
+        """Return what is said about the recording and the choice."""
+        o, chosen, texts = self.o, self.chosen, len(self.recording.texts)
+        exact = self.candidates[0].replayed
+        choice = (
+            f"{chosen.axis}, threshold {chosen.value:g}: expected recovery "
+            f"{chosen.replayed.recovery:.1%}, at least {chosen.recovery_low:.1%}; "
+            f"{chosen.replayed.tokens_per_round:.2f} tokens a round"
+            if chosen.value is not None
+            else f"exact decoding; no threshold keeps {o.target_recovery:.1%} with confidence "
+            f"{o.confidence:.0%} on these problems: record more, or ask for less"
+        )
+        return [
+            f"{texts} problems of {self.recording.info.task}: "
+            f"{self.recording.num_positions:,} positions",
+            f"exact decoding: {exact.tokens_per_round:.2f} tokens a round",
+            f"chosen: {choice}",
+            *(
+                f"not certified: {axis}: {certificate.problem}"
+                for axis, (_, certificate) in self.certificates.items()
+                if certificate.problem
+            ),
+        ]
 
 
 def rules_file(name: str, rule: Rule, evidence: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -69,30 +68,18 @@ def test_commonsense_qa_in_both_formats(tmp_path: Path) -> None:
         assert [(p.prompt_id, p.prompt) for p in problems] == [
             ("id1", ASKED.format(1)), ("id2", ASKED.format(2)),
         ]  # fmt: skip
-        (shown,) = CommonsenseQa(path, limit=1, num_shots=2).problems()
-        assert shown.prompt in (
-            f"{ASKED.format(3)} B\n\n{ASKED.format(4)} B\n\n{ASKED.format(1)}",
-            f"{ASKED.format(4)} B\n\n{ASKED.format(3)} B\n\n{ASKED.format(1)}",
-        )
         task = CommonsenseQa(path)
-        assert task.score(shown, " B").correct
-        assert task.score(shown, "\n\nB. green\nC").correct
-        assert not task.score(shown, " E").correct
-        assert task.score(shown, "F").answer is None
-
-
-def test_commonsense_qa_alone_takes_examples_from_its_other_rows(tmp_path: Path) -> None:
-    path = json_lines(tmp_path / "rows.jsonl", [original(1), original(2)])
-    first, second = CommonsenseQa(path, num_shots=1).problems()
-    assert first.prompt == f"{ASKED.format(2)} B\n\n{ASKED.format(1)}"
-    assert second.prompt == f"{ASKED.format(1)} B\n\n{ASKED.format(2)}"
+        assert task.score(problems[0], " B").correct
+        assert task.score(problems[0], "\n\nB. green\nC").correct
+        assert not task.score(problems[0], " E").correct
+        assert task.score(problems[0], "F").answer is None
 
 
 def test_commonsense_qa_refuses_what_has_no_answers(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [original(5, "")])
     with pytest.raises(ConfigError, match=r"has no answers; give the validation \(dev\) split"):
         CommonsenseQa(path).problems()
-    for row in (original(1, "F"), {"question": "?"}, {"question": {"stem": 1, "choices": []}}):
+    for row in (original(1, "F"), {"question": "?", "answerKey": "A"}):
         path = json_lines(tmp_path / "rows.jsonl", [row])
         with pytest.raises(ConfigError, match="line 1: is not a question with choices"):
             CommonsenseQa(path).problems()
@@ -101,61 +88,38 @@ def test_commonsense_qa_refuses_what_has_no_answers(tmp_path: Path) -> None:
 HEADER = "The following are multiple choice questions (with answers) about own maths.\n\n"
 
 
-def table(path: Path, *numbers: int) -> str:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows(
-            [f"What is {n},\nreally?", n, n + 1, 0, -1, "A"] for n in numbers
-        )
-    return str(path)
-
-
 def mmlu_asked(n: int) -> str:
     return f"What is {n},\nreally?\nA. {n}\nB. {n + 1}\nC. 0\nD. -1\nAnswer:"
 
 
-def test_mmlu_from_its_csv_files(tmp_path: Path) -> None:
-    one = table(tmp_path / "data/test/own_maths_test.csv", 1, 2)
-    table(tmp_path / "data/dev/own_maths_dev.csv", 3, 4, 5)
-    table(tmp_path / "data/test/zoology_test.csv", 6)
-    table(tmp_path / "data/dev/zoology_dev.csv", 7, 8, 9)
-    expected = f"{HEADER}{mmlu_asked(3)} A\n\n{mmlu_asked(4)} A\n\n{mmlu_asked(1)}"
-    for path in (one, str(tmp_path / "data"), str(tmp_path)):
-        task = Mmlu(path, num_shots=2)
-        first, second, *rest = task.problems()
-        assert (first.prompt_id, first.prompt) == ("own_maths_test.csv 1", expected)
-        assert [p.category for p in rest] == ([] if path == one else ["zoology"])
-        assert task.score(first, " A").correct
-        assert not task.score(second, " B").correct
-    with pytest.raises(ConfigError, match="the dev set of own_maths has 3 rows for 5 examples"):
-        Mmlu(one).problems()
+def mmlu_rows(*numbers: int) -> list[dict[str, object]]:
+    return [
+        {"question": f"What is {n},\nreally?", "subject": subject,
+         "choices": [str(n), str(n + 1), "0", "-1"], "answer": 0}
+        for n in numbers for subject in ("own_maths", "zoology")
+    ]  # fmt: skip
 
 
-def test_mmlu_from_the_hubs_rows(tmp_path: Path) -> None:
-    def rows(*numbers: int) -> list[dict[str, object]]:
-        return [
-            {"question": f"What is {n},\nreally?", "subject": subject,
-             "choices": [str(n), str(n + 1), "0", "-1"], "answer": 0}
-            for n in numbers for subject in ("own_maths", "zoology")
-        ]  # fmt: skip
-
-    parquet(tmp_path / "all/test-00000-of-00001.parquet", rows(1))
-    parquet(tmp_path / "all/dev-00000-of-00001.parquet", rows(3, 4))
-    parquet(tmp_path / "all/auxiliary_train-00000-of-00001.parquet", rows(9))
-    first, second = Mmlu(str(tmp_path / "all"), num_shots=2).problems()
+def test_mmlu_shows_the_first_rows_of_the_subjects_dev_split(tmp_path: Path) -> None:
+    parquet(tmp_path / "all/test-00000-of-00001.parquet", mmlu_rows(1))
+    parquet(tmp_path / "all/dev-00000-of-00001.parquet", mmlu_rows(3, 4, 5))
+    parquet(tmp_path / "all/auxiliary_train-00000-of-00001.parquet", mmlu_rows(9))
+    task = Mmlu(str(tmp_path / "all"), num_shots=2)
+    first, second = task.problems()
     assert first.prompt == f"{HEADER}{mmlu_asked(3)} A\n\n{mmlu_asked(4)} A\n\n{mmlu_asked(1)}"
     assert second.category == "zoology"
-    path = json_lines(tmp_path / "test.jsonl", [{**rows(1)[0], "answer": 4}])
-    with pytest.raises(ConfigError, match="`answer` is not the index of a choice"):
-        Mmlu(path, num_shots=0).problems()
+    assert task.score(first, " A").correct
+    assert not task.score(second, " B").correct
+    with pytest.raises(ConfigError, match="dev split has 3 rows of own_maths for 5 examples"):
+        Mmlu(task.path).problems()
 
 
-def test_mmlu_needs_its_dev_set_for_examples(tmp_path: Path) -> None:
-    path = table(tmp_path / "own_maths_test.csv", 1)
-    with pytest.raises(ConfigError, match="examples need the dev set beside it"):
+def test_mmlu_needs_its_dev_split_for_examples(tmp_path: Path) -> None:
+    path = json_lines(tmp_path / "rows.jsonl", mmlu_rows(1))
+    with pytest.raises(ConfigError, match="examples need the dev split beside it"):
         Mmlu(path).problems()
-    (problem,) = Mmlu(path, num_shots=0).problems()
-    assert problem.prompt == HEADER + mmlu_asked(1)
-    (tmp_path / "own_maths_test.csv").write_text("What?,1,2,E\n")
-    with pytest.raises(ConfigError, match="row 1: is not a question, choices and the letter"):
+    first, _ = Mmlu(path, num_shots=0).problems()
+    assert first.prompt == HEADER + mmlu_asked(1)
+    path = json_lines(tmp_path / "rows.jsonl", [{**mmlu_rows(1)[0], "answer": 4}])
+    with pytest.raises(ConfigError, match="`answer` is not the index of a choice"):
         Mmlu(path, num_shots=0).problems()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flyspec.errors import ConfigError
-from flyspec_lab.tasks.numbers import Gsm8k, Mgsm, last_number
+from flyspec_lab.tasks.numbers import Gsm8k, Mgsm
 from tests.lab.tasks.data_files import json_lines, parquet, real
 
 ROWS = [
@@ -56,30 +56,25 @@ def test_gsm8k_of_the_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "strict", "flexible"),
+    ("text", "right", "elsewhere"),
     [
-        (" 9 + 9 = 18\n#### 18", True, True),
-        ("#### 18.00", True, True),
-        ("#### 18\n\nQuestion: What is 5?\nAnswer: 5\n#### 5", True, True),
+        (" 9 + 9 = 18\n#### 18", True, False),
+        ("#### 18.00", True, False),
+        ("#### 18\n\nQuestion: What is 5?\nAnswer: 5\n#### 5", True, False),
         ("#### 17 or rather #### 18", False, True),
-        ("It is 18.", False, True),
         ("It is $18.", False, True),
         ("18 of 20", False, False),
         ("####18", False, True),
-        ("#### 1,8", True, True),
+        ("#### 1,8", True, False),
         ("nothing", False, False),
         ("#### -18", False, False),
     ],
 )
-def test_gsm8k_scores(tmp_path: Path, text: str, strict: bool, flexible: bool) -> None:
+def test_gsm8k_scores(tmp_path: Path, text: str, right: bool, elsewhere: bool) -> None:
     row = {"question": "9 + 9?", "answer": "#### 18"}
-    path = json_lines(tmp_path / "rows.jsonl", [row])
-    for option, right in ((True, strict), (False, flexible)):
-        task = Gsm8k(path, num_shots=0, strict=option)
-        (problem,) = task.problems()
-        score = task.score(problem, text)
-        assert score.correct == right
-        assert (score.detail != "") == (option and flexible and not strict)
+    task = Gsm8k(json_lines(tmp_path / "rows.jsonl", [row]), num_shots=0)
+    score = task.score(task.problems()[0], text)
+    assert (score.correct, score.detail != "") == (right, elsewhere)
 
 
 def test_gsm8k_refuses_other_formats(tmp_path: Path) -> None:
@@ -106,12 +101,6 @@ def test_real_gsm8k_answers_itself() -> None:
 
     rows = [json.loads(line) for line in Path(str(task.path)).read_text().splitlines()]
     assert all(task.score(p, r["answer"]).correct for p, r in zip(problems, rows, strict=True))
-
-
-def test_last_number() -> None:
-    assert last_number("1, 2 and 3") == "3"
-    assert last_number("#### 1,000\n 5") == "1000"
-    assert last_number("none") is None
 
 
 def mgsm(path: Path, text: str) -> Mgsm:
@@ -152,22 +141,6 @@ def test_mgsm_reads_the_language_from_the_name(tmp_path: Path) -> None:
 def test_mgsm_scores(tmp_path: Path, text: str, right: bool) -> None:
     task = mgsm(tmp_path / "mgsm_de.tsv", "999 plus 1?\t1000\n")
     assert task.score(task.problems()[0], text).correct == right
-
-
-def test_mgsm_examples_need_worked_answers(tmp_path: Path) -> None:
-    mgsm(tmp_path / "mgsm_de.tsv", "2 plus 2?\t4\n")
-    with pytest.raises(ConfigError, match=r"examples need the train split .* mgsm_de_train.jsonl"):
-        Mgsm(str(tmp_path / "mgsm_de.tsv"), num_shots=1).problems()
-    json_lines(
-        tmp_path / "mgsm_de_train.jsonl",
-        [{"question": "Frage: 1 plus 1?", "answer": "Schritt-für-Schritt-Antwort: Es sind 2.",
-          "answer_number": 2}],
-    )  # fmt: skip
-    (problem,) = Mgsm(str(tmp_path / "mgsm_de.tsv"), num_shots=1).problems()
-    assert problem.prompt == (
-        "Frage: 1 plus 1?\nSchritt-für-Schritt-Antwort: Es sind 2.\n\n"
-        "Frage: 2 plus 2?\nSchritt-für-Schritt-Antwort:"
-    )
 
 
 def test_mgsm_of_the_hub(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from demo.corpus import code_split
 from flyspec.errors import ConfigError
 from flyspec.values.chat import Chat
 from flyspec_lab.tasks import TASKS, Task
-from flyspec_lab.tasks.__main__ import write_tables
+from flyspec_lab.tasks.__main__ import write_table
 from flyspec_lab.tasks.acp_bench import AcpBench
 from flyspec_lab.tasks.needle import Needle
 from flyspec_lab.tasks.open_ended import OpenEnded
@@ -86,17 +86,16 @@ def test_real_acp_bench_answers_itself() -> None:
 
 
 def test_needles_are_in_the_text_and_count_one_by_one() -> None:
-    task = Needle(limit=3, context_words=300)
+    task = Needle(limit=3)
     problems = task.problems()
-    assert problems == Needle(limit=3, context_words=300).problems()
-    assert problems[:2] == Needle(limit=2, context_words=300).problems()
-    assert problems != Needle(limit=3, context_words=300, seed=8).problems()
+    assert problems[:2] == Needle(limit=2).problems()
+    assert problems != Needle(limit=3, seed=8).problems()
     for problem in problems:
         assert isinstance(problem.prompt, str)
         values = problem.reference
         assert len(set(values)) == 4
         assert all(problem.prompt.count(f" is: {value}.") == 1 for value in values)
-        assert 300 < len(problem.prompt.split()) < 450
+        assert 1000 < len(problem.prompt.split()) < 1150
         question = problem.prompt.rsplit("\n", 1)[1]
         assert question.startswith("What are all the special magic numbers for ")
         assert not any(value in question for value in values)
@@ -104,11 +103,6 @@ def test_needles_are_in_the_text_and_count_one_by_one() -> None:
         assert task.score(problem, f"{values[0]} and {values[3]}.").value == 0.5
         assert task.score(problem, "1 and 2").value == 0
     assert len({p.prompt for p in problems}) == 3
-    assert len(Needle(limit=1, num_values=7).problems()[0].reference) == 7
-    with pytest.raises(ConfigError, match="num_values is 41"):
-        Needle(num_values=41)
-    with pytest.raises(ConfigError, match="context_words is 0"):
-        Needle(context_words=0)
 
 
 def test_spec_bench_scores_where_there_is_a_number(tmp_path: Path) -> None:
@@ -204,49 +198,14 @@ def test_arguments_that_a_task_cannot_work_with_are_refused(task: type[Task]) ->
     if task.default_shots is None:
         with pytest.raises(ConfigError, match="has no examples"):
             task(path, num_shots=1, **allowed)
-    else:
-        with pytest.raises(ConfigError, match="num_shots is -1; give 0 or more"):
-            task(path, num_shots=-1, **allowed)
-
-
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-def test_every_task_says_what_it_is(task: type[Task]) -> None:
-    assert task.summary.endswith(".")
     assert task.scoring
     assert task.reads or not task.needs_path
-    assert task.__doc__
 
 
-def test_the_table_of_the_documentation_is_that_of_the_tasks() -> None:
+def test_the_table_of_the_documentation_is_that_of_the_tasks(tmp_path: Path) -> None:
     document = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
-    assert write_tables(document) == document, "run `python -m flyspec_lab.tasks docs/tasks.md`"
+    (tmp_path / "tasks.md").write_text(document, encoding="utf-8")
+    write_table(tmp_path / "tasks.md")
+    written = (tmp_path / "tasks.md").read_text(encoding="utf-8")
+    assert written == document, "run `python -m flyspec_lab.tasks docs/tasks.md`"
     assert all(f"| `{name}` |" in document and f"**{name}**" in document for name in TASKS)
-
-
-def test_code_says_its_tokens_statement_by_statement() -> None:
-    task = PythonCode(limit=1)
-    (problem,) = task.problems()
-
-    def same(one: str, two: str) -> bool:
-        return task.says_the_same(task.answer(problem, one), task.answer(problem, two))
-
-    text = '        return x  # why\n\n    def f(self):\n        """Say."""\n        y = (1, 2)\n'
-    other = (
-        '        return x\n    def f(self):\n        """Do."""\n        y = (1,\n             2)\n'
-    )
-    assert same(text, other)
-    assert not same(text, other.replace("2)", "3)"))
-    assert not same(text, text.replace("x  #", "y  #"))
-    assert same(text, text + "        z = 5")  # a statement that was cut off says nothing yet
-    assert same(text, text + "        z = 5\n")  # it goes on where the other was cut off
-    assert same("x = 1\n", "")
-    assert same("(", "")
-
-
-def test_code_to_learn_from_is_none_that_is_measured() -> None:
-    measured = {p.prompt_id.rsplit(",", 1)[0] for p in PythonCode(limit=10_000).problems()}
-    learned = {p.prompt_id.rsplit(",", 1)[0]
-               for p in PythonCode.to_learn_from(None, 10_000, 1).problems()}  # fmt: skip
-    assert measured
-    assert learned
-    assert not measured & learned
