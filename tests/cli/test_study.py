@@ -30,8 +30,8 @@ def run(tmp_path_factory):
     output = tmp_path_factory.mktemp("studies")
     (prompts := output / "prompts.txt").write_text("Tom has 3 apples and\n")
     done = invoke(
-        "study", "draft-models", "strict-open", "batch", "--output", str(output), *SMALL,
-        "--task", "word_problems", "--task", f"open_ended={prompts}", "--repeats", "1",
+        "study", "draft-models", "strict-open", "--output", str(output), *SMALL,
+        "--task", "word_problems", "--task", f"open_ended={prompts}",
     )  # fmt: skip
     assert done.code == 0, done.err
     return output, done
@@ -55,12 +55,6 @@ def test_further_draft_models_join_the_bundled_pair(run) -> None:
     assert html.index("drafter = bytes") < html.index("drafter = target")
     assert "another tokenizer than the target&#39;s" in html
     assert "times of a round" in html
-
-
-def test_concurrent_requests_are_measured_apart(run) -> None:
-    html = page(run[0], "batch")
-    assert "FLy is faster than plain decoding with 16 requests: 1.78 times" in html
-    assert "speed by concurrent requests" in html
 
 
 def test_a_study_goes_on_and_one_that_a_pair_cannot_answer_is_skipped(tmp_path) -> None:

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from flyspec.values.admin import ModelInfo
+from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.speed import BatchSample
 from flyspec_lab.options import StudyOptions
+from flyspec_lab.studies import batch
 from flyspec_lab.studies.batch import BATCHES, section_of
 
 MODES = ["plain", *(condition.name for condition in BATCHES.rules)]
@@ -55,3 +58,30 @@ def test_the_figures_have_every_batch_size_and_few_requests() -> None:
     assert len(figures.rows) == len(MODES) * len(BATCHES.batches)
     assert [len(task.problems) for task in BATCHES.problems(StudyOptions())] == [64]
     assert [len(task.problems) for task in BATCHES.problems(StudyOptions(problems=9))] == [9]
+
+
+class QuietMode:
+    """Answers at once."""
+
+    concurrent = True
+
+    def __init__(self, name):
+        self.name = name
+
+    async def run(self, item):
+        return Sample(item.group, item.index, 0, self.name, 0.001, 10, first_token_s=0.001)
+
+
+class NoNoise:
+    async def fill(self):
+        pass
+
+
+async def test_every_condition_is_measured_at_every_batch_size(monkeypatch) -> None:
+    monkeypatch.setattr(batch, "flyspec_modes", lambda *_: list(map(QuietMode, MODES)))
+    monkeypatch.setattr(batch, "Noise", lambda *_: NoNoise())
+    o = StudyOptions(problems=2, repeats=2)
+    target = ModelInfo("big", "", 100, 100)
+    found = await batch.measure(BATCHES, BATCHES.problems(o), None, target, o)
+    assert len(found) == 2 * len(MODES) * len(BATCHES.batches)
+    assert {s.mode for s in found} == set(MODES)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -20,7 +20,7 @@ from flyspec.engine.logits import token_logprobs
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.admin import BATCH_INVARIANT, ModelInfo
 from flyspec.values.generation import Recording
-from flyspec.values.rounds import Outcome
+from flyspec.values.rounds import Outcome, Verdict
 from flyspec_lab.audit.comparing import (
     TOLERANCE,
     NumberPair,
@@ -139,38 +139,26 @@ class Auditor:
         for group in self.target.read(rounds):
             for read, verdict in zip(group, self.target.judge(recording, group), strict=True):
                 judged.scores.update(_scores(read))
-                scales = read.rows.abs().amax(dim=-1).tolist()
-                found = compare(read.round, verdict, length, scales)
+                found = _compared(read, verdict, length)
                 if found.discrepancy is not None and tolerance:
-                    found = self._repaired(recording, read, found, tolerance, judged)
+                    found, ties = within_rounding(
+                        read.rows, read.round.read_token_ids, found, tolerance,
+                        partial(self._rejudged, recording, read),
+                    )  # fmt: skip
+                    judged.num_ties += len(ties)
+                    changed = {len(read.round.prefix) - length + row for row in ties}
+                    # Numbers of changed rows are no longer the target's.
+                    kept = [pair for pair in found.numbers if pair.token_index not in changed]
+                    found = found._replace(numbers=kept)
                 judged.numbers += found.numbers
                 judged.discrepancies += [found.discrepancy] if found.discrepancy else []
         return judged
 
-    def _repaired(
-        self,
-        recording: Recording,
-        read: ReadRound,
-        first: RoundComparison,
-        tolerance: float,
-        judged: Rejudged,
-    ) -> RoundComparison:
-        """Return a round's comparison after near-ties have gone the recorded way."""
-        length = len(recording.started.prompt_token_ids)
-        scales = read.rows.abs().amax(dim=-1).tolist()
-
-        def rejudge(rows: Tensor) -> RoundComparison:
-            (verdict,) = self.target.judge(recording, [read._replace(rows=rows)])
-            return compare(read.round, verdict, length, scales)
-
-        found, ties = within_rounding(
-            read.rows, read.round.read_token_ids, first, tolerance, rejudge
-        )
-        judged.num_ties += len(ties)
-        begin = len(read.round.prefix) - length
-        # Numbers of changed rows are no longer the target's.
-        kept = [pair for pair in found.numbers if pair.token_index - begin not in ties]
-        return found._replace(numbers=kept)
+    def _rejudged(self, recording: Recording, read: ReadRound, rows: Tensor) -> RoundComparison:
+        """Judge a round with other logits."""
+        changed = read._replace(rows=rows)
+        (verdict,) = self.target.judge(recording, [changed])
+        return _compared(changed, verdict, len(recording.started.prompt_token_ids))
 
     def _excess(
         self, recording: Recording, rounds: Sequence[RetoldRound], pairs: Sequence[NumberPair]
@@ -197,6 +185,10 @@ def _dtype_of(recording: Recording) -> str:
     """Return the data type that a recording was made with: its numerics begin with it."""
     dtype = recording.started.numerics.split(",")[0]
     return dtype if dtype in TOLERANCE else "bfloat16"
+
+
+def _compared(read: ReadRound, verdict: Verdict | Exception, length: int) -> RoundComparison:
+    return compare(read.round, verdict, length, read.rows.abs().amax(dim=-1).tolist())
 
 
 def _scores(read: ReadRound) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
