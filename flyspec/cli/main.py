@@ -33,7 +33,7 @@ _OF_THE_LABORATORY = {
     "study": "Answer questions about rules, each in a report.",
     "tune": "Find thresholds for your own prompts.",
     "autojudge": "Train the judge of the rule autojudge.",
-    "heads": "Train draft heads of a target, and measure them.",
+    "heads": "Train draft heads of a target.",
     "eval": "Compare the outputs of plain decoding and acceptance rules.",
     "audit": "Check whether recorded generations follow from a target.",
 }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -59,21 +57,6 @@ class Answered:
         """Index of each problem's first text. Tests that take texts to be independent use these."""
         self.num_problems = len(ids)
         self.bootstrap = PairedBootstrap(self.num_problems) if self.places else None
-
-    def trials(self, count: int) -> list[Answered]:
-        """Return the texts of every `count`-th problem, from the first, the second and so on.
-
-        Trials without any text are left out.
-        """
-        chosen = [list(self._problem % count == trial) for trial in range(count)]
-        return [self._only(keep) for keep in chosen if any(keep)]
-
-    def _only(self, keep: Sequence[bool]) -> Answered:
-        found = copy(self)
-        found.places = list(compress(self.places, keep))
-        found.rows = {name: list(compress(rows, keep)) for name, rows in self.rows.items()}
-        found._number()
-        return found
 
     def column(self, arm: str, name: str) -> Array:
         """Return a column of an arm's samples; null is NaN."""

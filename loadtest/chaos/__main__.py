@@ -141,7 +141,7 @@ def judge_again(requests: Sequence[Request]) -> dict[str, str]:
         assert request.generation is not None
         try:
             report = auditor.audit(RecordedLine(str(request), recording_of(request.generation)))
-            told = "" if report.follows else "; ".join(report.lines())
+            told = "" if report.follows else str(report)
         except FlyspecError as error:
             told = f"cannot be judged again: {error}"
         if told:

@@ -41,28 +41,29 @@ def test_recording_changes_nothing_that_is_printed(recorded) -> None:
 
 def test_what_follows_and_what_does_not(recorded, models, tmp_path) -> None:
     path, _ = recorded
-    target = ["--model", models[1], "--threads", "1"]
-    done = invoke("audit", str(path), *target)
-    assert done.code == 0, done.out + done.err
-    assert f"{path}:1: follows (12 tokens" in done.out
-    assert done.out.endswith("2 of 2 generations follow from the target\n")
-
     line = from_line(path.read_text().splitlines()[0])
     forged = with_token(RecordedLine("", line), 3, 7, rounds_too=False)
     seed = claiming(RecordedLine("", line), seed=6)
     other = tmp_path / "forged.jsonl"
     other.write_text("".join(to_line(each.recording) + "\n" for each in (forged, seed)))
+    target = ["--model", models[1], "--threads", "1"]
     done = invoke("audit", str(other), str(path), *target, "--json")
     assert done.code == 1
-    follows = [document["follows"] for document in done.documents]
-    assert follows == [False, False, True, True]
-    assert done.documents[0]["discrepancy"]["token_index"] == 3
-    assert done.documents[0]["discrepancy"]["kind"] == "record"
+    (document,) = done.documents
+    assert [each["follows"] for each in document["generations"]] == [False, False, True, True]
+    found = document["generations"][0]["discrepancy"]
+    assert (found["token_index"], found["kind"]) == (3, "record")
 
-    done = invoke("audit", str(other), *target, "--quiet")
+    done = invoke("audit", str(other), str(path), *target, "--quiet", "--limit", "3")
     assert done.code == 1
-    assert "does not follow from token 3" in done.out
-    assert "0 of 2 generations follow from the target; " in done.out
+    assert f"{path}:1" not in done.out
+    assert "altered text" in done.out
+    assert "1 of 3 generations follow from the target; " in done.out
+
+    done = invoke("audit", str(path), *target)
+    assert done.code == 0, done.out + done.err
+    assert f"{path.name}:2" in done.out
+    assert done.out.endswith("2 of 2 generations follow from the target\n")
 
 
 @pytest.mark.parametrize(

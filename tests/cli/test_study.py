@@ -21,68 +21,64 @@ def test_studies_are_listed_and_mistakes_are_named() -> None:
     assert "--task gsm8k: needs the path of its data set" in done.err
 
 
-def test_a_report_is_written_and_gone_on_with(tmp_path) -> None:
-    study = ["study", "margin", "--output", str(tmp_path), "--threads", "1"]
-    done = invoke(*study, "--problems", "2")
-    assert done.code == 0, done.err
-    html = (tmp_path / "margin" / "report.html").read_text()
-    assert "margin_threshold" in html
-    assert html.count("<svg") == 2
-    assert "2 of word_problems" in html
-    again = invoke(*study, "--problems", "3")
-    assert again.code == 0, again.err
-    assert "3 of word_problems" in (tmp_path / "margin" / "report.html").read_text()
+SMALL = ["--problems", "1", "--max-tokens", "12", "--threads", "1", "--draft-threads", "1"]
 
 
-def test_a_draft_model_with_another_tokenizer_joins_the_bundled_pair(tmp_path) -> None:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Studies of the bundled pair, in one run: their directory, and what was said."""
+    output = tmp_path_factory.mktemp("studies")
+    (prompts := output / "prompts.txt").write_text("Tom has 3 apples and\n")
     done = invoke(
-        "study", "tokenizer", "--output", str(tmp_path), "--threads", "1", "--draft-threads", "1",
-        "--problems", "1",
+        "study", "draft-models", "strict-open", "--output", str(output), *SMALL,
+        "--task", "word_problems", "--task", f"open_ended={prompts}",
     )  # fmt: skip
     assert done.code == 0, done.err
-    html = (tmp_path / "tokenizer" / "report.html").read_text()
-    assert "drafter = bytes" in html
-    assert "another tokenizer than the target&#39;s" in html
-    assert "draft, 0.95 M parameters" in html
+    return output, done
 
 
-def test_a_study_that_another_pair_cannot_answer_is_skipped(tmp_path) -> None:
-    pair = ["--model", str(TARGET), "--threads", "1", "--draft-threads", "1"]
-    done = invoke(
-        "study", "multi-level", "drafter-size", "fuzzy", "--output", str(tmp_path),
-        "--problems", "1", *pair, "--draft", f"small={DRAFT}", "--draft", f"large={TARGET}",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    assert "multi-level: skipped: it needs a draft model (--draft-model)" in done.err
-    assert "fuzzy: skipped: it needs a draft model (--draft-model)" in done.err
-    assert not (tmp_path / "multi-level").exists()
-    html = (tmp_path / "drafter-size" / "report.html").read_text()
-    assert html.index("drafter = small") < html.index("drafter = large")
+def page(output, name) -> str:
+    return (output / name / "report.html").read_text()
 
 
-def test_a_study_asks_its_question_on_every_task(tmp_path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("Once upon a time\nTom has 3 apples and\n")
-    done = invoke(
-        "study", "strict-open", "--output", str(tmp_path / "studies"), "--threads", "1",
-        "--task", "word_problems", "--task", f"open_ended={prompts}", "--problems", "2",
-        "--max-tokens", "24",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    html = (tmp_path / "studies" / "strict-open" / "report.html").read_text()
-    assert "2 of word_problems; 2 of open_ended; seed 7" in html
+def test_a_study_asks_its_question_on_every_task(run) -> None:
+    output, done = run
+    html = page(output, "strict-open")
+    assert "1 of word_problems; 1 of open_ended; seed 7" in html
     assert "open tasks gain more than strict ones (fly)" in html
-    assert "open_ended: figures" in html
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 2
+    assert "strict-open: Do rules gain less" in done.err
+
+
+def test_further_draft_models_join_the_bundled_pair(run) -> None:
+    html = page(run[0], "draft-models")
+    assert html.index("drafter = bytes") < html.index("drafter = target")
+    assert "another tokenizer than the target&#39;s" in html
+    assert "times of a round" in html
+
+
+def test_a_study_goes_on_and_one_that_a_pair_cannot_answer_is_skipped(tmp_path) -> None:
+    study = ["study", "margin", "multi-level", "fuzzy", "--output", str(tmp_path), *SMALL]
+    pair = ["--model", str(TARGET), "--draft", f"small={DRAFT}"]
+    done = invoke(*study, *pair)
+    assert done.code == 0, done.err
+    for name in ("multi-level", "fuzzy"):
+        assert f"{name}: skipped: it needs a draft model (--draft-model)" in done.err
+        assert not (tmp_path / name).exists()
+    assert "1 of word_problems; seed 7" in page(tmp_path, "margin")
+    again = invoke(*study, *pair, "--problems", "2")
+    assert again.code == 0, again.err
+    assert "2 of word_problems; seed 7" in page(tmp_path, "margin")
+    assert "of 18 texts are there already" in again.err
 
 
 @pytest.mark.full
 def test_fuzzys_report_has_both_parts_the_rival_and_divergences(tmp_path) -> None:
     done = invoke("study", "fuzzy", "--problems", "3", "--output", str(tmp_path), "--threads", "1")
     assert done.code == 0, done.err
-    html = (tmp_path / "fuzzy" / "report.html").read_text()
-    assert html.count("<svg") == 5
-    for text in ("draft alone", "fuzzy-reference TV", "the bound on the loss", "by data set"):
+    html = page(tmp_path, "fuzzy")
+    assert html.count("<svg") == 3
+    for text in ("draft alone", "fuzzy-reference, TV", "by data set"):
         assert text in html
     for part in ("greedy", "sampled"):
         assert (tmp_path / "fuzzy" / part / "run.json").is_file()

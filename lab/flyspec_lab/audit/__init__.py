@@ -5,9 +5,8 @@ the recorded tokens with a target (teacher forcing) and judges each round again.
 differences, and which of them rounding explains; `auditor` concludes.
 """
 
+from flyspec_lab.audit.auditor import SIGNIFICANT as SIGNIFICANT
 from flyspec_lab.audit.auditor import Auditor as Auditor
-from flyspec_lab.audit.comparing import SIGNIFICANT as SIGNIFICANT
-from flyspec_lab.audit.comparing import combined as combined
 from flyspec_lab.audit.report import AuditReport as AuditReport
 from flyspec_lab.audit.report import Discrepancy as Discrepancy
 from flyspec_lab.audit.target import AuditedTarget as AuditedTarget

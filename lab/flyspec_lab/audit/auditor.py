@@ -1,28 +1,31 @@
-"""Audits recordings: follows the rounds, judges them again, and weighs what differs."""
+"""Audits recordings: follows the rounds, judges them again, and weighs what differs.
+
+Whether numbers differ by more than rounding is measured where they are rounded to half precision,
+in which rounding is as large as what quantisation changes: by how far this machine's own numbers
+are from those of the same weights in float32. Numbers of the same weights from elsewhere are as far
+off on average; those of other weights are farther.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 from torch import Tensor
 
 from flyspec.client.recordings import RecordedLine
+from flyspec.engine.logits import token_logprobs
 from flyspec.errors import InvalidArgumentError
-from flyspec.flags import Dtype
-from flyspec.validation import common_distribution_spec
-from flyspec.values.admin import BATCH_INVARIANT
+from flyspec.values.admin import BATCH_INVARIANT, ModelInfo
 from flyspec.values.generation import Recording
-from flyspec.values.rounds import Outcome
+from flyspec.values.rounds import Outcome, Verdict
 from flyspec_lab.audit.comparing import (
-    SIGNIFICANT,
     TOLERANCE,
     NumberPair,
     RoundComparison,
-    chance_of_rounding,
     compare,
-    first_misdrawn,
     within_rounding,
 )
 from flyspec_lab.audit.report import AuditReport, Discrepancy, DiscrepancyKind, Reason
@@ -30,230 +33,179 @@ from flyspec_lab.audit.retelling import RetoldRound, retell
 from flyspec_lab.audit.target import AuditedTarget, ReadRound
 
 NATIVE = "native step"
-"""Mark of the native step's numerics."""
+"""Mark of the native step's numerics: its logits are not rounded to half precision, torch's are."""
 MANY = 3
 """Tokens whose numbers differ, from which on the weights are to blame; rounds whose own tokens
 differ although numbers agree, from which on the seed is."""
+FEWEST_NUMBERS = 16
+"""Below this no sample of differences is significant enough."""
+SIGNIFICANT = 1e-4
+"""Chance of calling the same weights others."""
 
-
-class TokenScore(NamedTuple):
-    """A token's raw log-probability under the target, and the largest raw logit there."""
-
-    logprob: float
-    scale: float
-
-
-Scores = dict[tuple[int, int], TokenScore]
-"""By absolute position and token."""
-Load = Callable[[Dtype, bool], AuditedTarget]
-"""Loads the same weights in another data type; with the native step, if the flag is set."""
+Scores = Mapping[tuple[int, int], tuple[float, float]]
+"""Raw log-probability and the largest raw logit there, by absolute position and token."""
 
 
 @dataclass
 class Rejudged:
     """A recording's rounds, judged again: the first discrepancy of each round that has one.
 
-    `ties` counts rows of logits that give what is recorded only within rounding.
+    `num_ties` counts rows of logits that give what is recorded only within rounding.
     """
 
     discrepancies: list[Discrepancy] = field(default_factory=list)
     numbers: list[NumberPair] = field(default_factory=list)
-    scores: Scores = field(default_factory=dict)
-    ties: int = 0
+    scores: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    num_ties: int = 0
 
 
 @dataclass
 class Auditor:
     """Audits recordings against one target.
 
-    `load` is needed to measure rounding, where half precision was computed elsewhere. It is called
-    when first needed; without it, nothing is measured.
+    `load_reference` loads the same weights in float32, to measure rounding by. It is called when
+    first needed; without it, nothing is measured.
     """
 
     target: AuditedTarget
-    load: Load | None = None
-    _loaded: dict[tuple[Dtype, bool], AuditedTarget] = field(default_factory=dict, init=False)
+    load_reference: Callable[[], AuditedTarget] | None = None
+    _excesses: list[float] = field(default_factory=list, init=False)
 
     def audit(self, line: RecordedLine) -> AuditReport:
         """Audit one recording. Raises `InvalidArgumentError` if the target cannot read it."""
-        recording, target = line.recording, self.target
-        started = recording.started
+        recording, local = line.recording, self.target.local
+        started, tolerance = recording.started, self.tolerance(recording)
         try:
-            told = retell(recording, target.tokenizer)
-            tolerance = self.tolerance(recording)
-            judged = self._judge(recording, told.rounds, tolerance)
-            numbers = [*judged.numbers, *_logprob_pairs(recording, judged.scores)]
-            p_value = self._p_value(recording, told.rounds, judged.scores) if tolerance else None
+            rounds, contradiction = retell(recording, local.tokenizer)
+            judged = self._judge(recording, rounds, tolerance)
+            pairs = _logprob_pairs(recording, judged.scores)
+            if tolerance:
+                self._excesses += self._excess(recording, rounds, pairs)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"{line.where}: {error}") from None
+        numbers = [*judged.numbers, *pairs]
         differing = [pair for pair in numbers if pair.differs(tolerance)]
-        found = [told.discrepancy] if told.discrepancy else []
+        found = [contradiction] if contradiction else []
         found += [*judged.discrepancies, *(pair.discrepancy for pair in differing)]
         # Of several at a token the most telling one.
         order = [*DiscrepancyKind]
         first = min(found, key=lambda d: (d.token_index, order.index(d.kind)), default=None)
-        ids = recording.output.token_ids
-        if first is not None and first.token_index < len(ids):
-            text = target.tokenizer.bytes_of(ids[first.token_index]).decode(errors="replace")
-            first = replace(first, token_text=text)
-        noisy = p_value is not None and p_value < SIGNIFICANT
-        weights = started.weights_fingerprint in ("", target.info.weights_fingerprint)
         return AuditReport(
             where=line.where,
-            follows=first is None and not noisy,
-            num_tokens=len(ids),
+            follows=first is None,
+            num_tokens=len(recording.output.token_ids),
             num_rounds=len(recording.rounds),
             rule=started.rules,
             seed=started.seed,
             discrepancy=first,
-            reason=_reason(first, judged, numbers, differing, noisy),
+            reason=_reason(first, judged.discrepancies, numbers, differing) if first else None,
             num_numbers=len(numbers),
             num_differing=len(differing),
             largest_difference_nats=max((pair.difference for pair in numbers), default=0.0),
             tolerance_nats=tolerance * max((pair.scale for pair in numbers), default=0.0),
-            num_ties=judged.ties,
-            p_value=p_value,
-            weights_agree=weights,
-            numerics_agree=started.numerics == target.info.numerics,
-            notes=self._notes(recording, weights),
+            num_ties=judged.num_ties,
+            notes=[*_notes(recording, local.info)],
         )
+
+    def chance_of_rounding(self) -> float | None:
+        """Return the chance that rounding alone puts the numbers of all recordings so far off.
+
+        One-sided Wilcoxon signed-rank test of how much farther from the reference they are than
+        the target's own; None for too few numbers.
+        """
+        from scipy.stats import wilcoxon
+
+        excesses = [excess for excess in self._excesses if excess and math.isfinite(excess)]
+        if len(excesses) < FEWEST_NUMBERS:
+            return None
+        return float(wilcoxon(excesses, alternative="greater").pvalue)
 
     def tolerance(self, recording: Recording) -> float:
         """Return by what share of the largest logit numbers may differ: 0 for the same bits.
 
         Bits are the same where numerics agree and do not depend on what else is in a step.
         """
-        then, now = recording.started.numerics, self.target.info.numerics
+        then, now = recording.started.numerics, self.target.local.info.numerics
         if then == now and BATCH_INVARIANT in now and not recording.completion.mixed_numerics:
             return 0.0
-        dtypes = {_dtype_of(recording), self.target.info.dtype}
+        dtypes = _dtype_of(recording), self.target.local.info.dtype
         return max(TOLERANCE.get(dtype, TOLERANCE["bfloat16"]) for dtype in dtypes)
 
     def _judge(
         self, recording: Recording, rounds: Sequence[RetoldRound], tolerance: float
     ) -> Rejudged:
         """Judge all rounds from their recorded state, whatever earlier ones turned out to be."""
-        started, target, judged = recording.started, self.target, Rejudged()
-        length = len(started.prompt_token_ids)
-        spec = common_distribution_spec(started.rules_by_index, started.sampling)
-        drawn_from = spec is not None and spec.draw_from_it
-        for group in target.read(rounds):
-            _score(target, group, judged.scores)
-            verdicts = target.judge(recording, group)
-            for read, verdict in zip(group, verdicts, strict=True):
-                scales = read.rows.abs().amax(dim=-1).tolist()
-                found = compare(read.round, verdict, length, scales)
+        judged, length = Rejudged(), len(recording.started.prompt_token_ids)
+        for group in self.target.read(rounds):
+            for read, verdict in zip(group, self.target.judge(recording, group), strict=True):
+                judged.scores.update(_scores(read))
+                found = _compared(read, verdict, length)
                 if found.discrepancy is not None and tolerance:
-                    found = self._repaired(recording, read, found, tolerance, judged)
+                    found, ties = within_rounding(
+                        read.rows, read.round.read_token_ids, found, tolerance,
+                        partial(self._rejudged, recording, read),
+                    )  # fmt: skip
+                    judged.num_ties += len(ties)
+                    changed = {len(read.round.prefix) - length + row for row in ties}
+                    # Numbers of changed rows are no longer the target's.
+                    kept = [pair for pair in found.numbers if pair.token_index not in changed]
+                    found = found._replace(numbers=kept)
                 judged.numbers += found.numbers
-                misdrawn = first_misdrawn(read.round, length, started.seed, drawn_from)
-                both = [each for each in (misdrawn, found.discrepancy) if each is not None]
-                if misdrawn is not None and isinstance(verdict, Exception):
-                    both = [misdrawn]  # why it cannot be judged
-                judged.discrepancies += sorted(both, key=lambda each: each.token_index)[:1]
+                judged.discrepancies += [found.discrepancy] if found.discrepancy else []
         return judged
 
-    def _repaired(
-        self,
-        recording: Recording,
-        read: ReadRound,
-        first: RoundComparison,
-        tolerance: float,
-        judged: Rejudged,
-    ) -> RoundComparison:
-        """Return a round's comparison after near-ties have gone the recorded way."""
-        length = len(recording.started.prompt_token_ids)
-        scales = read.rows.abs().amax(dim=-1).tolist()
+    def _rejudged(self, recording: Recording, read: ReadRound, rows: Tensor) -> RoundComparison:
+        """Judge a round with other logits."""
+        changed = read._replace(rows=rows)
+        (verdict,) = self.target.judge(recording, [changed])
+        return _compared(changed, verdict, len(recording.started.prompt_token_ids))
 
-        def rejudge(rows: Tensor) -> RoundComparison:
-            (verdict,) = self.target.judge(recording, [read._replace(rows=rows)])
-            return compare(read.round, verdict, length, scales)
+    def _excess(
+        self, recording: Recording, rounds: Sequence[RetoldRound], pairs: Sequence[NumberPair]
+    ) -> Iterator[float]:
+        """Yield how much farther recorded log-probabilities are from float32 than the target's own.
 
-        found, ties = within_rounding(
-            read.rows, read.round.read_token_ids, first, tolerance, rejudge
-        )
-        judged.ties += len(ties)
-        begin = len(read.round.prefix) - length
-        # Numbers of changed rows are no longer the target's.
-        kept = [pair for pair in found.numbers if pair.token_index - begin not in ties]
-        return found._replace(numbers=kept)
-
-    def _p_value(
-        self, recording: Recording, rounds: Sequence[RetoldRound], own: Scores
-    ) -> float | None:
-        """Return the chance of the log-probabilities by rounding alone, where that is measured.
-
-        The yardstick rounds as the recording's engine does: transformers' modules round logits to
-        half precision, the native step does not.
+        Only where both are rounded alike, to half precision.
         """
-        dtype = _dtype_of(recording)
-        if self.load is None or dtype not in ("bfloat16", "float16"):
-            return None
-        if not recording.output.logprobs:
-            return None
-        native = NATIVE in recording.started.numerics
-        if native != (NATIVE in self.target.info.numerics) or dtype != self.target.info.dtype:
-            own = self._scores(rounds, dtype, native)
-        reference = self._scores(rounds, "float32", False)
-        yardstick, exact = (_logprob_pairs(recording, each) for each in (own, reference))
-        return chance_of_rounding(
-            [pair.recorded for pair in exact],
-            [pair.own for pair in yardstick],
-            [pair.own for pair in exact],
-        )
+        info, then = self.target.local.info, recording.started.numerics
+        alike = info.dtype == _dtype_of(recording) and (NATIVE in then) == (NATIVE in info.numerics)
+        if not alike or info.dtype not in ("bfloat16", "float16") or self.load_reference is None:
+            return
+        scores = {k: v for of in self._reference.read(rounds) for r in of for k, v in _scores(r)}
+        for pair, exact in zip(pairs, _logprob_pairs(recording, scores), strict=True):
+            yield abs(pair.recorded - exact.own) - abs(pair.own - exact.own)
 
-    def _scores(self, rounds: Sequence[RetoldRound], dtype: Dtype, native: bool) -> Scores:
-        """Return the scores of the same weights computed otherwise."""
-        assert self.load is not None
-        if (dtype, native) not in self._loaded:
-            self._loaded[dtype, native] = self.load(dtype, native)
-        other, scores = self._loaded[dtype, native], Scores()
-        for group in other.read(rounds):
-            _score(other, group, scores)
-        return scores
-
-    def _notes(self, recording: Recording, weights_agree: bool) -> list[str]:
-        started, info, notes = recording.started, self.target.info, []
-        if not weights_agree:
-            notes.append(
-                f"note: recorded on weights {started.weights_fingerprint} of {started.model}, "
-                f"audited with {info.weights_fingerprint} of {info.name}"
-            )
-        if started.numerics != info.numerics:
-            notes.append(
-                f"note: recorded with {started.numerics or 'unknown numerics'}, audited with "
-                f"{info.numerics}: the bits may differ"
-            )
-        if recording.completion.mixed_numerics:
-            notes.append("note: targets that compute differently took part in it")
-        if not recording.output.logprobs and recording.output.token_ids:
-            notes.append("note: recorded without logprobs, by which other weights are told best")
-        return notes
+    @cached_property
+    def _reference(self) -> AuditedTarget:
+        assert self.load_reference is not None
+        return self.load_reference()
 
 
-def _dtype_of(recording: Recording) -> Dtype:
+def _dtype_of(recording: Recording) -> str:
     """Return the data type that a recording was made with: its numerics begin with it."""
-    dtype: Dtype = recording.started.numerics.split(",")[0]  # type: ignore[assignment]
+    dtype = recording.started.numerics.split(",")[0]
     return dtype if dtype in TOLERANCE else "bfloat16"
 
 
-def _score(target: AuditedTarget, group: Sequence[ReadRound], scores: Scores) -> None:
-    """Add the scores of the tokens that rounds leave, or may leave, in the output."""
-    for round_, rows, _ in group:
-        record, start = round_.record, len(round_.prefix)
-        if record.keep_length < start:
-            continue  # it only cut back
-        tokens = [*round_.read_token_ids[: round_.num_kept], record.next_token_id]
-        wanted = list(enumerate(tokens))
-        for index, decision in enumerate(record.decisions):
-            own = decision.target_token_id
-            if decision.outcome is Outcome.PROVISIONAL and own is not None:
-                wanted.append((index, own))
-        at = rows[[index for index, _ in wanted]]
-        scales = at.abs().amax(dim=-1).tolist()
-        found = target.logprobs(at, [token for _, token in wanted])
-        for (index, token), logprob, scale in zip(wanted, found, scales, strict=True):
-            scores[start + index, token] = TokenScore(logprob, scale)
+def _compared(read: ReadRound, verdict: Verdict | Exception, length: int) -> RoundComparison:
+    return compare(read.round, verdict, length, read.rows.abs().amax(dim=-1).tolist())
+
+
+def _scores(read: ReadRound) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
+    """Yield the scores of the tokens that a round leaves, or may leave, in the output."""
+    round_, rows, _ = read
+    record, start = round_.record, len(round_.prefix)
+    if record.keep_length < start:
+        return  # it only cut back
+    kept = round_.read_token_ids[: record.keep_length - start]
+    wanted = [*enumerate([*kept, record.next_token_id])]
+    for index, decision in enumerate(record.decisions):
+        if decision.outcome is Outcome.PROVISIONAL and decision.target_token_id is not None:
+            wanted.append((index, decision.target_token_id))
+    at = rows[[index for index, _ in wanted]]
+    entries = token_logprobs(at, [token for _, token in wanted], 0)
+    for place, entry, scale in zip(wanted, entries, at.abs().amax(dim=-1).tolist(), strict=True):
+        yield (start + place[0], place[1]), (entry.logprob, scale)
 
 
 def _logprob_pairs(recording: Recording, scores: Scores) -> list[NumberPair]:
@@ -267,30 +219,45 @@ def _logprob_pairs(recording: Recording, scores: Scores) -> list[NumberPair]:
 
 
 def _reason(
-    found: Discrepancy | None,
-    judged: Rejudged,
+    found: Discrepancy,
+    discrepancies: Sequence[Discrepancy],
     numbers: Sequence[NumberPair],
     differing: Sequence[NumberPair],
-    noisy: bool,
-) -> Reason | None:
-    """Return the likely reason of a failure; None if there is none.
+) -> Reason:
+    """Return the likely reason of a failure.
 
     After an altered token, numbers differ too: those before it tell about the weights.
     """
-    if found is not None and found.kind is not DiscrepancyKind.NUMBER:
-        before = [pair for pair in numbers if pair.token_index < found.token_index]
-        if before:
-            differing = [pair for pair in differing if pair.token_index < found.token_index]
-    if noisy or len({pair.token_index for pair in differing}) >= MANY:
+    if found.kind is not DiscrepancyKind.NUMBER and any(
+        pair.token_index < found.token_index for pair in numbers
+    ):
+        differing = [pair for pair in differing if pair.token_index < found.token_index]
+    if len({pair.token_index for pair in differing}) >= MANY:
         return Reason.OTHER_WEIGHTS
-    if found is None:
-        return None
     if found.kind is DiscrepancyKind.RECORD:
-        altered = found.round_index is None or "token" in found.recorded
+        altered = found.round_index is None or found.recorded.startswith("token")
         return Reason.ALTERED if altered else Reason.INCONSISTENT
     if found.kind is DiscrepancyKind.NUMBER:
         return Reason.ALTERED_NUMBER
     if found.kind is DiscrepancyKind.DECISION:
         return Reason.OTHER_RULE
-    others = [each for each in judged.discrepancies if each.kind is DiscrepancyKind.TOKEN]
+    others = [each for each in discrepancies if each.kind is DiscrepancyKind.TOKEN]
     return Reason.OTHER_SEED if len(others) >= MANY else Reason.ALTERED
+
+
+def _notes(recording: Recording, info: ModelInfo) -> Iterator[str]:
+    started = recording.started
+    if started.weights_fingerprint not in ("", info.weights_fingerprint):
+        yield (
+            f"recorded on weights {started.weights_fingerprint} of {started.model}, audited with "
+            f"{info.weights_fingerprint} of {info.name}"
+        )
+    if started.numerics != info.numerics:
+        yield (
+            f"recorded with {started.numerics or 'unknown numerics'}, audited with "
+            f"{info.numerics}: the bits may differ"
+        )
+    if recording.completion.mixed_numerics:
+        yield "targets that compute differently took part in it"
+    if not recording.output.logprobs and recording.output.token_ids:
+        yield "recorded without logprobs, by which other weights are told best"

@@ -17,15 +17,12 @@ from torch import Tensor
 from flyspec.config import VerifySettings
 from flyspec.engine.autojudge import HIDDEN_LAYER, AutoJudge, read_judge
 from flyspec.engine.distributions import decode
-from flyspec.engine.logits import token_logprobs
 from flyspec.engine.model import History, Step
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import num_same
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
-from flyspec.tokenizer import Tokenizer
 from flyspec.validation import common_distribution_spec
-from flyspec.values.admin import ModelInfo
 from flyspec.values.generation import Recording
 from flyspec.values.rounds import Verdict
 from flyspec_lab.audit.retelling import RetoldRound
@@ -59,23 +56,14 @@ class AuditedTarget:
     autojudge: AutoJudge | None = None
 
     @classmethod
-    def load(cls, settings: VerifySettings, native: bool = True) -> Self:
+    def load(cls, settings: VerifySettings) -> Self:
         """Load it as the verify service does, so that it has the same bits (`LocalModel`).
 
         Raises `ConfigError`.
         """
-        local = LocalModel(settings, native)
-        file = settings.autojudge_file
+        local, file = LocalModel(settings), settings.autojudge_file
         judge = fitted(read_judge(Path(file).expanduser()), local.model, file) if file else None
         return cls(local, settings.prefill_chunk, judge)
-
-    @property
-    def info(self) -> ModelInfo:
-        return self.local.info
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.local.tokenizer
 
     def read(self, rounds: Sequence[RetoldRound]) -> Iterator[list[ReadRound]]:
         """Yield the rounds with their logits, as many at a time as one forward covers.
@@ -105,19 +93,14 @@ class AuditedTarget:
                 f"{recording.started.rules}: needs the judge that it was recorded with; give its "
                 "file as --autojudge-file"
             )
-        prepared: dict[int, PendingVerdict] = {}
-        found: dict[int, Verdict | Exception] = {}
-        for index, each in enumerate(read):
+        prepared: list[PendingVerdict | InvalidArgumentError] = []
+        for each in read:
             try:
-                prepared[index] = self._prepare(recording, *each)
+                prepared.append(self._prepare(recording, *each))
             except InvalidArgumentError as error:
-                found[index] = error
-        found.update(zip(prepared, decide_all([*prepared.values()]), strict=True))
-        return [found[index] for index in range(len(read))]
-
-    def logprobs(self, rows: Tensor, token_ids: Sequence[int]) -> list[float]:
-        """Return the raw log-probability of one token per row."""
-        return [entry.logprob for entry in token_logprobs(rows, token_ids, 0)]
+                prepared.append(error)
+        decided = iter(decide_all([p for p in prepared if isinstance(p, PendingVerdict)]))
+        return [next(decided) if isinstance(p, PendingVerdict) else p for p in prepared]
 
     def _prepare(
         self, recording: Recording, round_: RetoldRound, rows: Tensor, hidden: Tensor | None
@@ -130,7 +113,7 @@ class AuditedTarget:
             draft = decode(
                 record.draft_distributions,
                 record.draft_token_ids,
-                self.info.vocab_size,
+                self.local.info.vocab_size,
                 renormalise=spec is not None and spec.draw_from_it,
                 device=rows.device,
             )
@@ -156,20 +139,19 @@ class AuditedTarget:
         )
 
     def _check_tokens(self, rounds: Sequence[RetoldRound]) -> None:
-        vocab_size, length = self.info.vocab_size, self.info.context_length
-        for round_ in rounds:
-            ids = (*round_.prefix, *round_.read_token_ids) if round_ is rounds[0] else (
-                *round_.read_token_ids, *round_.prefix[-1:]
-            )  # fmt: skip
-            if max(ids) >= vocab_size:
+        info = self.local.info
+        for index, round_ in enumerate(rounds):
+            new = round_.prefix[-1:] if index else round_.prefix
+            if (largest := max([*new, *round_.read_token_ids])) >= info.vocab_size:
                 raise InvalidArgumentError(
-                    f"token id {max(ids)} is out of range: {self.info.name} has ids 0 to "
-                    f"{vocab_size - 1}; audit against the target that the recording names"
+                    f"token id {largest} is out of range: {info.name} has ids 0 to "
+                    f"{info.vocab_size - 1}; audit against the target that the recording names"
                 )
-            if len(round_.prefix) + len(round_.read_token_ids) > length:
+            if len(round_.prefix) + len(round_.read_token_ids) > info.context_length:
                 raise InvalidArgumentError(
-                    f"the recording is longer than the context of {self.info.name}, {length} "
-                    "tokens; raise --max-model-len, or audit against the target that it names"
+                    f"the recording is longer than the context of {info.name}, "
+                    f"{info.context_length} tokens; raise --max-model-len, or audit against the "
+                    "target that it names"
                 )
 
     @torch.inference_mode()

@@ -4,72 +4,80 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from flyspec.cli.json_output import to_json
 from flyspec.cli.options import with_flags
 from flyspec.cli.options.stack import setting
-from flyspec.cli.streaming import write
 from flyspec.config import VerifySettings
 from flyspec.flags import Dtype, Flag
+from flyspec.tables import Column, record_table
+from flyspec_lab.bench.options import ModelOptions
+from flyspec_lab.report import Part, Report, Results
 
 if TYPE_CHECKING:
     from flyspec.client.recordings import RecordedLine
     from flyspec_lab.audit import AuditReport
 
-_target = partial(setting, VerifySettings, group="Target")
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
+_setting = partial(setting, VerifySettings)
+_COLUMNS: tuple[Column, ...] = (
+    ("recording", "{.where}"),
+    ("follows", lambda r: "yes" if r.follows else "no"),
+    ("tokens", "{.num_tokens}"),
+    ("rounds", "{.num_rounds}"),
+    ("rule", "{.rule}"),
+    ("numbers", "{.num_numbers}"),
+    ("differ", "{.num_differing}"),
+    ("by", "{.largest_difference_nats:.2g}"),
+    ("allowed", "{.tolerance_nats:.2g}"),
+    ("near-ties", "{.num_ties}"),
+)
+_DIFFERENCES: tuple[Column, ...] = (
+    ("recording", "{.where}"),
+    ("from token", "{.discrepancy.token_index}"),
+    ("recorded", "{.discrepancy.recorded}"),
+    ("expected", "{.discrepancy.expected}"),
+    ("likely", "{.reason}"),
+)
 
 
 # fmt: off
 @dataclass(frozen=True)
-class AuditedFlags:
-    """The target to audit against."""
+class AuditOptions(ModelOptions):
+    """The target that the recordings should follow from; "auto" is the recordings' data type."""
 
-    model: Annotated[str | None, _target(
-        "model", default="the bundled target",
-        help="Target that the recordings should follow from: a directory or hub id.",
-    )] = None
-    device: Annotated[str, _target("device")] = "auto"
-    dtype: Annotated[Dtype | None, _target(
-        "dtype", default="as recorded", help="Data type of the weights.",
-    )] = None
-    threads: Annotated[int, _target("threads")] = 0
-    max_model_len: Annotated[int, _target("max_model_len")] = 0
-    autojudge_file: Annotated[str, _target("autojudge_file")] = ""
-    batch_invariant: Annotated[bool | None, _target("batch_invariant")] = None
+    max_model_len: Annotated[int, _setting("max_model_len")] = 0
+    autojudge_file: Annotated[str, _setting("autojudge_file")] = ""
+    batch_invariant: Annotated[bool | None, _setting("batch_invariant")] = None
     # fmt: on
 
-    def settings(self, lines: Sequence[RecordedLine]) -> VerifySettings:
-        """Return the settings of a service with this target, with the data type of the recordings.
-
-        Numerics begin with it.
-        """
+    def settings(self, recorded: str) -> VerifySettings:
+        """Return the settings of a service with this target, for recordings of such numerics."""
         from flyspec.bundled import AUTOJUDGE, TARGET
 
-        recorded = lines[0].recording.started.numerics.split(",")[0]
-        dtype = recorded if recorded in _DTYPES else "auto"
-        given: Any = {**vars(self), "dtype": self.dtype or dtype}
-        if self.model is None and not self.autojudge_file:
-            given["autojudge_file"] = str(AUTOJUDGE)
-        return VerifySettings(**{**given, "model": self.model or str(TARGET)}, max_sessions=1)
+        given: dict[str, Any] = {**vars(self)}
+        dtype = recorded.split(",")[0]  # numerics begin with it
+        if self.dtype == "auto" and dtype in get_args(Dtype):
+            given |= {"dtype": dtype}
+        if not self.model:
+            given |= {"model": str(TARGET), "autojudge_file": self.autojudge_file or str(AUTOJUDGE)}
+        return VerifySettings(**given, max_sessions=1)
 
 
 # fmt: off
 @with_flags
 def audit(
-    target: AuditedFlags,
+    options: AuditOptions,
+    results: Results,
     recordings: Annotated[list[Path], typer.Argument(
         metavar="RECORDING", help="Files written by `flyspec generate --record`.",
     )],
     limit: Annotated[int | None, Flag("Audit only so many generations.", min=1)] = None,
     quiet: Annotated[bool, Flag("Show only generations that do not follow.")] = False,
-    json: Annotated[bool, Flag("Print one JSON document per generation.")] = False,
 ) -> None:
     # fmt: on
     """Judge recorded generations again and name the first token that does not follow.
@@ -79,44 +87,43 @@ def audit(
     rounding had to be measured, all generations together must be explained by it, too.
     """
     from flyspec.client.recordings import read_recordings
-    from flyspec.progress import working
 
     lines = [line for path in recordings for line in read_recordings(path)][:limit]
-    settings = target.settings(lines)
-
-    from flyspec_lab.audit import AuditedTarget, Auditor
-
-    with working(f"loading {settings.model}"):
-        audited = AuditedTarget.load(settings)
-
-    def load(dtype: Dtype, native: bool) -> AuditedTarget:
-        with working(f"loading {settings.model} in {dtype}"):
-            return AuditedTarget.load(settings.model_copy(update={"dtype": dtype}), native)
-
-    auditor = Auditor(audited, load)
-    reports = []
-    for line in lines:
-        report = auditor.audit(line)
-        reports.append(report)
-        if json:
-            write(to_json(asdict(report)) + "\n")
-        elif not (quiet and report.follows):
-            write("\n    ".join(report.lines()) + "\n")
-    from flyspec_lab.audit import SIGNIFICANT, combined
-
-    chances = [report.p_value for report in reports if report.p_value is not None]
-    together = combined(chances) if chances else None
-    if not json:
-        write(_total(reports) + "\n")
-        if together is not None:
-            other = "; likely: other weights" if together < SIGNIFICANT else ""
-            write(f"chance of all their numbers by rounding alone: {together:.2g}{other}\n")
-    follow = all(report.follows for report in reports)
-    raise typer.Exit(not follow or (together is not None and together < SIGNIFICANT))
+    settings = options.settings(lines[0].recording.started.numerics)
+    results.of(lambda: _audited(settings, lines, quiet))
 
 
-def _total(reports: Sequence[AuditReport]) -> str:
-    follow = sum(report.follows for report in reports)
-    reasons = Counter(str(r.reason).split(":")[0] for r in reports if r.reason is not None)
-    told = "".join(f"; {count} {reason}" for reason, count in reasons.most_common())
-    return f"{follow} of {len(reports)} generations follow from the target{told}"
+def _audited(settings: VerifySettings, lines: Sequence[RecordedLine], quiet: bool) -> Report:
+    from flyspec.progress import progress, working
+    from flyspec_lab.audit import SIGNIFICANT, AuditedTarget, Auditor
+
+    def load(**changes: str) -> AuditedTarget:
+        changed = settings.model_copy(update=changes)
+        with working(f"loading {settings.model} in {changed.dtype}"):
+            return AuditedTarget.load(changed)
+
+    auditor = Auditor(load(), partial(load, dtype="float32"))
+    found: list[AuditReport] = []
+    with progress("auditing", len(lines)) as advance:
+        for line in lines:
+            found.append(auditor.audit(line))
+            advance()
+    bad, chance = [each for each in found if not each.follows], auditor.chance_of_rounding()
+    total = f"{len(found) - len(bad)} of {len(found)} generations follow from the target"
+    for reason, count in Counter(str(each.reason) for each in bad).most_common():
+        total += f"; {count} {reason}"
+    tables = (
+        record_table(_COLUMNS, bad if quiet else found, "generations"),
+        record_table(_DIFFERENCES, bad, "what does not follow", stacked=True),
+    )
+    parts: list[Part] = [
+        *(table for table in tables if table.rows),
+        *dict.fromkeys(f"note: {note}" for each in found for note in each.notes),
+        total,
+    ]
+    other = chance is not None and chance < SIGNIFICANT
+    if chance is not None:
+        likely = "; likely: other weights" if other else ""
+        parts.append(f"chance of all their numbers by rounding alone: {chance:.2g}{likely}")
+    document = {"generations": found, "chance_of_rounding": chance}
+    return Report(document, parts, passed=not bad and not other)

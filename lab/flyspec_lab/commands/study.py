@@ -21,14 +21,11 @@ from flyspec_lab.commands.other_models import Drafts, drafters_of, with_added_dr
 from flyspec_lab.options import StudyOptions
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from flyspec.client import AsyncClient, Models
-    from flyspec.values.admin import DrafterStatus
+    from flyspec.client import AsyncClient
     from flyspec_lab.evaluation import Evaluation
+    from flyspec_lab.options import EvalOptions
     from flyspec_lab.problems import TaskProblems
     from flyspec_lab.report import Section
-    from flyspec_lab.studies.batch import BatchStudy
     from flyspec_lab.studies.study import Study
 
 _ALL = "all"
@@ -51,8 +48,8 @@ def study(
     """
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.spelling import did_you_mean
+    from flyspec_lab.studies.batch import SPARE_SLOTS
     from flyspec_lab.studies.catalogue import STUDIES
-    from flyspec_lab.studies.study import Study
 
     if not names:
         for each in STUDIES.values():
@@ -67,16 +64,15 @@ def study(
     tasks = {each.name: each.problems(options) for each in chosen}
     drafts, slots = dict(draft), StackOptions.max_sessions
     for each in chosen:
-        if not isinstance(each, Study):
-            slots = max(slots, each.slots)
-        elif models.model is None:  # the bundled pair
-            drafts = {name: str(path) for name, path in each.drafts.items()} | drafts
+        slots = max([slots, *(batch + SPARE_SLOTS for batch in each.batches)])
+        if models.model is None:  # the bundled pair
+            drafts = {name: str(path) for name, path in each.draft_models.items()} | drafts
     settings = StackOptions(**vars(models), log_level="warning", max_sessions=slots).resolved()
     # Before the stack starts, which needs the devices, too.
     further = {
-        each.name: _divergences(tasks[each.name], settings, options)
+        each.name: each.of_models(tasks[each.name], settings, options)
         for each in chosen
-        if isinstance(each, Study) and each.divergences
+        if each.of_models is not None
     }
 
     async def use(client: AsyncClient, stack: Stack | None) -> None:
@@ -87,38 +83,8 @@ def study(
     run_async(with_server(settings, None, use))
 
 
-def _divergences(
-    tasks: Sequence[TaskProblems], stack: StackOptions, o: StudyOptions
-) -> list[Section]:
-    """Return how far draft and target are apart on each task; nothing without a draft model."""
-    from flyspec.config import DraftSettings, VerifySettings
-    from flyspec_lab.local_model import LocalModel
-    from flyspec_lab.studies.fuzzy import MAX_PROMPTS, divergence_section
-    from flyspec_lab.tuning.recording import Recorder
-    from flyspec_lab.tuning.replay import drafted_divergences
-
-    if not stack.model or not stack.draft_model:
-        return []
-    device, threads = stack.draft_device or stack.device, stack.threads
-    target = LocalModel(
-        VerifySettings(model=stack.model, device=stack.device, dtype=stack.dtype, threads=threads)
-    )
-    draft = LocalModel(
-        DraftSettings(
-            model=stack.draft_model, device=device, dtype=stack.draft_dtype, threads=threads
-        )
-    )
-    found = {}
-    for task in tasks:
-        most = o.max_tokens or task.task.max_tokens
-        recorder = Recorder(target, draft, task.task, o.num_speculative_tokens, most)
-        recording = recorder.record(task.problems[:MAX_PROMPTS], forks=False)
-        found[task.name] = drafted_divergences(recording)
-    return [divergence_section(found)]
-
-
 async def _answer(
-    studies: Sequence[Study | BatchStudy],
+    studies: Sequence[Study],
     tasks: Tasks,
     further: Mapping[str, Sequence[Section]],
     client: AsyncClient,
@@ -129,27 +95,32 @@ async def _answer(
 
     `further` are sections of a study's report that are made already.
     """
-    from flyspec_lab.studies.batch import batch_report, measure
-    from flyspec_lab.studies.study import Study, report_of
+    from flyspec_lab.studies import batch
+    from flyspec_lab.studies.study import evaluated, facts_of
 
     command = shlex.join(["flyspec", *sys.argv[1:]])
     drafters = await drafters_of(stack)
-    served = await client.list_models()
-    target = served.target
     for each in studies:
-        directory, of = o.output / each.name, tasks[each.name]
-        if isinstance(each, Study) and (missing := each.missing(drafters)):
+        of, target = tasks[each.name], (await client.list_models()).target
+        try:
+            runs = each.runs(o, drafters)
+        except LookupError as missing:
             say(f"{each.name}: skipped: {missing}")
             continue
-        directory.mkdir(parents=True, exist_ok=True)
         say(f"{each.name}: {each.question}")
-        if isinstance(each, Study):
-            found = await _evaluated(each, of, client, served, stack, drafters, o, directory)
-            sections = further.get(each.name, ())
-            report = report_of(each, found, of, target, o, command, drafters, sections)
+        if each.batches:
+            samples = await batch.measure(each, of, client, target, o)
+            sections = [batch.section_of(samples)]
+            claims = [claim.row(samples) for claim in each.claims]
+            used = {drafter.name for drafter in drafters if drafter.active}
         else:
-            samples = await measure(each, of, client, target, drafters, o, directory)
-            report = batch_report(each, samples, of, target, drafters, o, command)
+            found = await _evaluated(each, runs, of, client, stack, o)
+            sections, claims = evaluated(each, found, of)
+            used = {arm.drafter for part in found.values() for arm in part.arms}
+        facts = facts_of(command, of, o, target, [d for d in drafters if d.name in used])
+        report = each.report([*sections, *further.get(each.name, ())], claims, facts)
+        directory = o.output / each.name
+        directory.mkdir(parents=True, exist_ok=True)
         file = report.write(directory)
         report.show()
         say(f"wrote {file}")
@@ -159,13 +130,11 @@ async def _answer(
 
 async def _evaluated(
     study: Study,
+    runs: Mapping[str, EvalOptions],
     tasks: Sequence[TaskProblems],
     client: AsyncClient,
-    served: Models,
     stack: Stack,
-    drafters: Sequence[DrafterStatus],
     o: StudyOptions,
-    directory: Path,
 ) -> dict[str, Evaluation]:
     """Evaluate each part of a study, in a directory of its own."""
     from flyspec_lab.commands.other_models import served_rival
@@ -173,13 +142,14 @@ async def _evaluated(
     from flyspec_lab.run import ServedModel
     from flyspec_lab.run_directory import fingerprints
 
-    found = {}
-    for part, run in study.runs(o, drafters).items():
+    served, found = await client.list_models(), {}
+    for part, run in runs.items():
         async with AsyncExitStack() as resources:
             rival = await served_rival(resources, run.rival, stack, Credentials())
             found[part] = await run_evaluation(
                 run, tasks, served, ServedModel(client, served.target), rival,
-                fingerprints(drafters), directory / part, resume=True,
+                fingerprints(await drafters_of(stack)), o.output / study.name / part,
+                resume=True,
             )  # fmt: skip
         if interrupted():
             break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -10,17 +9,15 @@ from typing import Any
 from flyspec import bundled
 from flyspec.rules import Divergence
 from flyspec.rules.presets import DEFAULT_RULE
-from flyspec.values.admin import DrafterStatus
 from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport, versus
 from flyspec_lab.statistics import (
-    Interval,
     difference_interval,
     exact_interval,
     is_larger,
     wins_more,
 )
-from flyspec_lab.studies.batch import BATCHES, FLY, BatchStudy
+from flyspec_lab.studies.batch import BATCHES, FLY
 from flyspec_lab.studies.fuzzy import FUZZY, TOTAL_VARIATION
 from flyspec_lab.studies.study import (
     MODEL,
@@ -35,7 +32,6 @@ from flyspec_lab.studies.study import (
 LLAMA_CPP = "llama.cpp, discussion 24804 (of margin)"
 MULTI_LEVEL = "multi_level"
 """The drafter with prompt lookup before its model, as a stack names it."""
-_DRAFTER_RULES = f"exact,{DEFAULT_RULE},fly,margin"
 _OPEN_RULES = (
     *parse_conditions("exact,margin,fly,fuzzy"),
     TOTAL_VARIATION,
@@ -92,9 +88,9 @@ def _grows_with_k(text: str, rule: str) -> PaperClaim:
 
     def check(found: Found) -> ClaimFinding:
         values = sorted((arm.k or 0, report.mean_accepted_tokens) for arm, report in found.of(rule))
-        holds = all(one[1] <= other[1] for one, other in itertools.pairwise(values))
-        shown = ", ".join(f"{k}: {tokens:.2f}" for k, tokens in values)
-        return ClaimFinding(holds, f"{shown} tokens a round")
+        tokens = [value for _, value in values]
+        shown = ", ".join(f"{k}: {value:.2f}" for k, value in values)
+        return ClaimFinding(tokens == sorted(tokens), f"{shown} tokens a round")
 
     return PaperClaim(text, FLY, check)
 
@@ -106,11 +102,10 @@ def _theta_orders(preset: str) -> PaperClaim:
              report.recovery.value if report.recovery else 0.0)
             for arm, report in found.of(preset)
         )  # fmt: skip
-        falling = all(one[1] >= other[1] for one, other in itertools.pairwise(points))
+        speeds = [speed for _, speed, _ in points]
+        holds = speeds == sorted(speeds, reverse=True) and points[0][2] <= points[-1][2]
         shown = "; ".join(f"θ = {t:g}: {speed:.2f}, {score:.1%}" for t, speed, score in points)
-        return ClaimFinding(
-            falling and points[0][2] <= points[-1][2], f"tokens a round and recovery at {shown}"
-        )
+        return ClaimFinding(holds, f"tokens a round and recovery at {shown}")
 
     return PaperClaim(f"θ orders speed and accuracy ({preset})", FLY, check)
 
@@ -133,20 +128,13 @@ def _gate_is_quick(found: Found) -> ClaimFinding:
     return ClaimFinding(max(known.values()) <= _GATE_MS if known else None, shown or "unknown")
 
 
-def _percent(ratio: Interval | None) -> str:
-    """Show a ratio as its difference from 1."""
-    if ratio is None:
-        return "unknown"
-    return f"{ratio.value - 1:+.1%} ({ratio.low - 1:+.1%} to {ratio.high - 1:+.1%})"
-
-
 def _is_faster(found: Found) -> ClaimFinding:
     report = found.one("margin", margin_threshold=_TAU)
     ratio = report.speed_ratio
-    accepted = _percent(report.mean_accepted_tokens_ratio)
+    accepted = with_bounds(report.mean_accepted_tokens_ratio, "+.1%", 1.0)
     return decided(
         ratio and ratio.low > 1, ratio and ratio.high < 1,
-        f"{_percent(ratio)} tokens a second, {accepted} a round",
+        f"{with_bounds(ratio, '+.1%', 1.0)} tokens a second, {accepted} a round",
     )  # fmt: skip
 
 
@@ -173,7 +161,7 @@ def _gains_more(rule: str, **parameters: Any) -> PaperClaim:
 
     def check(tasks: Sequence[Found]) -> ClaimFinding:
         gains = [(of, of.one(rule, **parameters).mean_accepted_tokens_ratio) for of in tasks]
-        shown = "; ".join(f"{of.task} {_percent(gain)}" for of, gain in gains)
+        shown = "; ".join(f"{of.task} {with_bounds(gain, '+.1%', 1.0)}" for of, gain in gains)
         for wanted, kind in ((True, "open"), (False, "strict")):
             if all(of.is_open is not wanted for of in tasks):
                 return ClaimFinding(None, f"{shown}; no {kind} task: name one with --task")
@@ -193,40 +181,19 @@ def _gains_more(rule: str, **parameters: Any) -> PaperClaim:
 # --- studies ----------------------------------------------------------------------------------
 
 
-def _by_tokenizer(drafters: Sequence[DrafterStatus]) -> list[str]:
-    """Return a draft model with the target's tokenizer, and all with others."""
-    models = [drafter for drafter in drafters if drafter.kind == MODEL]
-    own = [drafter.name for drafter in models if not drafter.translated]
-    others = [drafter.name for drafter in models if drafter.translated]
-    return [own[0], *others] if own and others else []
-
-
-def _by_size(drafters: Sequence[DrafterStatus]) -> list[str]:
-    """Return draft models of several sizes, smallest first, all with the target's tokenizer."""
-    sizes = {
-        drafter.name: drafter.model.num_parameters
-        for drafter in drafters
-        if drafter.kind == MODEL and drafter.model is not None and not drafter.translated
-    }
-    return sorted(sizes, key=lambda name: sizes[name]) if len(set(sizes.values())) > 1 else []
-
-
-_STUDIES: tuple[Study | BatchStudy, ...] = (
+_STUDIES: tuple[Study, ...] = (
     Study(
         name="rules",
-        title="All rules",
         question="What does each rule keep, and what does it gain?",
         rules="all",
         settings={"controls": True},
     ),
     Study(
         name="window",
-        title="FLy's window",
         question="Does a window of matches after a loose token save answers, and what does it "
         "cost?",
         rules="exact,fly",
         grid=("W=0,4,6,8",),
-        axis="fly_window_size",
         claims=(
             PaperClaim("without a window (W = 0), accuracy is lost", FLY, _loses_without_window),
             PaperClaim("W = 6 restores it", FLY, _window_restores),
@@ -235,20 +202,16 @@ _STUDIES: tuple[Study | BatchStudy, ...] = (
     ),
     Study(
         name="entropy-threshold",
-        title="FLy's entropy threshold",
         question="How do θ and the measure of entropy trade accuracy for speed?",
         rules="exact,fly,fly-paper",
         grid=("theta=0,0.3,0.6,1",),
-        axis="fly_entropy_threshold",
         claims=(_theta_orders("fly"), _theta_orders("fly-paper")),
     ),
     Study(
         name="length",
-        title="Drafted tokens per round",
         question="Does acceptance grow with K, and does it cost answers?",
         rules="exact,fly,margin,fuzzy",
         grid=("K=4,5,8,10,15,20,25,30",),
-        axis="k",
         claims=(
             _grows_with_k("tokens a round grow with K", "fly"),
             _grows_with_k("also without loose tokens", "exact"),
@@ -257,19 +220,15 @@ _STUDIES: tuple[Study | BatchStudy, ...] = (
     FUZZY,
     Study(
         name="margin",
-        title="The margin rule's threshold",
         question="Up to which τ do near-ties cost nothing?",
         rules="exact,margin",
         grid=("margin_threshold=0.05,0.1,0.2,0.3,0.5,1,2",),
-        axis="margin_threshold",
     ),
     Study(
         name="multi-level",
-        title="Multi-level acceleration",
         question="Does prompt lookup before the draft model pay, and where does a round's time go?",
         rules="exact,fly",
         grid=(f"drafter={MODEL},{MULTI_LEVEL}",),
-        axis="drafter",
         settings={"concurrency": 1},
         claims=(
             PaperClaim(
@@ -284,48 +243,28 @@ _STUDIES: tuple[Study | BatchStudy, ...] = (
         ),
     ),
     Study(
-        name="tokenizer",
-        title="Draft models with another tokenizer",
-        question="What does a draft model with another tokenizer draft, and what do rules gain by "
-        "it?",
-        rules=_DRAFTER_RULES,
-        axis="drafter",
+        name="draft-models",
+        question="How large may a draft model be, and may it have another tokenizer, before its "
+        "time costs more than its drafts save?",
+        rules=f"exact,{DEFAULT_RULE},fly,margin",
         settings={"concurrency": 1},
-        drafters=_by_tokenizer,
-        needs="it needs a draft model with the target's tokenizer (--draft-model) and one with "
-        "another (--draft NAME=MODEL)",
-        drafts={"bytes": bundled.DRAFT_BYTES},
-    ),
-    Study(
-        name="drafter-size",
-        title="Sizes of draft models",
-        question="How large may a draft model be before its time costs more than its drafts save?",
-        rules="exact,fly,margin",
-        axis="drafter",
-        settings={"concurrency": 1},
-        drafters=_by_size,
-        needs="it needs draft models of several sizes with the target's tokenizer (--draft-model, "
-        "--draft NAME=MODEL)",
         # The largest draft model of all: it drafts what it will accept, and is as slow as the
         # target.
-        drafts={"target": bundled.TARGET},
+        draft_models={"bytes": bundled.DRAFT_BYTES, "target": bundled.TARGET},
     ),
     BATCHES,
     Study(
         name="temperature",
-        title="At temperature 1",
         question="Do rules keep answers that are sampled?",
         rules="exact,fly,margin,kl,relaxed,fuzzy,typical,rejection",
         settings={"temperature": 1.0},
     ),
     Study(
         name="open-ended",
-        title="Open-ended texts",
-        question="Do loose tokens make open-ended texts loop or become unlikely, and what do they "
-        "gain?",
+        question="Do loose tokens make open-ended texts loop, end badly or become unlikely, and "
+        "what do they gain?",
         rules=_OPEN_RULES,
         grid=("margin_threshold=0.1,0.3,0.4,1",),
-        axis="margin_threshold",
         claims=(
             PaperClaim(
                 "τ = 0.3 is faster than exact: 5.6 % more tokens a second (4.0 to 7.1 %, greedy)",
@@ -348,7 +287,6 @@ _STUDIES: tuple[Study | BatchStudy, ...] = (
     ),
     Study(
         name="strict-open",
-        title="Strict and open tasks",
         question="Do rules gain less where one answer is right than where many wordings are?",
         rules=_OPEN_RULES,
         tasks_claims=(
@@ -362,6 +300,4 @@ _STUDIES: tuple[Study | BatchStudy, ...] = (
         divided=True,
     ),
 )
-STUDIES: Mapping[str, Study | BatchStudy] = MappingProxyType(
-    {study.name: study for study in _STUDIES}
-)
+STUDIES: Mapping[str, Study] = MappingProxyType({study.name: study for study in _STUDIES})

@@ -17,7 +17,7 @@ from flyspec.engine.model import History
 from flyspec.engine.sampling import choose_processed
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
-from flyspec_lab.heads.eagle3_files import write_eagle3
+from flyspec_lab.training.eagle3_files import write_eagle3
 from tests.engine.draft_heads import restated
 from tests.engine.draft_heads.layouts import (
     CONFIG,

@@ -16,7 +16,7 @@ from flyspec.rules.resolve import resolve_rule
 from flyspec.values.phases import Phase
 from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import SamplingParams
-from flyspec_lab.audit import AuditedTarget, Auditor
+from flyspec_lab.audit import SIGNIFICANT, AuditedTarget, Auditor
 from flyspec_lab.audit.report import DiscrepancyKind, Reason
 from tests.lab.audit.recorded import (
     RULES,
@@ -30,12 +30,12 @@ from tests.lab.audit.recorded import (
 from tests.orchestrator.stacks import start_stack
 
 NUM_MIXED = len(RULES)
-DRAFTED = {"num_speculative_tokens": 15, "max_tokens": 96}
+DRAFTED = {"num_speculative_tokens": 15, "max_tokens": 64}
 
 
-def load(model: Path, dtype: str = "auto", native: bool = True) -> AuditedTarget:
+def load(model: Path, dtype: str = "auto") -> AuditedTarget:
     settings = VerifySettings(model=str(model), dtype=dtype, max_sessions=1, threads=1)
-    return AuditedTarget.load(settings, native)
+    return AuditedTarget.load(settings)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ async def stack():
 @pytest.fixture(scope="module")
 async def mixed(stack) -> list[RecordedLine]:
     """One generation for each rule, of all kinds of requests."""
-    return await record(stack.client, [mixed_options(i) for i in range(NUM_MIXED)])
+    return await record(stack.client, [mixed_options(i, 64) for i in range(NUM_MIXED)])
 
 
 @pytest.fixture(scope="module")
@@ -68,27 +68,33 @@ def test_honest_generations_follow(auditor, mixed) -> None:
     assert rules == {rule.name for rule in RULES}
     for line in mixed:
         report = auditor.audit(line)
-        assert report.follows, report.lines()
+        assert report.follows, str(report)
         assert report.num_numbers >= report.num_tokens > 0
-        assert report.weights_agree
+        assert not report.notes
         assert report.reason is None
 
 
 def test_a_recording_survives_its_file(auditor, mixed) -> None:
-    for line in mixed[:6]:
+    for line in mixed[:3]:
         read = from_line(to_line(line.recording))
         assert to_line(read) == to_line(line.recording)
         assert auditor.audit(RecordedLine("again", read)).follows
 
 
-def test_a_quantised_target_is_caught(mixed, tmp_path) -> None:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The bundled target, quantised."""
+    return quantised(tmp_path_factory.mktemp("quantised"))
+
+
+def test_a_quantised_target_is_caught(mixed, folder) -> None:
     """Whichever of the two is quantised, the same numbers differ."""
-    auditor = Auditor(load(quantised(tmp_path)))
-    for line in mixed[:8]:
+    auditor = Auditor(load(folder))
+    for line in mixed[:4]:
         report = auditor.audit(line)
         assert not report.follows
         assert report.reason is Reason.OTHER_WEIGHTS
-        assert not report.weights_agree
+        assert "recorded on weights" in report.notes[0]
 
 
 async def test_another_rule_is_caught(auditor, stack) -> None:
@@ -101,7 +107,7 @@ async def test_another_rule_is_caught(auditor, stack) -> None:
             report = auditor.audit(claiming(line, rule=resolve_rule(claim)))
             caught += not report.follows
             if not report.follows:
-                assert report.reason in (Reason.OTHER_RULE, Reason.INCONSISTENT), report.lines()
+                assert report.reason in (Reason.OTHER_RULE, Reason.INCONSISTENT), str(report)
     assert caught >= 5
 
 
@@ -133,7 +139,7 @@ def test_one_changed_token_is_caught_where_it_is(auditor, mixed) -> None:
 
 def test_changed_text_is_caught_at_its_token(auditor, exact) -> None:
     recording = exact.recording
-    texts = [auditor.target.tokenizer.decode([t]) for t in recording.output.token_ids]
+    texts = [auditor.target.local.tokenizer.decode([t]) for t in recording.output.token_ids]
     at = len("".join(texts[:9]))
     text = recording.output.text
     changed = text[:at] + ("X" if text[at] != "X" else "Y") + text[at + 1 :]
@@ -189,18 +195,29 @@ async def test_other_budgets_are_caught(auditor, stack) -> None:
 
 async def test_a_repeating_output_follows_with_its_loop_guard(auditor, stack) -> None:
     options = GenerateOptions(
-        rule=Rule("fly", fly_window_size=0), ignore_eos=True, max_tokens=400,
+        rule=Rule("fly", fly_window_size=0), ignore_eos=True, max_tokens=300,
         num_speculative_tokens=8,
     )  # fmt: skip
-    for line in await record(stack.client, [options] * 3):
+    for line in await record(stack.client, [options]):
         report = auditor.audit(line)
-        assert report.follows, report.lines()
+        assert report.follows, str(report)
+
+
+def test_rounding_to_half_precision_is_told_from_other_weights(mixed, folder) -> None:
+    """Where bits may differ by rounding, it hides what quantisation changes of one number."""
+    elsewhere = [claiming(line, numerics="bfloat16, native step of another machine")
+                 for line in mixed[:5]]  # fmt: skip
+    for model, other in ((TARGET, False), (folder, True)):
+        auditor = Auditor(load(model), lambda model=model: load(model, "float32"))
+        reports = [auditor.audit(line) for line in elsewhere]
+        assert all(report.tolerance_nats > 0.1 for report in reports)
+        chance = auditor.chance_of_rounding()
+        assert (chance is not None and chance < SIGNIFICANT) == other
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory) -> tuple[Auditor, Auditor]:
+def elsewhere(folder) -> tuple[Auditor, Auditor]:
     """Auditors that compute otherwise than the stack: of its target, and of a quantised one."""
-    folder = quantised(tmp_path_factory.mktemp("quantised"))
     return Auditor(load(TARGET, "float32")), Auditor(load(folder, "float32"))
 
 
@@ -210,10 +227,10 @@ async def test_other_numerics_follow_within_rounding(elsewhere) -> None:
     single = {"dtype": "float32", "threads": 1}
     models = str(TARGET), str(DRAFT)
     async with start_stack(models, draft=single, verify=single) as running:
-        lines = await record(running.client, [mixed_options(i, 48) for i in range(8)])
+        lines = await record(running.client, [mixed_options(i, 48) for i in range(5)])
     for line in lines:
         report = honest.audit(line)
-        assert report.follows, report.lines()
+        assert report.follows, str(report)
         assert 0 < report.tolerance_nats < 0.01
         report = other.audit(line)
         assert not report.follows
@@ -242,7 +259,7 @@ async def test_phases_follow_and_others_do_not(auditor, stack) -> None:
     done = await record(stack.client, PHASES)
     for line in done:
         report = auditor.audit(line)
-        assert report.follows, report.lines()
+        assert report.follows, str(report)
     exact = resolve_rule(Rule("exact"))
     for line in done[:2]:
         phases = [replace(phase, rule=exact) for phase in line.recording.started.phases]
@@ -260,6 +277,6 @@ async def test_a_trained_judge_is_needed_to_audit_it(auditor) -> None:
         VerifySettings(model=str(TARGET), max_sessions=1, threads=1, autojudge_file=str(AUTOJUDGE))
     )
     report = Auditor(with_judge).audit(line)
-    assert report.follows, report.lines()
+    assert report.follows, str(report)
     with pytest.raises(InvalidArgumentError, match="--autojudge-file"):
         auditor.audit(line)

@@ -1,4 +1,4 @@
-"""Training a head: what it learns from, its unrolled steps, and what is written; measuring it."""
+"""Training a head: what it learns from, its unrolled steps, and what is written."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from transformers import LlamaConfig
 
 from flyspec.bundled import TARGET
 from flyspec.config import VerifySettings
+from flyspec.engine.draft_heads.base import HeadStep
 from flyspec.engine.draft_heads.eagle3 import Eagle3Head
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Shape
 from flyspec.engine.draft_heads.loading import load_head
 from flyspec.engine.draft_heads.stepping import Piece
 from flyspec.errors import ConfigError
-from flyspec_lab.heads.measure import by_head, by_model, measure, outputs, tokens_per_round
-from flyspec_lab.heads.options import HeadMeasureOptions, HeadTrainOptions
-from flyspec_lab.heads.texts import LearntText, beginnings, continued
-from flyspec_lab.heads.train import default_layers, train
-from flyspec_lab.heads.training import HeadTrainer, batches, frequent_tokens
 from flyspec_lab.local_model import LocalModel
+from flyspec_lab.training.head import default_layers, train, write_texts
+from flyspec_lab.training.head_trainer import HeadTrainer, LearntText, batches, frequent_tokens
+from flyspec_lab.training.options import HeadTrainOptions
 
 LAYERS = (1, 3, 5)
 
@@ -100,23 +99,22 @@ def test_frequent_tokens_are_those_to_be_predicted():
     assert frequent_tokens(texts, 5, 6).tolist() == [0, 1, 4, 5, 7]
 
 
-def test_every_other_text_is_sampled_and_repeats(model):
-    starts = beginnings(model, (("word_problems", 4), ("python", 4)), [], 9, 1)
-    assert [each.first == len(each.token_ids) for each in starts] == [True] * 4 + [False] * 4
-    assert all(each.first == 1 for each in starts[4:])
-    texts = continued(model, starts, 12, 1, lambda _: None)
-    assert texts == continued(model, starts, 12, 1, lambda _: None)
-    assert texts != continued(model, starts, 12, 2, lambda _: None)
-    greedy = {tuple(each.token_ids): each.first for each in starts[::2]}
-    for text in texts[:4]:
-        start = next(s for s in greedy if tuple(text.token_ids[: len(s)]) == s)
-        (own,) = model.continued([start], [12])
-        assert text.token_ids == [*start, *own]
+def test_every_other_text_is_sampled_and_repeats(model, tmp_path):
+    (data := tmp_path / "prompts.txt").write_text("def add(a, b):\nimport\n")
 
+    def written(seed):
+        options = HeadTrainOptions(
+            task=("word_problems",), problems=3, max_tokens=6, data=[str(data)], seed=seed
+        )
+        return write_texts(model, options)
 
-def test_nothing_to_learn_is_refused(model):
-    with pytest.raises(ConfigError, match="--corpora and --data: give one of them"):
-        beginnings(model, (), [], 9, 1)
+    texts = written(1)
+    assert len(texts) == 5
+    assert texts == written(1)
+    assert texts[:3] != written(2)[:3]
+    for text in texts[:3]:
+        (own,) = model.continued([text.token_ids[: text.first]], [6])
+        assert text.token_ids[text.first :] == own
 
 
 def test_default_layers_are_low_middle_and_high():
@@ -126,50 +124,25 @@ def test_default_layers_are_low_middle_and_high():
         default_layers(3)
 
 
-def test_tokens_per_round_count_the_targets_own_token():
-    # How many drafts are right after each token; 7 tokens are left of the text after the first.
-    accepted = [2, 0, 1, 3, 2, 1, 0]
-    # Rounds of K = 1 begin after tokens 0, 2, 4 and 6, those of K = 2 after 0, 3 and 6.
-    assert tokens_per_round([accepted], (1, 2)) == (7 / 4, 7 / 3)
-    assert tokens_per_round([[1], [1]], (4,)) == (1.0,)
-
-
-def test_a_head_is_trained_written_measured_and_trained_further(tmp_path):
+def test_a_head_is_trained_written_drafts_and_is_trained_further(model, tmp_path):
     small = {
-        "prompts": 10, "max_tokens": 8, "corpora": (("word_problems", 12),), "threads": 1,
-        "intermediate_size": 48, "draft_vocab_size": 300, "ttt_steps": 2, "batch_tokens": 512,
+        "problems": 10, "max_tokens": 4, "threads": 1, "intermediate_size": 48,
+        "draft_vocab_size": 300, "ttt_steps": 2, "batch_tokens": 1024,
     }  # fmt: skip
     folder = tmp_path / "eagle3"
-    found = train(HeadTrainOptions(head_directory=folder, epochs=2, **small))
-    assert (found.texts, found.steps > 2, len(found.agreement)) == (12, True, 2)
+    report = train(HeadTrainOptions(head_directory=folder, epochs=2, **small))
+    found = report.document
+    assert (found["texts"], found["steps"], len(found["agreement"])) == (10, 2, 2)
+    assert "Wrote" in report.parts[0]
     facts = json.loads((folder / "config.json").read_text())["flyspec_training"]
-    assert (facts["target"], facts["corpora"]) == ("target", ["word_problems"])
-    options = HeadMeasureOptions(
-        head=str(folder), corpora=(("word_problems", 2),), max_tokens=12, threads=1, k=(1, 3)
-    )
-    measured = measure(options)
-    assert [row.drafter for row in measured] == ["eagle3 eagle3", "draft"]
-    for row in measured:
-        assert 1.0 <= row.tokens_per_round[0] <= 2.0
-        assert row.tokens_per_round[0] <= row.tokens_per_round[1] <= 4.0
+    assert (facts["target"], facts["learnt_from"]) == ("target", ["word_problems"])
+    head = load_head(folder, model.head_target, 1)
+    tokens = model.encode("def add(a, b):")
+    (read,) = model.rows([tokens], [len(tokens)], head.hidden_layers)
+    rows = tuple(each[:-1] for each in read.hidden)
+    (drafted,) = head.draft([HeadStep(0, 0, rows, tokens[1:], 3)])
+    assert len(drafted.token_ids) == 3
     again = train(HeadTrainOptions(head_directory=tmp_path / "b", init_head=folder, **small))
-    assert again.parameters == found.parameters
-    with pytest.raises(ConfigError, match=r"--head-directory .*: no directory"):
+    assert again.document["parameters"] == found["parameters"]
+    with pytest.raises(ConfigError, match=r"--head-directory .*: no such directory"):
         train(HeadTrainOptions(head_directory=tmp_path / "no" / "b", **small))
-
-
-def test_both_ways_of_measuring_agree_with_decoding(model, tmp_path):
-    """What counts as right is what the target's text goes on with."""
-    (text,) = outputs(model, [model.encode("def add(a, b):")], 12)
-    (accepted,) = by_model(model, [text], 3)  # the target guesses all of its own tokens
-    left = len(text.token_ids) - text.first - 1
-    assert accepted == [min(3, left - i) for i in range(left)]
-    train(
-        HeadTrainOptions(
-            prompts=10, max_tokens=4, corpora=(("word_problems", 10),), threads=1, ttt_steps=1,
-            head_directory=tmp_path / "eagle3",
-        )
-    )  # fmt: skip
-    head = load_head(tmp_path / "eagle3", model.head_target, 1)
-    (accepted,) = by_head(model, head, [text], 3)
-    assert len(accepted) == left

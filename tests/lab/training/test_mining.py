@@ -14,9 +14,9 @@ from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.loading import load_model
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.chat import Chat
-from flyspec_lab.autojudge.mining import Miner
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.tasks import TASKS, Problem, Task
+from flyspec_lab.training.mining import Miner
 
 MOST = 80
 SEED, COUNT = 11, 3

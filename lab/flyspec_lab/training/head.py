@@ -1,15 +1,16 @@
-"""From a target and a corpus to a head's directory: loads, has the target write, trains, saves."""
+"""From a target and prompts to a head's directory: has the target write, trains, saves."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig
 
 from flyspec.bundled import TARGET
+from flyspec.cli.program import check_file
 from flyspec.concurrency import UntilCtrlC, whatever_reached
 from flyspec.config import VerifySettings
 from flyspec.engine.draft_heads.eagle3_layouts import read_weights
@@ -19,51 +20,32 @@ from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
 from flyspec.progress import progress, working
+from flyspec.prompts import read_prompts
+from flyspec.values.tokens import SamplingParams
 from flyspec.version import __version__
-from flyspec_lab.heads.eagle3_files import write_eagle3
-from flyspec_lab.heads.options import ALL_CORPORA, HeadTrainOptions
-from flyspec_lab.heads.texts import beginnings, continued
-from flyspec_lab.heads.training import ALONE_UNTIL, HeadTrainer, batches, frequent_tokens
 from flyspec_lab.local_model import LocalModel
-from flyspec_lab.python_source import python_version
+from flyspec_lab.report import Report
+from flyspec_lab.training.eagle3_files import write_eagle3
+from flyspec_lab.training.head_trainer import (
+    ALONE_UNTIL,
+    HeadTrainer,
+    LearntText,
+    batches,
+    frequent_tokens,
+)
+from flyspec_lab.training.options import HeadTrainOptions
 
 _SLOTS = 64
 _SAVED_EVERY_S = 180.0
 
 
-@dataclass(frozen=True)
-class TrainedHead:
-    """A head in its directory `output`, with facts of its training.
+def train(o: HeadTrainOptions) -> Report:
+    """Train an EAGLE-3 head, write it, and report on its training. Raises `ConfigError`.
 
-    `agreement`: how often each unrolled step had the target's most likely token, at the end of
-    training. `coverage`: the share of the tokens to be learnt that the head can draft at all.
-    """
-
-    output: str
-    parameters: int
-    texts: int
-    tokens: int
-    trained_tokens: int
-    steps: int
-    agreement: tuple[float, ...]
-    coverage: float
-    writing_s: float
-    training_s: float
-
-
-def train(o: HeadTrainOptions) -> TrainedHead:
-    """Train an EAGLE-3 head and write it. Raises `ConfigError`.
-
-    Raises `StoppedEarly` with the head as it is by then if Ctrl-C was pressed.
+    Raises `StoppedEarly` with the report on the head as it is by then if Ctrl-C was pressed.
     """
     folder = o.head_directory.expanduser()
-    if not folder.parent.is_dir():
-        raise ConfigError(
-            f"--head-directory {o.head_directory}: no directory {o.head_directory.parent}"
-        )
-    whole = o.answers == "corpus"
-    if whole and o.data:
-        raise ConfigError("--answers corpus: --data has prompts alone; leave one of them out")
+    check_file("--head-directory", folder)
     with working("loading the target"):
         settings = VerifySettings(
             model=o.model or str(TARGET), dtype=o.dtype, device=o.device, threads=o.threads,
@@ -72,17 +54,10 @@ def train(o: HeadTrainOptions) -> TrainedHead:
         model = LocalModel(settings, for_heads=True)
     target = model.head_target
     assert target is not None
-    before = None
-    if o.init_head is not None:
-        before = read_weights(HeadFiles(o.init_head.expanduser()), target)
-    corpora = ALL_CORPORA if o.corpora is None else o.corpora
+    before = o.init_head and read_weights(HeadFiles(o.init_head.expanduser()), target)
     shape = before.shape if before else shape_for(target, o)
     began = time.perf_counter()
-    with working("reading texts"):
-        texts = beginnings(model, corpora, o.data, o.prompts, o.seed, whole)
-    if not whole:
-        with progress("writing texts", len(texts)) as advance:
-            texts = continued(model, texts, o.max_tokens, o.seed, advance)
+    texts = write_texts(model, o)
     written = time.perf_counter()
     tokens = before.draft_token_ids if before else None
     if tokens is None:
@@ -93,30 +68,26 @@ def train(o: HeadTrainOptions) -> TrainedHead:
     )  # fmt: skip
     if before:
         trainer.network.load_published({"lm_head.weight": target.lm_head, **before.tensors})
-    known = set(tokens.tolist())
-    learnt = [token for text in texts for token in text.token_ids[text.first :]]
     size = sum(len(text.token_ids) for text in texts)
     facts = {
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
-        "corpora": [*(name for name, _ in corpora), *(Path(file).name for file in o.data)],
-        "answers": o.answers,
+        "learnt_from": [*o.tasks, *(Path(file).name for file in o.data)],
         "continued": before is not None,
-        "python": python_version(),
         "seed": o.seed,
         "ttt_steps": o.ttt_steps,
         "texts": len(texts),
         "flyspec_version": __version__,
     }
 
-    def save() -> None:
-        more = {"trained_tokens": trainer.tokens, "steps": trainer.step}
-        write_eagle3(folder, trainer.network, tokens, target.vocab_size, facts | more)
+    def save() -> dict[str, Any]:
+        now = {**facts, "trained_tokens": trainer.tokens, "steps": trainer.step}
+        write_eagle3(folder, trainer.network, tokens, target.vocab_size, now)
+        return now
 
     def run() -> None:
         generator = torch.Generator().manual_seed(o.seed)
-        total = o.epochs * size
-        saved = written
+        total, saved = o.epochs * size, written
         with UntilCtrlC() as until, progress("training", total) as advance:
             for _ in range(o.epochs):
                 for batch in batches(texts, model, shape.aux_layers, o.batch_tokens, generator):
@@ -132,22 +103,54 @@ def train(o: HeadTrainOptions) -> TrainedHead:
                         saved = now
         until.result(None)
 
-    def trained(_: None) -> TrainedHead:
-        save()
-        return TrainedHead(
-            output=str(o.head_directory),
-            parameters=sum(p.numel() for p in trainer.network.parameters()),
-            texts=len(texts),
-            tokens=size,
-            trained_tokens=trainer.tokens,
-            steps=trainer.step,
-            agreement=tuple(round(share, 4) for share in trainer.agreement),
-            coverage=sum(token in known for token in learnt) / len(learnt),
-            writing_s=written - began,
-            training_s=time.perf_counter() - written,
+    def trained(_: None) -> Report:
+        known = set(tokens.tolist())
+        learnt = [token for text in texts for token in text.token_ids[text.first :]]
+        found = {
+            **save(),
+            "head_directory": str(o.head_directory),
+            "parameters": sum(p.numel() for p in trainer.network.parameters()),
+            "tokens": size,
+            "agreement": [round(share, 4) for share in trainer.agreement],
+            "coverage": sum(token in known for token in learnt) / len(learnt),
+            "writing_s": written - began,
+            "training_s": time.perf_counter() - written,
+        }
+        shares = ", ".join(f"{share:.1%}" for share in trainer.agreement)
+        summary = (
+            f"{found['parameters'] / 1e6:.2f} M parameters, trained on {trainer.tokens:,} tokens "
+            f"of {len(texts):,} texts in {trainer.step:,} steps. At the end it had the target's "
+            f"most likely token, by unrolled step: {shares}. It can draft {found['coverage']:.1%} "
+            f"of the tokens it learnt. Writing took {found['writing_s']:.0f} s, training "
+            f"{found['training_s']:.0f} s. Wrote {o.head_directory}."
         )
+        return Report(found, [summary])
 
     return whatever_reached(run, trained)
+
+
+def write_texts(model: LocalModel, o: HeadTrainOptions) -> list[LearntText]:
+    """Have the target go on with each prompt: every other one greedily, the rest sampled.
+
+    Raises `ConfigError`.
+    """
+    prompts = [problem.prompt for _, problem in o.read()]
+    prompts += [prompt.to_request() for file in o.data for prompt in read_prompts(file, o.problems)]
+    if not prompts:
+        raise ConfigError("--task: no problems; see --path, or give prompts with --data")
+    encoded = [*map(model.encode, prompts)]
+    found: list[LearntText] = []
+    with progress("writing texts", len(encoded)) as advance:
+        for part, temperature in ((encoded[::2], 0.0), (encoded[1::2], 1.0)):
+            # Of similar lengths together, so that few wait for the longest.
+            own, sampling = sorted(part, key=len), SamplingParams(temperature=temperature)
+            drawn = model.continued(own, [o.max_tokens] * len(own), advance, sampling, o.seed)
+            found += (
+                LearntText([*ids, *tokens], len(ids))
+                for ids, tokens in zip(own, drawn, strict=True)
+                if tokens
+            )
+    return found
 
 
 def shape_for(target: HeadTarget, o: HeadTrainOptions) -> Eagle3Shape:

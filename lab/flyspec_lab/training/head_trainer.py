@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,6 @@ from torch import Tensor
 
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, Eagle3Shape, rotary_angles
 from flyspec.engine.draft_heads.target import HeadTarget
-from flyspec_lab.heads.texts import LearntText
 from flyspec_lab.local_model import LocalModel
 
 STEP_DECAY = 0.8
@@ -30,6 +30,13 @@ ALONE_UNTIL = 0.5
 most of what later steps need, too."""
 _WARM_UP = 40
 """Steps over which the learning rate rises; over the second half it falls to nothing."""
+
+
+class LearntText(NamedTuple):
+    """Tokens of a text, of which the head learns to predict those from `first` on."""
+
+    token_ids: list[int]
+    first: int
 
 
 @dataclass(frozen=True)
@@ -147,38 +154,30 @@ class HeadTrainer:
                         parameter.mul_(0.1)
             if shape.config.hidden_size == target.lm_head.shape[1]:
                 self.network.lm_head.weight.copy_(target.lm_head[draft_token_ids])
-        self._optimizers = self._make_optimizers(muon_lr, adam_lr)
-        self.step = self.tokens = 0
-        self.agreement: tuple[float, ...] = ()
-
-    def _make_optimizers(
-        self, muon_lr: float, adam_lr: float
-    ) -> list[tuple[torch.optim.Optimizer, float]]:
-        """Muon for the matrices inside, as for the bundled models, AdamW for the rest."""
+        # Muon for the matrices inside, as for the bundled models, AdamW for the rest.
+        muon = getattr(torch.optim, "Muon", None)  # since torch 2.9
         inner: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
-        muon = getattr(torch.optim, "Muon", None)  # since torch 2.9
         for name, parameter in self.network.named_parameters():
             own = parameter.ndim == 2 and not name.startswith("lm_head") and muon
             (inner if own else rest).append(parameter)
-        found: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0), adam_lr)
-        ]
-        if muon is not None:
-            found.append((muon(inner, lr=muon_lr, weight_decay=0.01), muon_lr))
-        return found
+        adam = torch.optim.AdamW(rest, lr=adam_lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self._optimizers = [adam, *([muon(inner, lr=muon_lr, weight_decay=0.01)] if muon else ())]
+        self._rates = adam_lr, muon_lr
+        self.step = self.tokens = 0
+        self.agreement: tuple[float, ...] = ()
 
     def train_step(self, batch: HeadBatch, progress: float) -> None:
         """Run a step. `progress` from 0 to 1 decides the learning rate."""
         rate = min(1.0, (self.step + 1) / _WARM_UP) * min(1.0, (1.0 - progress) / 0.5 + 0.01)
-        for optimizer, lr in self._optimizers:
+        for optimizer, lr in zip(self._optimizers, self._rates, strict=False):
             for group in optimizer.param_groups:
                 group["lr"] = lr * rate
         steps = 1 if progress < self._alone_until else self._steps
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss, right = self._unroll(batch, steps)
         loss.backward()
-        for optimizer, _ in self._optimizers:
+        for optimizer in self._optimizers:
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1

@@ -19,8 +19,8 @@ from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
 from flyspec.values.tokens import Origin
-from flyspec_lab.autojudge.options import JudgeTrainOptions
-from flyspec_lab.autojudge.train import train
+from flyspec_lab.training.judge import train
+from flyspec_lab.training.options import JudgeTrainOptions
 from flyspec_lab.word_problems import problems
 
 PROBLEMS = 64
@@ -83,7 +83,10 @@ def test_the_bundled_judge_is_the_bundled_targets() -> None:
         (JudgeTrainOptions(recall=0.0), "--recall must be above 0 and at most 1, got 0"),
         (JudgeTrainOptions(recall=float("nan")), "--recall must be above 0"),
         (JudgeTrainOptions(model="x"), "--draft-model: give one"),
-        (JudgeTrainOptions(autojudge_file=Path("/nowhere/j.safetensors")), "no directory /nowhere"),
+        (
+            JudgeTrainOptions(autojudge_file=Path("/nowhere/j.safetensors")),
+            "no such directory: /nowhere",
+        ),
     ],
 )
 def test_options_that_cannot_work(options: JudgeTrainOptions, message: str) -> None:
@@ -91,7 +94,10 @@ def test_options_that_cannot_work(options: JudgeTrainOptions, message: str) -> N
         train(options)
 
 
-def test_a_task_that_there_is_not() -> None:
+def test_tasks_that_cannot_be_learnt_from(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["autojudge", "train", "--task", "riddles"])
     assert result.exit_code == 2
     assert "must be one of word_problems" in result.output
+    (prompts := tmp_path / "prompts.txt").write_text("Once upon a time\n")
+    with pytest.raises(ConfigError, match="its texts have no answers"):
+        train(JudgeTrainOptions(task=("open_ended",), path=str(prompts)))
