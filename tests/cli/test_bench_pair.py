@@ -97,27 +97,29 @@ def test_a_random_target_with_more_layers(target: Path, tmp_path: Path) -> None:
     document = run(*SMALL, "--model", str(target), "--shape", "tiny", "--rules", "exact,fly,fuzzy",
                    "--pad-target-layers", "2", "--output", str(output))  # fmt: skip
     assert len(json.loads(output.read_text())["samples"]) == 8
-    modes = {mode["mode"]: mode for mode in document["modes"]}
+    modes = {mode["mode"]: mode for mode in document["groups"]["word problems"]}
     assert list(modes) == ["plain", "exact", "fly", "fuzzy"]
     assert modes["exact"]["same_as_plain"] == 2
-    assert 1 < modes["exact"]["tokens_per_round"] < 8
+    assert 1 < modes["exact"]["mean_accepted_tokens"] < 8
     assert modes["exact"]["loose_share"] == 0
     assert modes["fly"]["judge_ms"] > 0
     for mode in modes.values():
-        assert mode["worst_speedup"] <= mode["speedup"] * (1 + 1e-9)
-        assert mode["worst_prompt"] in (0, 1)
+        ratio = mode["ratios"]["plain"]
+        assert ratio["worst"] <= ratio["median"] * (1 + 1e-9)
+        assert ratio["worst_prompt"] in (0, 1)
     assert document["shape"]["vocab_size"] == 6000
     assert document["target"] == (
         "random tiny, 1 of its layers as the draft model, 2 extra layers in the target"
     )
-    assert document["num_speculative_tokens"] == "7"
+    assert document["num_speculative_tokens"] == [7]
+    assert document["prompts_cached"]
 
 
 def test_sampled_texts_and_texts_with_predictions_are_those_of_plain_decoding() -> None:
     document = run(
         *SMALL, "--temperature", "1", "--rules", "exact", "--prediction", "same,reversed"
     )
-    modes = {mode["mode"]: mode for mode in document["modes"]}
+    modes = {mode["mode"]: mode for mode in document["groups"]["word problems"]}
     assert list(modes) == [
         "plain", "exact", "exact, prediction same", "exact, prediction reversed",
     ]  # fmt: skip

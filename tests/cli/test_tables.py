@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flyspec.cli import drafters
-from flyspec.tables import FittedTable, make_table, result_console
+from flyspec.tables import FittedTable, make_table, record_table, result_console
 from flyspec.values.admin import (
     DrafterState,
     DrafterStats,
@@ -29,9 +29,9 @@ from flyspec.values.admin import (
 )
 from flyspec_lab import compare, curves, statistics
 from flyspec_lab import tables as lab_tables
-from flyspec_lab.bench import report, tables
-from flyspec_lab.bench.device import report as device
-from flyspec_lab.bench.device import tables as device_tables
+from flyspec_lab.bench import report
+from flyspec_lab.bench.device import measure as device
+from flyspec_lab.bench.options import DEVICE_MODES
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 
@@ -66,11 +66,11 @@ def many(kind: Any, key: str, names: Sequence[str], **known: Any) -> list[Any]:
 def speed() -> list[FittedTable]:
     ratio = report.Ratio(12.34, 10.11, 13.56, 9.87, 3)
     modes = many(
-        report.ModeReport, "mode", [tables.PLAIN, *RULES],
-        ratios={"plain": ratio, "transformers": ratio}, draft_share=0.123, target_share=0.789,
-        loose_share=0.0123, bound_share=0.91, chosen=("fly, K = 4", "fly, K = 8", "fly, K = 15"),
+        report.ModeReport, "mode", [report.PLAIN, *RULES],
+        ratios={"plain": ratio, "transformers": ratio}, loose_share=0.0123, bound_share=0.91,
+        chosen=("fly, K = 4", "fly, K = 8", "fly, K = 15"),
     )  # fmt: skip
-    return tables.speed_tables("humaneval/HumanEval.jsonl.gz", modes, ["transformers"])
+    return report.speed_tables("humaneval/HumanEval.jsonl.gz", modes, ["transformers"])
 
 
 def drafter(**known: Any) -> DrafterStatus:
@@ -126,21 +126,15 @@ def evaluation() -> list[FittedTable]:
 
 
 def devices() -> list[FittedTable]:
-    report_ = filled(
-        device.DeviceReport,
-        machine={"accelerator": "NVIDIA H100 80GB HBM3"},
-        steps=many(device.StepTime, "mode", list(device_tables.MODE_NAMES)),
-        drafts=many(device.DraftTime, "mode", list(device_tables.MODE_NAMES)),
-        judging=many(device.JudgingTime, "rule", RULES),
-    )
-    return [shown for shown in device_tables.device_shown(report_) if not isinstance(shown, str)]
+    times = many(device.DeviceTime, "mode", DEVICE_MODES)
+    return [record_table(device.COLUMNS, times, "steps of llama-8b", keys=4)]
 
 
 def others() -> list[FittedTable]:
     batches = [filled(report.BatchReport, group="humaneval/HumanEval.jsonl.gz", mode=rule, batch=b)
                for rule in RULES for b in (2, 4, 8, 16, 32)]  # fmt: skip
     return [
-        tables.batch_table(batches),
+        report.batch_table(batches),
         make_table(["a", "b"], [["x" * 30, "y" * 70]]),
     ]
 

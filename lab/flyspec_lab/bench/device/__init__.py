@@ -1,1 +1,1 @@
-"""Times of steps, drafting and judging on a device, model by model, against its bandwidth."""
+"""Times of steps and proposals on a device, model by model, against its bandwidth."""

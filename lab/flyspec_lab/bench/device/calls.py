@@ -1,22 +1,18 @@
-"""Counts of what work asks of a CUDA device: kernels, graphs, copies, and waits of the host."""
+"""Counts of what work asks of a CUDA device: kernels, graphs, and waits of the host."""
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile, record_function
 
-log = logging.getLogger(__name__)
-
 _RANGE = "flyspec: counted"
 _KERNELS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel")
 _GRAPHS = ("cudaGraphLaunch", "cuGraphLaunch")
-_COPIES = ("cudaMemcpy", "cuMemcpy")
 _WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize",
           "cuCtxSynchronize")  # fmt: skip
 _EVENT_WAITS = ("cudaEventSynchronize", "cuEventSynchronize")
@@ -31,15 +27,9 @@ class DeviceCalls(NamedTuple):
 
     kernels: int
     graphs: int
-    copies: int
     waits: int
     event_waits: int
     names: dict[str, int]
-
-    @property
-    def launches(self) -> int:
-        """Things that the device is told to run: a graph counts once."""
-        return self.kernels + self.graphs
 
 
 def count_calls(work: Callable[[], object]) -> DeviceCalls:
@@ -57,40 +47,19 @@ def count_calls(work: Callable[[], object]) -> DeviceCalls:
         if on_cuda:
             torch.cuda.synchronize()  # outside of the range: not the work's own
     events = [e for e in profiler.events() or () if e.device_type == DeviceType.CPU]
-    spans = [event.time_range for event in events if event.name == _RANGE]
-    return counted_within((spans[0].start, spans[0].end), [
-        (event.name, event.time_range.start) for event in events
-    ])  # fmt: skip
+    (span,) = (event.time_range for event in events if event.name == _RANGE)
+    return counted(e.name for e in events if span.start <= e.time_range.start <= span.end)
 
 
-def calls_on(device: torch.device, work: Callable[[], object]) -> DeviceCalls | None:
-    """Return what `work` asks of a CUDA device; None elsewhere, or if it cannot be observed.
-
-    An error of `work` itself is raised.
-    """
-    if device.type != "cuda":
-        return None
-    work()
-    try:
-        return count_calls(work)
-    except RuntimeError as error:
-        log.warning("calls of CUDA cannot be counted here: %s", error)
-        return None
-
-
-def counted_within(span: tuple[float, float], calls: list[tuple[str, float]]) -> DeviceCalls:
-    """Count the calls (name, begin) that begin within the span."""
-    begin, end = span
-    names = Counter(name for name, at in calls if begin <= at <= end and _of_cuda(name))
-
-    def total(starts: tuple[str, ...]) -> int:
-        return sum(count for name, count in names.items() if name.startswith(starts))
-
-    return DeviceCalls(
-        total(_KERNELS), total(_GRAPHS), total(_COPIES), total(_WAITS), total(_EVENT_WAITS),
-        dict(names),
-    )  # fmt: skip
-
-
-def _of_cuda(name: str) -> bool:
-    return name.startswith("cuda") or (name.startswith("cu") and name[2:3].isupper())
+def counted(calls: Iterable[str]) -> DeviceCalls:
+    """Count the calls of CUDA among some."""
+    names = Counter(
+        name
+        for name in calls
+        if name.startswith("cuda") or (name.startswith("cu") and name[2:3].isupper())
+    )
+    kernels, graphs, waits, event_waits = (
+        sum(count for name, count in names.items() if name.startswith(starts))
+        for starts in (_KERNELS, _GRAPHS, _WAITS, _EVENT_WAITS)
+    )
+    return DeviceCalls(kernels, graphs, waits, event_waits, dict(names))
