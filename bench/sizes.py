@@ -26,7 +26,7 @@ from flyspec.engine.heads import replicated_numbers
 from flyspec.engine.memory import plan_kv_cache, readable, slot_bytes
 from flyspec.flags import Flag
 from flyspec.tables import markdown
-from flyspec_lab.bench.shapes import SHAPES
+from flyspec_lab.bench.shapes import config_of
 from flyspec_lab.report import write_into
 
 GPUS = {
@@ -53,7 +53,7 @@ KS = (4, 15)
 def num_parameters(shape: str) -> int:
     """Return the number of weights of a model of a shape."""
     with torch.device("meta"):
-        return int(AutoModelForCausalLM.from_config(SHAPES[shape].config()).num_parameters())
+        return int(AutoModelForCausalLM.from_config(config_of(shape)).num_parameters())
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Served:
 
     @property
     def config(self) -> Any:
-        return SHAPES[self.shape].config()
+        return config_of(self.shape)
 
     @property
     def weight_bytes(self) -> int:

@@ -19,7 +19,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from flyspec.cli import drafters
-from flyspec.tables import FittedTable, make_table, record_table, result_console
+from flyspec.tables import FittedTable, make_table, result_console
 from flyspec.values.admin import (
     DrafterState,
     DrafterStats,
@@ -30,8 +30,6 @@ from flyspec.values.admin import (
 from flyspec_lab import compare, curves, statistics
 from flyspec_lab import tables as lab_tables
 from flyspec_lab.bench import report
-from flyspec_lab.bench.device import measure as device
-from flyspec_lab.bench.options import DEVICE_MODES
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 
@@ -125,11 +123,6 @@ def evaluation() -> list[FittedTable]:
     )
 
 
-def devices() -> list[FittedTable]:
-    times = many(device.DeviceTime, "mode", DEVICE_MODES)
-    return [record_table(device.COLUMNS, times, "steps of llama-8b", keys=4)]
-
-
 def others() -> list[FittedTable]:
     batches = [filled(report.BatchReport, group="humaneval/HumanEval.jsonl.gz", mode=rule, batch=b)
                for rule in RULES for b in (2, 4, 8, 16, 32)]  # fmt: skip
@@ -140,7 +133,7 @@ def others() -> list[FittedTable]:
 
 
 MAKERS: list[Callable[[], list[FittedTable]]] = [
-    drafters_table, evaluation, speed, devices, others
+    drafters_table, evaluation, speed, others
 ]  # fmt: skip
 GOLDEN = Path(__file__).with_name("tables-80.txt")
 

@@ -36,9 +36,6 @@ PEERS = {
     "ensemble": "ensemble",
 }
 """Names of transformers' modes in reports, by name on the command line."""
-DEVICE_MODES = ("eager", "captured", "compiled")
-"""Steps in their own shape; of fixed shapes, as graphs on CUDA; the same with compiled layers. In
-this order: a model whose layers are compiled stays so."""
 
 
 def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
@@ -129,7 +126,6 @@ MaxTokens = Annotated[int, _request("max_tokens")]
 IgnoreEos = Annotated[bool, _request("ignore_eos")]
 Temperature = Annotated[float, _request("temperature")]
 Drafter = Annotated[str, _request("drafter")]
-Repeats = Annotated[int, Flag("Timed runs per measurement.", min=1)]
 
 
 @dataclass(frozen=True)
@@ -222,35 +218,4 @@ class ModelOptions:
     device: Annotated[str, Flag("Device: cpu, cuda, cuda:N or auto.")] = "auto"
     dtype: Annotated[Dtype, Flag("Data type of the weights.")] = "auto"
     threads: Annotated[int, Flag("CPU threads.", min=0, default="all cores")] = 0
-
-
-@dataclass(frozen=True)
-class DeviceOptions(ModelOptions):
-    """`flyspec bench device`. Without a shape or a model, the bundled pair."""
-
-    shape: Annotated[str, Flag(
-        "Use a target with random weights of this shape, made on the device: llama-1b, llama-8b, "
-        "llama-70b, llama-405b or tiny.",
-    )] = ""
-    draft_model: Annotated[str, Flag("Draft model: a directory or hub id.")] = ""
-    draft_shape: Annotated[str, Flag("The same as --shape, for a draft model.")] = ""
-    batches: Annotated[tuple[int, ...], numbers_flag(
-        "Sequences per step", name="--batch",
-    )] = (1, 8, 32)
-    tokens: Annotated[tuple[int, ...], numbers_flag(
-        "Tokens of each sequence in a step (1: plain decoding; else K + 1)",
-    )] = (1, 5, 9, 16)
-    contexts: Annotated[tuple[int, ...], numbers_flag(
-        "Cached tokens per sequence", name="--context",
-    )] = (512, 4096)
-    num_speculative_tokens: Annotated[int, Flag("K: drafted tokens per proposal.", min=1)] = 15
-    modes: Annotated[tuple[str, ...], Flag(
-        "Ways to run steps: eager, captured, compiled (captured, with compiled layers).",
-        name="--mode", metavar="NAME,...", listed=True, default="all",
-        read=names_of(DEVICE_MODES),
-    )] = DEVICE_MODES
-    repeats: Repeats = 12
-    max_seconds: Annotated[int, Flag(
-        "Leave out what has not been measured by then, roughly.", min=0, default="no limit",
-    )] = 0
 # fmt: on

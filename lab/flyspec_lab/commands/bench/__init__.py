@@ -1,9 +1,9 @@
-"""`flyspec bench`, and its subcommands."""
+"""`flyspec bench` and `flyspec bench pair`."""
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.bench.options import DeviceOptions, PairOptions, SpeedOptions
+from flyspec_lab.bench.options import PairOptions, SpeedOptions
 from flyspec_lab.commands.bench.common import Address, Local
 from flyspec_lab.report import Report, Results
 
@@ -77,19 +77,6 @@ def bench_pair(models: ModelFlags, options: PairOptions, results: Results) -> No
     results.of(measure)
 
 
-@app.command("device")
-@with_flags
-def bench_device(options: DeviceOptions, results: Results) -> None:
-    """Time steps and proposals on a device, and compare with reading its memory once."""
-    from flyspec_lab.bench.device.measure import measure
-
-    o = options
-    if not o.shape and not o.model:
-        bundled = StackOptions().resolved()
-        o = replace(o, model=str(bundled.model), draft_model=str(bundled.draft_model))
-    results.of(lambda: measure(o))
-
-
 def _prepare(
     models: ModelFlags, o: PairOptions, folder: Path
 ) -> tuple[StackOptions, dict[str, Any]]:
@@ -101,16 +88,16 @@ def _prepare(
 
     from flyspec.engine.loading import resolve_device
     from flyspec.progress import working
-    from flyspec_lab.bench.shapes import pad_layers, shape_named, write_pair
+    from flyspec_lab.bench.shapes import SHAPES, config_of, pad_layers, write_pair
 
     disable_progress_bar()
-    shape = shape_named("--shape", o.shape) if o.shape else None
+    shape = config_of(o.shape) if o.shape else None
     stack = StackOptions(
         **vars(models), log_level="warning", max_sessions=_LEAST_SESSIONS
     ).resolved()
     target = Path(str(stack.model)).name
     if shape is not None:
-        layers = o.draft_layers or max(1, shape.num_layers // 8)
+        layers = o.draft_layers or max(1, shape.num_hidden_layers // 8)
         target = f"random {o.shape}, {layers} of its layers as the draft model"
         tokenizer, device = Path(models.model or TARGET), resolve_device(models.device)
         with working(f"writing random weights of shape {o.shape}"):
@@ -120,7 +107,7 @@ def _prepare(
         padded = pad_layers(Path(str(stack.model)), folder / "padded", o.pad_target_layers)
         stack = replace(stack, model=str(padded))
         target += f", {o.pad_target_layers} extra layers in the target"
-    return stack, {"target": target, "shape": shape and asdict(shape)}
+    return stack, {"target": target, "shape": SHAPES.get(o.shape)}
 
 
 def _refuse_flags_before_command(context: typer.Context) -> None:

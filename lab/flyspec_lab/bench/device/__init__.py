@@ -1,1 +1,0 @@
-"""Times of steps and proposals on a device, model by model, against its bandwidth."""
