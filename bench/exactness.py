@@ -86,7 +86,7 @@ class ExactnessOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SeededPrompt:
     """A prompt of a set, and its seed."""
 
     set_name: str
@@ -107,7 +107,7 @@ def prompts_of(name: str, data: Path, limit: int | None) -> list[Prompt]:
     return [p.to_request() for p in rows[:: max(1, len(rows) // count)][:count]]
 
 
-async def tokenized(client: AsyncClient, o: ExactnessOptions) -> list[Asked]:
+async def tokenized(client: AsyncClient, o: ExactnessOptions) -> list[SeededPrompt]:
     """Tokenize the prompts that fit."""
     limit = (await client.list_models()).target.context_length
     only_tokenize = GenerateOptions(max_tokens=1, num_speculative_tokens=0)
@@ -120,19 +120,19 @@ async def tokenized(client: AsyncClient, o: ExactnessOptions) -> list[Asked]:
             except InvalidArgumentError:
                 ids = [0] * limit
             if len(ids) + o.max_tokens <= limit:
-                found.append(Asked(name, ids, index))
+                found.append(SeededPrompt(name, ids, index))
             else:
                 say(f"SKIPPED prompt {index} of {name}: it is too long")
     return found
 
 
 async def generate_all(
-    client: AsyncClient, asked: Sequence[Asked], options: GenerateOptions
+    client: AsyncClient, asked: Sequence[SeededPrompt], options: GenerateOptions
 ) -> list[list[int]]:
     """Return the output tokens of every prompt, generating several at a time."""
     gate = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(of: Asked) -> list[int]:
+    async def one(of: SeededPrompt) -> list[int]:
         async with gate:
             return (await client.complete(of.prompt, replace(options, seed=of.seed))).token_ids
 
