@@ -288,17 +288,13 @@ performance: $(VENV)/.installed-dev ## write its tables and plots from build/per
 # For one alone: make gpu-bench GPU_PIECES=pair gpu-limit-pair=580
 GPU_RESULTS ?= build/gpu
 GPU_DEVICE ?= cuda
-gpu-limit-bundled = 75
-gpu-bundled = device --max-seconds 55
-gpu-limit-llama-8b = 190
-gpu-llama-8b = device --shape llama-8b --draft-shape llama-1b --max-seconds 150
 gpu-limit-speed = 130
 gpu-speed = --problems 6 --rules plain,exact,fly --num-speculative-tokens auto,15 --repeats 3
-gpu-limit-pair = 185
+gpu-limit-pair = 450
 gpu-pair = pair --shape llama-8b --rules exact,fly --problems 3 --max-tokens 128 --repeats 2
-GPU_PIECES ?= bundled llama-8b speed pair
+GPU_PIECES ?= speed pair
 GPU_DOCUMENT ?= docs/measurements/gpu.md
-gpu-bench: $(gpu-needs) ## measure steps, drafting, judging and decoding on a CUDA device (ten minutes)
+gpu-bench: $(gpu-needs) ## measure decoding on a CUDA device (ten minutes)
 	@mkdir -p $(GPU_RESULTS)
 	@$(foreach piece,$(GPU_PIECES),echo "== flyspec bench: $(piece)"; $(gpu-env) timeout $(gpu-limit-$(piece)) \
 		$(GPU_PYTHON) -m flyspec.cli bench $(gpu-$(piece)) --device $(GPU_DEVICE) $(ARGS) \

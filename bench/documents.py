@@ -49,11 +49,15 @@ def read_documents(folder: Path, names: Sequence[str]) -> Documents:
     return found
 
 
-def measured_part(documents: Documents, heading: str, images: str) -> str:
-    """Return what reports show: facts, tables, text, and plots, which are at `images`NAME.svg."""
-    tables, text, plots = [], [], []
+def measured_part(folder: Path, documents: Documents, heading: str, images: Path) -> str:
+    """Return what reports show: facts, tables, text, and plots.
+
+    Plots that lie beside reports are copied into the folder `images`.
+    """
+    tables, text, plots, facts = [], [], [], []
     for name, document in documents.items():
         label = name.removesuffix("/report")
+        facts.append(f"- {label}: {'; '.join(_facts(document))}")
         for section in document["report"]["sections"]:
             if heading not in ("", section["heading"]):
                 continue
@@ -61,41 +65,27 @@ def measured_part(documents: Documents, heading: str, images: str) -> str:
                 title = ": ".join([label] * (len(documents) > 1) + [table["title"] or ""])
                 tables.append(FittedTable(**{**table, "title": title.removesuffix(": ")}))
             text += section["paragraphs"]
-            plots += [
-                f"![{plot['caption']}]({images}{_slug(label)}-{plot['name']}.svg)"
-                for plot in section["plots"]
-            ]
-    facts = [] if heading else [_facts(name, of) for name, of in documents.items()]
-    parts = ["\n".join(facts), markdown(joined(tables)), *dict.fromkeys(text), *plots]
+            for plot in section["plots"]:
+                beside = (folder / name).with_name(f"{plot['name']}.svg")
+                file = f"{images.name}-{label.replace('/', '-')}-{plot['name']}.svg"
+                if beside.is_file():
+                    shutil.copy(beside, images.with_name(file))
+                plots.append(f"![{plot['caption']}](images/{file})")
+    shown = "" if heading else "\n".join(facts)
+    parts = [shown, markdown(joined(tables)), *dict.fromkeys(text), *plots]
     return "\n\n".join(part for part in parts if part)
 
 
-def _slug(label: str) -> str:
-    return label.replace("/", "-")
-
-
-def _facts(name: str, document: Mapping[str, Any]) -> str:
-    """Return a line that says how a report was made, on which machine."""
+def _facts(document: Mapping[str, Any]) -> list[str]:
+    """Return how a report was made, and on which machine."""
     facts = [f"{key} {value}" for key, value in document["report"]["facts"].items()]
     if "command" in document:
         facts.append(f"`{' '.join(document['command'])}`")
     if machine := document.get("machine"):
-        names = [machine.get("accelerator") or machine.get("processor", "")]
-        names += [f"{machine['cores']} cores"] if "cores" in machine else []
-        names += [f"{package} {of}" for package, of in machine.get("versions", {}).items()]
+        names = [machine["accelerator"] or machine["processor"], f"{machine['cores']} cores"]
+        names += [f"{package} {of}" for package, of in machine["versions"].items()]
         facts.append(", ".join(names))
-    return f"- {name.removesuffix('/report')}: {'; '.join(facts)}"
-
-
-def _copy_plots(documents: Documents, folder: Path, start: Path) -> None:
-    """Copy the plots that lie beside reports."""
-    for name, document in documents.items():
-        for section in document["report"]["sections"]:
-            for plot in section["plots"]:
-                beside = (folder / name).with_name(f"{plot['name']}.svg")
-                label = _slug(name.removesuffix("/report"))
-                if beside.is_file():
-                    shutil.copy(beside, f"{start}{label}-{plot['name']}.svg")
+    return facts
 
 
 @with_flags
@@ -112,21 +102,20 @@ def documents(
     marks = _MARK.findall(document.read_text())
     if not marks:
         raise ConfigError(f"--document {document}: has no <!-- measured NAME --> mark")
-    start = document.parent / "images" / f"{document.stem}-"
-    start.parent.mkdir(exist_ok=True)
-    images, parts = f"images/{document.stem}-", {}
+    images, parts = document.parent / "images" / document.stem, {}
+    images.parent.mkdir(exist_ok=True)
     for mark, kind, rest in marks:
         named, _, heading = rest.partition(": ")
         names = named.split()
         if kind == "measured":
             found = read_documents(folder, names)
-            _copy_plots(found, folder, start)
-            parts[mark] = measured_part(found, heading, images) if found else None
+            parts[mark] = measured_part(folder, found, heading, images) if found else None
         else:
             plot = PLOTS[names[0]](list(read_documents(folder, names[1:]).values()))
             if plot is not None:
-                Path(f"{start}{plot.name}.svg").write_text(plot.svg)
-            parts[mark] = f"![{plot.caption}]({images}{plot.name}.svg)" if plot else None
+                file = images.with_name(f"{images.name}-{plot.name}.svg")
+                file.write_text(plot.svg)
+            parts[mark] = f"![{plot.caption}](images/{file.name})" if plot else None
     if not any(parts.values()):
         raise ConfigError(f"{folder}: has none of the reports that {document} shows")
     write_into(document, parts)

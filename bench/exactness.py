@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from flyspec.cli.options import with_flags
 from flyspec.cli.options.stack import setting
@@ -29,6 +29,7 @@ from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.conditions import parse_ks
 from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
 from flyspec_lab.bench.reference import Reference
+from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.report import Report, Results
 from flyspec_lab.word_problems import word_problems
 
@@ -86,107 +87,57 @@ class ExactnessOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """A prompt of a set, its seed, and the expected output."""
+class SeededPrompt:
+    """A prompt of a set, and its seed."""
 
     set_name: str
     prompt: list[int]
-    expected: list[int]
     seed: int
 
 
-@dataclass
-class SetCount:
-    """Texts of one set under one configuration."""
+def prompts_of(name: str, data: Path, limit: int | None) -> list[Prompt]:
+    """Return the prompts of a set, at most `limit`, evenly spaced."""
+    file, most = SETS[name]
+    count = min(most, limit or most)
+    if name == "problems":
+        return [p.to_request() for p in word_problems(count, "exactness")]
+    if not (data / file).exists():
+        say(f"SKIPPED {name}: {data / file} does not exist")
+        return []
+    rows = read_prompts(str(data / file), most)
+    return [p.to_request() for p in rows[:: max(1, len(rows) // count)][:count]]
 
-    drafter: str
-    k: SpeculationLength
-    temperature: float
-    set: str
-    texts: int = 0
-    equal: int = 0
-    wrong: int = 0
 
-
-def prompt_sets(data: Path, names: Sequence[str], limit: int | None) -> dict[str, list[Prompt]]:
-    """Return the prompts of sets, at most `limit` of each, evenly spaced."""
-    sets: dict[str, list[Prompt]] = {}
-    for name in names:
-        file, most = SETS[name]
-        count = min(most, limit or most)
-        path = data / file
-        if name == "problems":
-            sets[name] = [p.to_request() for p in word_problems(count, "exactness")]
-        elif path.exists():
-            rows = read_prompts(str(path), most)
-            chosen = rows[:: max(1, len(rows) // count)][:count]
-            sets[name] = [row.to_request() for row in chosen]
-        else:
-            say(f"SKIPPED {name}: {path} does not exist")
-    return sets
+async def tokenized(client: AsyncClient, o: ExactnessOptions) -> list[SeededPrompt]:
+    """Tokenize the prompts that fit."""
+    limit = (await client.list_models()).target.context_length
+    only_tokenize = GenerateOptions(max_tokens=1, num_speculative_tokens=0)
+    found = []
+    for name in o.sets:
+        for index, prompt in enumerate(prompts_of(name, o.data, o.limit)):
+            try:
+                done = await client.complete(prompt, only_tokenize)
+                ids = list(done.started.prompt_token_ids)
+            except InvalidArgumentError:
+                ids = [0] * limit
+            if len(ids) + o.max_tokens <= limit:
+                found.append(SeededPrompt(name, ids, index))
+            else:
+                say(f"SKIPPED prompt {index} of {name}: it is too long")
+    return found
 
 
 async def generate_all(
-    client: AsyncClient, samples: Sequence[Expected], options: GenerateOptions
+    client: AsyncClient, asked: Sequence[SeededPrompt], options: GenerateOptions
 ) -> list[list[int]]:
-    """Return the output tokens of every sample, generating several at a time."""
+    """Return the output tokens of every prompt, generating several at a time."""
     gate = asyncio.Semaphore(CONCURRENCY)
 
-    async def one(sample: Expected) -> list[int]:
+    async def one(of: SeededPrompt) -> list[int]:
         async with gate:
-            generation = await client.complete(sample.prompt, replace(options, seed=sample.seed))
-            return generation.token_ids
+            return (await client.complete(of.prompt, replace(options, seed=of.seed))).token_ids
 
-    return await all_or_first_error(map(one, samples))
-
-
-async def expect(
-    client: AsyncClient, samples: Sequence[Expected], options: GenerateOptions
-) -> list[Expected]:
-    """Return the samples with the outputs under these options as the expected ones."""
-    texts = await generate_all(client, samples, options)
-    return [replace(s, expected=text) for s, text in zip(samples, texts, strict=True)]
-
-
-async def read_samples(
-    client: AsyncClient, reference: Reference | None, o: ExactnessOptions
-) -> list[Expected]:
-    """Tokenize the prompts that fit, and generate their expected outputs with `reference`."""
-    limit = (await client.list_models()).target.context_length
-    only_tokenize = GenerateOptions(max_tokens=1, num_speculative_tokens=0)
-    samples = []
-    for name, prompts in prompt_sets(o.data, o.sets, o.limit).items():
-        for index, prompt in enumerate(prompts):
-            try:
-                started = (await client.complete(prompt, only_tokenize)).started
-                ids = list(started.prompt_token_ids)
-            except InvalidArgumentError:
-                ids = [0] * limit
-            if len(ids) + o.max_tokens > limit:
-                say(f"SKIPPED prompt {index} of {name}: it is too long")
-                continue
-            expected = reference.generate(ids, o.max_tokens) if reference else []
-            samples.append(Expected(name, ids, expected, index))
-    return samples
-
-
-async def compare(
-    client: AsyncClient, samples: Sequence[Expected], options: GenerateOptions
-) -> list[SetCount]:
-    """Count equal and different texts by set."""
-    assert options.num_speculative_tokens is not None
-    started = time.monotonic()
-    how = options.drafter, options.num_speculative_tokens, options.sampling.temperature
-    rows: dict[str, SetCount] = {}
-    outputs = await generate_all(client, samples, options)
-    for sample, got in zip(samples, outputs, strict=True):
-        row = rows.setdefault(sample.set_name, SetCount(*how, sample.set_name))
-        row.texts += 1
-        row.equal += got == sample.expected
-        row.wrong += got != sample.expected
-    for row in rows.values():
-        say(f"{row} ({time.monotonic() - started:.0f} s)")
-    return list(rows.values())
+    return await all_or_first_error(map(one, asked))
 
 
 async def measure(o: ExactnessOptions) -> Report:
@@ -203,25 +154,31 @@ async def measure(o: ExactnessOptions) -> Report:
         log_level="warning",
     )
     plain = GenerateOptions(rule=EXACT, max_tokens=o.max_tokens, num_speculative_tokens=0)
-    drawn = SamplingParams(1.0)
-    rows: list[SetCount] = []
+    drawn = replace(plain, sampling=SamplingParams(1.0))
+    rows: list[dict[str, Any]] = []
     async with Stack(options) as stack, AsyncClient(stack.address, max_retries=0) as client:
-        reference = None
+        say(f"reference: {o.reference}, and plain decoding with keyed sampling")
+        every = await tokenized(client, o)
+        some = every[:: o.sampled_every]
         if o.reference == "transformers":
             reference = Reference(str(stack.options.model), o.dtype, stack.options.threads)
-        say(f"reference: {o.reference}, and plain decoding with keyed sampling")
-        samples = await read_samples(client, reference, o)
-        if reference is None:
-            samples = await expect(client, samples, plain)
-        sampled = await expect(client, samples[:: o.sampled_every], replace(plain, sampling=drawn))
-        for drafter in o.drafters:
-            for k in o.ks:
-                asked = replace(plain, drafter=drafter, num_speculative_tokens=k)
-                rows += await compare(client, samples, asked)
-                rows += await compare(client, sampled, replace(asked, sampling=drawn))
-    texts, wrong = (sum(getattr(row, figure) for row in rows) for figure in ("texts", "wrong"))
-    summary = f"{texts} texts in {o.dtype}: {wrong} wrong"
-    table = table_of(list(map(vars, rows)), left=4)
+            greedy = [reference.generate(of.prompt, o.max_tokens) for of in every]
+        else:
+            greedy = await generate_all(client, every, plain)
+        kinds = (plain, every, greedy), (drawn, some, await generate_all(client, some, drawn))
+        for drafter, k, (how, asked, expected) in product(o.drafters, o.ks, kinds):
+            how = replace(how, drafter=drafter, num_speculative_tokens=k)
+            found = zip(asked, expected, await generate_all(client, asked, how), strict=True)
+            for name, texts in grouped(found, lambda text: text[0].set_name).items():
+                equal = sum(one == other for _, one, other in texts)
+                rows.append({
+                    "drafter": drafter, "k": k, "temperature": how.sampling.temperature,
+                    "set": name, "texts": len(texts), "equal": equal, "wrong": len(texts) - equal,
+                })  # fmt: skip
+                say(str(rows[-1]))
+    count, wrong = (sum(row[figure] for row in rows) for figure in ("texts", "wrong"))
+    summary = f"{count} texts in {o.dtype}: {wrong} wrong"
+    table = table_of(rows, left=4)
     return Report({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
 
 

@@ -6,15 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flyspec_lab.bench.conditions import PLAIN
-from flyspec_lab.bench.device.tables import MODE_NAMES
-from flyspec_lab.drawing import (
-    BLUE,
-    GREY,
-    ORANGE,
-    ORDERED,
-    draw_intervals,
-    powers_of_two,
-)
+from flyspec_lab.drawing import BLUE, GREY, ORANGE, draw_intervals, powers_of_two
 from flyspec_lab.report import Plot
 from flyspec_lab.statistics import Interval
 
@@ -23,17 +15,6 @@ if TYPE_CHECKING:
 
 Documents = Sequence[Mapping[str, Any]]
 COLORS = {"fly": ORANGE, "exact": BLUE, PLAIN: GREY}
-DEVICE_COLORS = {"eager": ORANGE, "captured": ORDERED[1], "compiled": BLUE}
-
-
-def _groups(documents: Documents) -> dict[str, dict[str, Any]]:
-    """Return each group's modes by name; of what several reports have, that of most repeats."""
-    found: dict[str, dict[str, Any]] = {}
-    for document in sorted(documents, key=lambda d: int(d["repeats"])):
-        for group, modes in document["groups"].items():
-            of = found.setdefault(group, {})
-            of |= {mode["mode"].removesuffix(", K auto"): mode for mode in modes}
-    return found
 
 
 def plot_groups(documents: Documents) -> Plot | None:
@@ -48,8 +29,15 @@ def plot_others(documents: Documents) -> Plot | None:
 
 
 def _ratios(name: str, documents: Documents, bases: Sequence[str]) -> Plot | None:
-    """Draw a panel for each base of comparison, with a line of two or three points per group."""
-    groups = _groups(documents)
+    """Draw a panel for each base of comparison, with a line of two or three points per group.
+
+    Of a mode that several reports have, that of most repeats is drawn.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for document in sorted(documents, key=lambda d: int(d["repeats"])):
+        for group, modes in document["groups"].items():
+            found = {mode["mode"].removesuffix(", K auto"): mode["ratios"] for mode in modes}
+            groups.setdefault(group, {}).update(found)
     if not groups or not bases:
         return None
 
@@ -58,12 +46,11 @@ def _ratios(name: str, documents: Documents, bases: Sequence[str]) -> Plot | Non
         for ax, base in zip(axes, bases, strict=True):
             for place, (mode, color) in enumerate(COLORS.items()):
                 ratios = [
-                    (modes[mode]["ratios"][base], row + 0.2 * (place - 1))
+                    (modes[mode][base], row + 0.2 * (place - 1))
                     for row, modes in enumerate(groups.values())
-                    if mode != base and base in modes.get(mode, {"ratios": {}})["ratios"]
+                    if mode != base and base in modes.get(mode, {})
                 ]
-                points = [(Interval(r["median"], r["low"], r["high"]), y)
-                          for r, y in ratios]  # fmt: skip
+                points = [(_interval(r, "median"), y) for r, y in ratios]
                 style = {"marker": "o", "linestyle": "", "color": color}
                 draw_intervals(ax, points, label=mode, **style)
                 ax.plot([r["worst"] for r, _ in ratios], [y for _, y in ratios], "x", color=color)
@@ -87,7 +74,7 @@ def plot_batches(documents: Documents) -> Plot | None:
         for ax, group in zip(axes, groups, strict=True):
             for mode in ("fly", "exact"):
                 points = [
-                    (b["batch"], Interval(b["ratio_to_plain"], b["low"], b["high"]))
+                    (b["batch"], _interval(b, "ratio_to_plain"))
                     for b in batches
                     if (b["group"], b["mode"]) == (group, mode)
                 ]
@@ -102,37 +89,12 @@ def plot_batches(documents: Documents) -> Plot | None:
     return Plot("batches", caption, draw, (4.2 * len(groups), 3.2)) if batches else None
 
 
-def plot_steps(documents: Documents) -> Plot | None:
-    """Return times of a device's steps by batch against their bound, at the longest context.
-
-    Of the largest model, a panel for each number of tokens.
-    """
-    document = max(documents, key=lambda d: int(d["target_parameters"]), default={"steps": ()})
-    context = max((s["context"] for s in document["steps"]), default=0)
-    steps = [s for s in document["steps"] if s["context"] == context]
-    tokens = sorted({s["tokens"] for s in steps})
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots(1, len(tokens), squeeze=False, sharey=True)[0]
-        for ax, count in zip(axes, tokens, strict=True):
-            of = sorted((s for s in steps if s["tokens"] == count), key=lambda s: int(s["batch"]))
-            for mode, color in DEVICE_COLORS.items():
-                own = [(s["batch"], s["step_ms"]) for s in of if s["mode"] == mode]
-                draw_intervals(ax, own, color=color, label=MODE_NAMES[mode], marker="o")
-            bounds = {s["batch"]: s["bound_ms"] for s in of}
-            ax.plot(bounds.keys(), bounds.values(), "--", color=GREY, label="bound")
-            powers_of_two(ax, list(bounds), "sequences")
-            ax.set(title=f"{count} tokens each", ylim=(0, None))
-        axes[0].set_ylabel(f"ms per step, context {context:,}")
-        axes[0].legend()
-
-    caption = "Steps by batch, against reading memory once."
-    return Plot("steps", caption, draw, (3.0 * len(tokens), 3.2)) if steps else None
+def _interval(ratio: Mapping[str, float], value: str) -> Interval:
+    return Interval(ratio[value], ratio["low"], ratio["high"])
 
 
 PLOTS: Mapping[str, Callable[[Documents], Plot | None]] = {
     "groups": plot_groups,
     "others": plot_others,
     "batches": plot_batches,
-    "steps": plot_steps,
 }

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -25,7 +26,7 @@ from flyspec.engine.heads import replicated_numbers
 from flyspec.engine.memory import plan_kv_cache, readable, slot_bytes
 from flyspec.flags import Flag
 from flyspec.tables import markdown
-from flyspec_lab.bench.shapes import SHAPES
+from flyspec_lab.bench.shapes import config_of
 from flyspec_lab.report import write_into
 
 GPUS = {
@@ -46,43 +47,42 @@ LENGTHS = (2_048, 8_192, 32_768)
 CONTEXT = 4_096
 ACCEPTANCE = (0.7, 0.8, 0.9)
 KS = (4, 15)
-TARGETS = (
-    ("llama-8b", 1, "24 GB (L4)"),
-    ("llama-8b", 1, H100),
-    ("llama-70b", 2, H100),
-    ("llama-70b", 4, H100),
-    ("llama-70b", 8, H100),
-    ("llama-70b", 2, "141 GB (H200)"),
-    ("llama-405b", 8, H100),
-    ("llama-405b", 16, H100),
-    ("llama-405b", 8, "141 GB (H200)"),
-)
-DRAFTS = (
-    ("llama-1b", 1, "24 GB (L4)"),
-    ("llama-8b", 1, "24 GB (L4)"),
-    ("llama-8b", 1, H100),
-)
 
 
 @cache
 def num_parameters(shape: str) -> int:
     """Return the number of weights of a model of a shape."""
     with torch.device("meta"):
-        return int(AutoModelForCausalLM.from_config(SHAPES[shape].config()).num_parameters())
+        return int(AutoModelForCausalLM.from_config(config_of(shape)).num_parameters())
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model of a shape, as a service would serve it on GPUs of which each holds a share."""
+    """A model of a shape as target or draft model, as its service would serve it on GPUs.
 
+    Of each GPU it may use the `share`, or else the service's default.
+    """
+
+    role: Literal["target", "draft"]
     shape: str
-    ranks: int
-    settings: ModelServerSettings
+    ranks: int = 1
     gpu: str = H100
+    max_model_len: int = MAX_MODEL_LEN
+    share: float | None = None
+
+    @property
+    def settings(self) -> ModelServerSettings:
+        """The settings of the service."""
+        own: dict[str, Any] = {"model": self.shape, "max_model_len": self.max_model_len}
+        if self.share is not None:
+            own["gpu_memory_utilization"] = self.share
+        if self.role == "draft":
+            return DraftSettings(**own)
+        return VerifySettings(**own, tensor_parallel_size=self.ranks)
 
     @property
     def config(self) -> Any:
-        return SHAPES[self.shape].config()
+        return config_of(self.shape)
 
     @property
     def weight_bytes(self) -> int:
@@ -97,8 +97,7 @@ class Served:
     @property
     def fit(self) -> Fit:
         """The figures that the service compares before it loads."""
-        device, config = torch.device("cuda", 0), self.config
-        length = self.settings.max_model_len
+        device, config, length = torch.device("cuda", 0), self.config, self.max_model_len
         checkpoint = Checkpoint(self.shape, config, DTYPE, device, length, self.ranks, Path())
         gpu = GPUS[self.gpu]
         memory = DeviceMemory(gpu, gpu - OUTSIDE_TORCH, OUTSIDE_TORCH)
@@ -116,20 +115,34 @@ class Served:
         """Tokens of all sessions together that fit."""
         return self.fit.left // self.bytes_per_token
 
+    def step_s(self) -> float:
+        """Seconds of a step of one session at `CONTEXT`: reading weights and cache once."""
+        return (self.weight_bytes / self.ranks + CONTEXT * self.bytes_per_token) / BANDWIDTH
 
-def served() -> dict[str, Served]:
-    """Return the example: the target over all GPUs, and the draft model on one of them."""
-    target = VerifySettings(
-        model="llama-70b", tensor_parallel_size=RANKS, max_model_len=EXAMPLE_LEN,
-        gpu_memory_utilization=SHARES["target"],
-    )  # fmt: skip
-    draft = DraftSettings(
-        model="llama-8b", max_model_len=EXAMPLE_LEN, gpu_memory_utilization=SHARES["draft"]
-    )
-    return {
-        "target": Served("llama-70b", RANKS, target),
-        "draft": Served("llama-8b", 1, draft),
-    }
+
+EXAMPLE = (
+    Served("target", "llama-70b", RANKS, H100, EXAMPLE_LEN, SHARES["target"]),
+    Served("draft", "llama-8b", 1, H100, EXAMPLE_LEN, SHARES["draft"]),
+)
+"""The target over all GPUs, and the draft model on one of them."""
+FITTING = {
+    "targets": (
+        Served("target", "llama-8b", 1, "24 GB (L4)"),
+        Served("target", "llama-8b", 1, H100),
+        Served("target", "llama-70b", 2, H100),
+        Served("target", "llama-70b", 4, H100),
+        Served("target", "llama-70b", 8, H100),
+        Served("target", "llama-70b", 2, "141 GB (H200)"),
+        Served("target", "llama-405b", 8, H100),
+        Served("target", "llama-405b", 16, H100),
+        Served("target", "llama-405b", 8, "141 GB (H200)"),
+    ),
+    "drafts": (
+        Served("draft", "llama-1b", 1, "24 GB (L4)"),
+        Served("draft", "llama-8b", 1, "24 GB (L4)"),
+        Served("draft", "llama-8b", 1, H100),
+    ),
+}
 
 
 def example_tables() -> dict[str, str]:
@@ -139,31 +152,25 @@ def example_tables() -> dict[str, str]:
     and the most tokens per second of one session, by draft model, K and acceptance. Drafting and
     verifying read the memory of one GPU in turn, whatever overlaps in time.
     """
-    both = served()
     memory = [
         [
-            f"{role}, {one.shape}",
-            f"{SHARES[role]:g} of {readable(GPUS[H100])}: {readable(one.fit.limit)}",
+            f"{one.role}, {one.shape}",
+            f"{one.share:g} of {readable(GPUS[H100])}: {readable(one.fit.limit)}",
             *(readable(one.fit.taken[part]) for part in ("weights", "CUDA", "activations")),
             readable(one.fit.left), readable(one.bytes_per_token), f"{one.cache_tokens:,}",
         ]
-        for role, one in both.items()
+        for one in EXAMPLE
     ]  # fmt: skip
-    least = min(one.cache_tokens for one in both.values())
-    target = both["target"]
-    step = target.weight_bytes // RANKS + CONTEXT * target.bytes_per_token
-    verify = step / BANDWIDTH
+    least = min(one.cache_tokens for one in EXAMPLE)
+    verify = EXAMPLE[0].step_s()
     bounds = [["none", "-", "1", f"{1e3 * verify:.1f}", "-", f"{1 / verify:.0f}"]]
-    for shape in ("llama-8b", "llama-1b"):
-        draft = Served(shape, 1, DraftSettings())
-        drafted = (draft.weight_bytes + CONTEXT * draft.bytes_per_token) / BANDWIDTH
-        for k in KS:
-            for acceptance in ACCEPTANCE:
-                tokens = tokens_per_round(acceptance, k)
-                bounds.append([
-                    f"{shape}, K = {k}", f"{acceptance:g}", f"{tokens:.2f}", f"{1e3 * verify:.1f}",
-                    f"{1e3 * k * drafted:.1f}", f"{tokens / (verify + k * drafted):.0f}",
-                ])  # fmt: skip
+    for shape, k, acceptance in product(("llama-8b", "llama-1b"), KS, ACCEPTANCE):
+        draft = k * Served("draft", shape).step_s()
+        tokens = tokens_per_round(acceptance, k)
+        bounds.append([
+            f"{shape}, K = {k}", f"{acceptance:g}", f"{tokens:.2f}", f"{1e3 * verify:.1f}",
+            f"{1e3 * draft:.1f}", f"{tokens / (verify + draft):.0f}",
+        ])  # fmt: skip
     return {
         "memory": markdown(
             ["on each of its GPUs", "may use", "weights", "CUDA", "activations",
@@ -189,20 +196,12 @@ def fitting_tables() -> dict[str, str]:
     """Return the tables of targets and draft models that fit, by the name of their marks."""
     columns = ["model", "GPUs", "weights", "activations", "left for the cache", "a token",
                "tokens", f"sessions of {MAX_MODEL_LEN:,}"]  # fmt: skip
-    found = {"targets": [_row(*which, target=True) for which in TARGETS],
-             "drafts": [_row(*which, target=False) for which in DRAFTS]}  # fmt: skip
-    return {name: markdown(columns, rows) for name, rows in found.items()}
+    return {name: markdown(columns, map(_row, models)) for name, models in FITTING.items()}
 
 
-def _row(shape: str, ranks: int, gpu: str, target: bool) -> list[str]:
-    settings: ModelServerSettings = DraftSettings(model=shape, max_model_len=MAX_MODEL_LEN)
-    if target:
-        settings = VerifySettings(
-            model=shape, max_model_len=MAX_MODEL_LEN, tensor_parallel_size=ranks
-        )
-    one = Served(shape, ranks, settings, gpu)
+def _row(one: Served) -> list[str]:
     fit, tokens = one.fit, one.cache_tokens
-    row = [shape.removeprefix("llama-").upper(), f"{ranks} x {gpu}",
+    row = [one.shape.removeprefix("llama-").upper(), f"{one.ranks} x {one.gpu}",
            readable(fit.taken["weights"]), readable(fit.taken["activations"])]  # fmt: skip
     if tokens < MAX_MODEL_LEN:
         return [*row, f"does not fit in {readable(fit.limit)}", "", "", "0"]

@@ -124,10 +124,8 @@ def _pack(rows: list[Row], length: int, count: int) -> list[list[Row]]:
 class Batches:
     """The batches of all steps."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, seed: int, code: Sequence[str], zipf: bool = False
-    ) -> None:
-        self._tokenizer, self._seed, self._zipf = tokenizer, seed, zipf
+    def __init__(self, tokenizer: Tokenizer, seed: int, code: Sequence[str]) -> None:
+        self._tokenizer, self._seed = tokenizer, seed
         self._bos = tokenizer.token_to_id(corpus.BOS)
         eos = tokenizer.token_to_id(corpus.EOS)
         encodings = tokenizer.encode_batch(list(code), add_special_tokens=False)
@@ -161,7 +159,7 @@ class Batches:
         if mix.problems:
             ratio = mix.length / (135 if self._tokenizer.get_vocab_size() > 1000 else 480)
             count = int(mix.problems * ratio * 1.15) + 4
-            drawn = problems(seed, count, hard=mix.hard, zipf=self._zipf)
+            drawn = problems(seed, count, hard=mix.hard)
             texts = [corpus.chat_text(problem) for problem in drawn]
             encoded = _encode(self._tokenizer, texts, copying=mix.copying)
             packed += _pack(encoded, mix.length, mix.problems)

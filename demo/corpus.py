@@ -9,10 +9,8 @@ network.
 
 from __future__ import annotations
 
-import ast
 import json
 import random
-from collections.abc import Mapping
 from typing import Annotated
 
 from flyspec.cli.options import with_flags
@@ -71,29 +69,9 @@ def drills(rng: random.Random, n: int) -> str:
     return "\n".join(lines)
 
 
-def prose(source: str) -> str:
-    """Return a Python file's docstrings of more than one line, as paragraphs of English."""
-    found = []
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node) or ""
-            if "\n" in text:
-                found.append(text)
-    return "\n\n".join(found)
-
-
 def code_split() -> tuple[list[str], list[str]]:
     """Return the standard library's source: training texts and held-out texts."""
-    return _split(python_files())
-
-
-def prose_split() -> tuple[list[str], list[str]]:
-    """Return its English prose likewise: the docstrings of each file."""
-    texts = {path: prose(source) for path, source in python_files().items()}
-    return _split({path: text for path, text in texts.items() if text})
-
-
-def _split(files: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    files = python_files()
     train = [text for path, text in files.items() if not is_held_out(path)]
     return train, [text for path, text in files.items() if is_held_out(path)]
 

@@ -1,16 +1,10 @@
-"""The models to train: the bundled ones, and a second pair, so that no finding hangs on one.
-
-The second pair differs in size, tokenizer and corpus: wording by Zipf's law, as people write,
-instead of uniform, and English prose instead of code. It is trained where it is needed, not kept.
-"""
+"""Sizes and training of the bundled models."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
-from demo import corpus
 from demo.batches import Mix
 
 
@@ -50,7 +44,7 @@ _DRAFT = Recipe(
     adam_lr=4e-3,
     distilled=True,
 )
-_BUNDLED = {
+RECIPES: Mapping[str, Recipe] = {
     "target": Recipe(
         hidden=384,
         intermediate=1024,
@@ -83,39 +77,3 @@ _BUNDLED = {
         distilled=False,
     ),
 }
-_STUDY_DRAFT = replace(_DRAFT, layers=1, heads=4, steps=1000, minutes=15)
-_STUDY = {
-    "target": replace(
-        _BUNDLED["target"],
-        hidden=256,
-        intermediate=768,
-        layers=5,
-        kv_heads=2,
-        head_size=32,
-        long=None,
-        steps=3000,
-        minutes=120,
-    ),
-    "draft": _STUDY_DRAFT,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Models of one corpus: their recipes by name, the size of their tokenizer, and their texts.
-
-    `split` returns training and held-out texts besides the problems; `zipf`: the problems' wording.
-    """
-
-    recipes: Mapping[str, Recipe]
-    vocab_size: int
-    split: Callable[[], tuple[list[str], list[str]]]
-    zipf: bool = False
-
-
-PAIRS: Mapping[str, Pair] = MappingProxyType(
-    {
-        "bundled": Pair(_BUNDLED, 4096, corpus.code_split),
-        "study": Pair(_STUDY, 2048, corpus.prose_split, zipf=True),
-    }
-)

@@ -1,4 +1,4 @@
-"""`python -m demo.train`: trains models from scratch, the bundled ones or the second pair."""
+"""`python -m demo.train`: trains the bundled models from scratch."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from demo import corpus
 from demo.batches import Batch, Batches
-from demo.recipes import PAIRS, Pair, Recipe
+from demo.recipes import RECIPES, Recipe
 from demo.tokenizer import build_bytes, save, train_bpe
 from flyspec.bundled import MODELS
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
-from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec_lab.python_source import python_version
 from flyspec_lab.word_problems import problems
 
-
-def _id(tokenizer: Tokenizer, token: str) -> int:
-    return int(tokenizer.token_to_id(token) or 0)
+VOCAB_SIZE = 4096
+CHECKPOINT_S = 300.0
+"""Seconds of training between checkpoints."""
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
+    ids = {token: int(tokenizer.token_to_id(token) or 0) for token in corpus.SPECIAL_TOKENS}
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=recipe.hidden,
@@ -40,9 +40,9 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
         head_dim=recipe.head_size,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        bos_token_id=tokenizer.token_to_id(corpus.BOS),
-        eos_token_id=[_id(tokenizer, corpus.EOS), _id(tokenizer, corpus.END)],
-        pad_token_id=tokenizer.token_to_id(corpus.PAD),
+        bos_token_id=ids[corpus.BOS],
+        eos_token_id=[ids[corpus.EOS], ids[corpus.END]],
+        pad_token_id=ids[corpus.PAD],
     )
     model = LlamaForCausalLM(config)
     # With masks, and rows this short, faster than SDPA on a CPU.
@@ -50,17 +50,15 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     return model
 
 
-def get_tokenizer(what: str, pair: Pair, texts: list[str], seed: int, folder: Path) -> Tokenizer:
-    """Return the model's tokenizer: new for target and bytes, the target's for the draft."""
-    path = folder / what / "tokenizer.json"
-    if what == "draft":
-        path = folder / "target" / "tokenizer.json"
-    elif what == "draft-bytes":
+def get_tokenizer(what: str, texts: list[str], seed: int, folder: Path) -> Tokenizer:
+    """Return the model's tokenizer: the draft model has the target's, new if there is none."""
+    if what == "draft-bytes":
         return build_bytes()
+    path = folder / "target" / "tokenizer.json"
     if path.exists():
         return Tokenizer.from_file(str(path))
-    drawn = problems(f"tokenizer-{seed}", 12_000, zipf=pair.zipf)
-    return train_bpe([*map(corpus.chat_text, drawn), *texts], pair.vocab_size)
+    drawn = problems(f"tokenizer-{seed}", 12_000)
+    return train_bpe([*map(corpus.chat_text, drawn), *texts], VOCAB_SIZE)
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
@@ -96,30 +94,24 @@ class Trainer:
 
     def __init__(
         self,
-        what: str,
         recipe: Recipe,
         tokenizer: Tokenizer,
         batches: Batches,
-        *,
-        seed: int,
         checkpoint: Path,
         teacher: LlamaForCausalLM | None,
         device: torch.device,
     ) -> None:
-        torch.manual_seed(seed)
-        self.what, self.recipe, self.batches = what, recipe, batches
+        self.recipe, self.batches = recipe, batches
         self.model = build(recipe, tokenizer).to(device)  # type: ignore[arg-type]
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
         for name, parameter in self.model.named_parameters():
             is_matrix = parameter.ndim == 2 and "embed" not in name
             (matrices if is_matrix else rest).append(parameter)
+        muon, adam = recipe.muon_lr, recipe.adam_lr
         self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
-            (torch.optim.Muon(matrices, lr=recipe.muon_lr, weight_decay=0.01), recipe.muon_lr),
-            (
-                torch.optim.AdamW(rest, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
-                recipe.adam_lr,
-            ),
+            (torch.optim.Muon(matrices, lr=muon, weight_decay=0.01), muon),
+            (torch.optim.AdamW(rest, lr=adam, betas=(0.9, 0.95), weight_decay=0.0), adam),
         ]
         self.step, self.elapsed, self.code_rows, self.tokens = 0, 0.0, 0, 0
         self.path = checkpoint
@@ -180,20 +172,20 @@ class Trainer:
             optimizer.zero_grad()
         return loss.detach()
 
-    def run(self, steps: int, minutes: float, every: float) -> None:
-        """Train for `steps` steps or `minutes` minutes, whichever ends first."""
-        last, shown, looked = time.monotonic(), 0.0, self.elapsed
-        told = self.tokens, self.elapsed
-        while True:
-            progress = max(self.step / steps, self.elapsed / (60 * minutes))
-            if progress >= 1.0:
-                break
+    def run(self) -> None:
+        """Train for the recipe's steps or minutes, whichever ends first."""
+        last, shown, saved = time.monotonic(), 0.0, self.elapsed
+        while (
+            progress := max(
+                self.step / self.recipe.steps, self.elapsed / (60 * self.recipe.minutes)
+            )
+        ) < 1.0:
             mix = next(mix for until, mix in self.recipe.phases if progress < until)
             if self.recipe.long is not None and self.step % 16 == 15:
                 mix = self.recipe.long
             # Long rows cover the code separately, at their own length.
             batch = self.batches.batch(self.step, mix, self.code_rows)
-            self.code_rows += mix.code if mix.length != 1024 else 0
+            self.code_rows += mix.code if mix is not self.recipe.long else 0
             value = float(self.train_step(batch.to(self.model.device), progress))
             shown = value if shown == 0.0 else 0.95 * shown + 0.05 * value
             self.step += 1
@@ -201,94 +193,63 @@ class Trainer:
             now = time.monotonic()
             self.elapsed += now - last
             if self.step % 20 == 0:
-                rate = (self.tokens - told[0]) / (self.elapsed - told[1])
                 print(
-                    f"{self.what} step {self.step} minutes {self.elapsed / 60:.1f} "
-                    f"loss {shown:.4f} tokens {self.tokens} tokens/s {rate:.0f}",
+                    f"step {self.step} minutes {self.elapsed / 60:.1f} loss {shown:.4f} "
+                    f"tokens {self.tokens}",
                     flush=True,
                 )
-                told = self.tokens, self.elapsed
-            if self.elapsed - looked > 60 * every:
-                looked = self.elapsed
+            if self.elapsed - saved > CHECKPOINT_S:
+                saved = self.elapsed
                 self.save_checkpoint()
             last = time.monotonic()
         self.save_checkpoint()
 
 
-# fmt: off
 @dataclass(frozen=True)
 class TrainOptions:
-    """The models to train, and the length of the training."""
+    """The models to train, and where."""
 
-    pair: Annotated[Literal["bundled", "study"], Flag("Pair of models.")] = "bundled"
-    what: Annotated[Literal["target", "draft", "draft-bytes", "all"], Flag(
-        "Model to train.",
-    )] = "all"
+    what: Annotated[Literal["target", "draft", "draft-bytes", "all"], Flag("Model to train.")] = (
+        "all"
+    )
     seed: Annotated[int, Flag("Random seed.")] = 1
-    steps: Annotated[int | None, Flag(
-        "Length of the schedule in steps.", min=1, default="the model's recipe",
-    )] = None
-    minutes: Annotated[float | None, Flag(
-        "Time limit in minutes.", min=0, default="the model's recipe",
-    )] = None
-    every: Annotated[float, Flag("Minutes between checkpoints.", min=0)] = 5.0
-    plain: Annotated[bool, Flag("Train the draft model without a teacher.")] = False
     threads: Annotated[int, Flag("CPU threads.", min=1)] = 2
     device: Annotated[str, Flag("Device of PyTorch to train on.")] = "cpu"
-    models: Annotated[Path | None, Flag(
-        "Folder to write the models to.", default="the bundled ones; required for other pairs",
-    )] = None
+    models: Annotated[Path, Flag("Folder to write the models to.")] = MODELS
     checkpoints: Annotated[Path, Flag("Folder for checkpoints.")] = Path("out")
-    # fmt: on
 
 
-def train(what: str, pair: Pair, models: Path, o: TrainOptions) -> None:
-    recipe, device = pair.recipes[what], torch.device(o.device)
-    texts, _ = pair.split()
-    tokenizer = get_tokenizer(what, pair, texts, o.seed, models)
-    save(tokenizer, models / what)
-    batches = Batches(tokenizer, o.seed, texts, pair.zipf)
+def train(what: str, o: TrainOptions) -> None:
+    recipe, device = RECIPES[what], torch.device(o.device)
+    texts, _ = corpus.code_split()
+    tokenizer = get_tokenizer(what, texts, o.seed, o.models)
+    save(tokenizer, o.models / what)
+    batches = Batches(tokenizer, o.seed, texts)
     print(f"{what}: {python_version()}, {batches.code_tokens} tokens of texts", flush=True)
     teacher = None
-    if recipe.distilled and not o.plain:
+    if recipe.distilled:
         teacher = LlamaForCausalLM.from_pretrained(
-            models / "target", dtype=torch.bfloat16, attn_implementation="eager"
+            o.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
         ).to(device)  # type: ignore[arg-type]
-    trainer = Trainer(
-        what,
-        recipe,
-        tokenizer,
-        batches,
-        seed=o.seed,
-        checkpoint=o.checkpoints / f"{what}.pt",
-        teacher=teacher,
-        device=device,
-    )
-    count = sum(p.numel() for p in trainer.model.parameters())
-    print(f"{what}: {count} parameters", flush=True)
-    trainer.run(o.steps or recipe.steps, o.minutes or recipe.minutes, o.every)
-    save_model(trainer.model, tokenizer, models / what)
+    torch.manual_seed(o.seed)
+    checkpoint = o.checkpoints / f"{what}.pt"
+    trainer = Trainer(recipe, tokenizer, batches, checkpoint, teacher, device)
+    print(f"{what}: {trainer.model.num_parameters()} parameters", flush=True)
+    trainer.run()
+    save_model(trainer.model, tokenizer, o.models / what)
     print(f"{what}: saved after {trainer.step} steps, {trainer.tokens} tokens", flush=True)
 
 
 @with_flags
 def train_models(options: TrainOptions) -> None:
-    """Train a pair of models from scratch: tokenizers, target, draft, and byte-level draft if any.
+    """Train the bundled models from scratch: tokenizers, target, draft, and byte-level draft.
 
-    All randomness depends on the seed. The schedule has --steps steps; on slow machines --minutes
-    ends it earlier, with the learning rate decaying accordingly.
+    All randomness depends on the seed. A recipe has so many steps; on slow machines its minutes end
+    the schedule earlier, with the learning rate decaying accordingly.
     """
-    pair = PAIRS[options.pair]
-    if options.what not in ("all", *pair.recipes):
-        raise ConfigError(f"--what: the {options.pair} pair has no {options.what}")
-    models = options.models
-    if models is None:
-        if options.pair != "bundled":
-            raise ConfigError(f"--models: name a folder for the {options.pair} pair")
-        models = MODELS
     torch.set_num_threads(options.threads)
-    for what in pair.recipes if options.what == "all" else [options.what]:
-        train(what, pair, models, options)
+    for what in RECIPES if options.what == "all" else [options.what]:
+        train(what, options)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flyspec.errors import ConfigError, FlyspecError
-from flyspec_lab.bench.llama_cpp import LlamaServer, ServerSetup
+from flyspec_lab.bench.llama_cpp import LlamaServer
 from flyspec_lab.bench.modes import Item, OtherMode
 from flyspec_lab.bench.openai import OpenAIServer
 from flyspec_lab.bench.options import parse_against
@@ -83,12 +83,12 @@ def stub() -> Iterator[Stub]:
 
 
 async def test_the_prompt_s_tokens_and_as_many_of_the_output(stub: Stub) -> None:
-    server = OpenAIServer("stub", stub.url)
+    server = OpenAIServer("--against stub", stub.url)
     await server.connect([1, 2, 3])
-    mode = OtherMode("stub", lambda i: server.complete(i.prompt_token_ids, i.plain_tokens), True)
+    mode = OtherMode("stub", server.complete, True)
     sample = await mode.run(Item("g", 4, "text", (65, 66), 7))
     assert (sample.mode, sample.group, sample.prompt) == ("stub", "g", 4)
-    assert (sample.tokens, sample.prompt_tokens, sample.token_ids) == (7, 2, ())
+    assert (sample.tokens, sample.token_ids) == (7, ())
     assert sample.first_token_s is not None
     assert 0 < sample.first_token_s <= sample.seconds
     asked = stub.requests[-1]
@@ -98,14 +98,14 @@ async def test_the_prompt_s_tokens_and_as_many_of_the_output(stub: Stub) -> None
 
 async def test_what_a_server_does_not_know_is_left_out(stub: Stub) -> None:
     stub.refuses, stub.usage = ("ignore_eos",), False
-    server = OpenAIServer("stub", stub.url)
+    server = OpenAIServer("--against stub", stub.url)
     await server.connect([65])
     done = await server.complete([65, 66], 3)
     assert done.tokens == 3
     assert "ignore_eos" not in stub.requests[-1]
     stub.takes_token_ids = False
     with pytest.raises(FlyspecError, match=r"400 Bad Request: cannot take token ids"):
-        await OpenAIServer("stub", stub.url).connect([65])
+        await OpenAIServer("--against stub", stub.url).connect([65])
 
 
 @pytest.mark.parametrize(
@@ -119,23 +119,24 @@ async def test_what_a_server_does_not_know_is_left_out(stub: Stub) -> None:
 async def test_answers_that_are_none(stub: Stub, events: list[str], message: str) -> None:
     stub.events = events
     with pytest.raises(FlyspecError, match=f"--against stub: {stub.url} {message}"):
-        await OpenAIServer("stub", stub.url).connect([65])
+        await OpenAIServer("--against stub", stub.url).connect([65])
 
 
 async def test_a_server_that_is_not_there(stub: Stub) -> None:
     stub.models = []
-    await OpenAIServer("stub", stub.url).connect([65])  # names no model: no matter
+    await OpenAIServer("--against stub", stub.url).connect([65])  # names no model: no matter
     with pytest.raises(FlyspecError, match=r"does not answer: Connection refused"):
-        await OpenAIServer("gone", "http://127.0.0.1:1").connect([65])
+        await OpenAIServer("--against gone", "http://127.0.0.1:1").connect([65])
 
 
 def test_names_and_urls() -> None:
-    assert parse_against("llama=http://h:8/v1/") == ("llama", "http://h:8")
-    assert parse_against("http://h:8?a=b") == ("h:8", "http://h:8?a=b")
-    assert parse_against("https://h") == ("h", "https://h")
+    urls = ["llama=http://h:8/v1/", "http://h:8?a=b", "https://h"]
+    assert parse_against(urls) == (
+        ("llama", "http://h:8"), ("h:8", "http://h:8?a=b"), ("h", "https://h"),
+    )  # fmt: skip
     for text in ("llama", "llama=", "ftp://h", "llama=h:8", "http://", "http://h:x"):
         with pytest.raises(ConfigError, match="give NAME=http://HOST:PORT"):
-            parse_against(text)
+            parse_against([text])
 
 
 # --- llama.cpp's server -----------------------------------------------------------------------
@@ -174,17 +175,17 @@ async def test_llama_server_is_tried_in_several_setups(
     program.chmod(0o755)
     monkeypatch.setattr("flyspec_lab.bench.llama_cpp._LEAST_CHANCES", (0.5,))
     server = LlamaServer(program, str(tmp_path / "target.gguf"), str(tmp_path / "draft.gguf"))
-    said: list[str] = []
-    plain, drafting = await server.calibrate([[1, 2]], said.append)
-    assert not plain.setup.flash
-    assert drafting.setup == ServerSetup(plain.setup.threads, False, 8, 0.5)
+    plain, drafting = await server.calibrate([[1, 2]])
+    assert plain.setup["-fa"] == "off"
+    drafts = {"--spec-draft-n-max": 8, "--spec-draft-p-min": 0.5}
+    assert drafting.setup == {**plain.setup, **drafts}
     assert (plain.peer, drafting.peer) == ("llama.cpp", "llama.cpp drafting")
-    assert any("up to 8 drafts of at least 0.5" in line for line in said)
-    async with server.serving("llama.cpp", drafting.setup, [1]) as running:
-        assert (await running.complete([1, 2], 5)).tokens == 5
+    assert any("--spec-draft-n-max 15" in name for name in drafting.tried)
+    async with server.serving(drafting.setup) as complete:
+        assert (await complete([1, 2], 5)).tokens == 5
     program.write_text("#!/bin/sh\necho no such instruction; exit 3")
     with pytest.raises(FlyspecError, match="does not start: no such instruction"):
-        async with server.serving("llama.cpp", plain.setup, [1]):
+        async with server.serving(plain.setup):
             pass
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,12 @@ from tokenizers import Tokenizer
 
 from flyspec import bundled
 from flyspec.errors import ConfigError, FlyspecError
+from flyspec_lab.bench.modes import Answer, Complete
 from flyspec_lab.bench.options import PEERS, parse_peers
-from flyspec_lab.bench.peers import PeerSetup, Transformers
+from flyspec_lab.bench.peers import Setup, Transformers, calibrate, described
 from flyspec_lab.bench.reference import Reference
 
+FLOAT32 = {"dtype": "float32", "threads": 1}
 TARGET, DRAFT = str(bundled.TARGET), str(bundled.DRAFT)
 OWN = {"num_assistant_tokens": 4, "num_assistant_tokens_schedule": "constant",
        "assistant_confidence_threshold": 0.0}  # fmt: skip
@@ -22,27 +26,37 @@ async def test_all_but_the_lossy_one_say_what_greedy_decoding_says() -> None:
     tokenizer = Tokenizer.from_file(f"{TARGET}/tokenizer.json")
     prompt = tokenizer.encode("def add(a, b):\n    return").ids
     expected = Reference(TARGET, "float32", threads=1).generate(prompt, 12)
-    peers = Transformers(tuple(PEERS.values()), TARGET, DRAFT, "cpu")
-    for setup in (
-        PeerSetup("float32", 1),
-        PeerSetup("float32", 1, assistant=OWN),
-        PeerSetup("float32", 1, arguments={"prompt_lookup_num_tokens": 4}),
-    ):
-        answer = await peers.generate(setup, prompt, 12)
-        assert answer.token_ids == expected, setup
+    peers = Transformers(tuple(PEERS.values()), TARGET, DRAFT, "cpu", ignore_eos=True)
+    for more in (OWN, {"prompt_lookup_num_tokens": 4}, {}):
+        answer = await peers.generate({**FLOAT32, **more}, prompt, 12)
+        assert answer.token_ids == expected, more
         assert answer.first_token_s is not None
         assert 0 < answer.first_token_s <= answer.seconds
-    lossy = PeerSetup("float32", 1, OWN, {"assistant_ensemble_weight": 0.5})
-    answer = await peers.generate(lossy, prompt, 12, ignore_eos=True)
-    assert len(answer.token_ids) == 12
-    found = await peers.calibrate("prompt lookup", [prompt], 3)
-    assert str(found.setup) in found.tried
-    assert {name.split(", ")[0] for name in found.tried} == {"float32", "bfloat16"}
-    assert {name.rpartition(" ")[2] for name in found.tried} == {"4", "8", "15"}
-    with pytest.raises(FlyspecError, match=r"transformers, float32, 1 thread, nonsense 1: "):
-        await peers.generate(PeerSetup(arguments={"nonsense": 1}), prompt, 3)
-    again = await peers.generate(PeerSetup(), prompt, 12)
-    assert again.token_ids == expected
+    lossy = {**FLOAT32, **OWN, "assistant_ensemble_weight": 0.5}
+    assert len((await peers.generate(lossy, prompt, 12)).token_ids) == 12
+    with pytest.raises(FlyspecError, match=r"transformers, dtype float32, threads 1, nonsense 1: "):
+        await peers.generate({**FLOAT32, "nonsense": 1}, prompt, 3)
+
+
+async def test_the_fastest_setup_is_found_stage_by_stage() -> None:
+    took = {"a 1, b 1": 0.3, "a 2, b 1": 0.1, "a 2, b 2": 0.05, "a 2, b 3": 9.0}
+    runs: list[str] = []
+
+    @asynccontextmanager
+    async def serving(setup: Setup) -> AsyncIterator[Complete]:
+        async def complete(token_ids: Sequence[int], max_tokens: int) -> Answer:
+            runs.append(described(setup))
+            return Answer(max_tokens, took[described(setup)], None)
+
+        yield complete
+
+    stages = [[{"a": 1, "b": 1}, {"a": 2, "b": 1}], [{"b": 1}, {"b": 2}, {"b": 3}]]
+    found = await calibrate("peer", stages, serving, [[1], [2]])
+    assert found.setup == {"a": 2, "b": 2}
+    assert found.tried == pytest.approx({
+        "a 1, b 1": 0.6, "a 2, b 1": 0.2, "a 2, b 2": 0.1, "a 2, b 3": 9.0,
+    })  # fmt: skip
+    assert (runs.count("a 2, b 1"), runs.count("a 2, b 3")) == (5, 3)
 
 
 def test_models_must_be_here(tmp_path: Path) -> None:
@@ -61,17 +75,3 @@ def test_peers_are_named() -> None:
     for text in ("medusa", "all,greedy"):
         with pytest.raises(ValueError, match="must be one of greedy, assisted"):
             parse_peers(text)
-
-
-@pytest.mark.parametrize(
-    ("setup", "words"),
-    [
-        (PeerSetup("bfloat16", 2), "bfloat16, 2 threads"),
-        (PeerSetup(assistant={**OWN, "assistant_confidence_threshold": 0.4}),
-         "float32, 1 thread, K 4 constant, confidence 0.4"),
-        (PeerSetup(assistant=OWN, arguments={"assistant_ensemble_weight": 0.5}),
-         "float32, 1 thread, K 4 constant, ensemble_weight 0.5"),
-    ],
-)  # fmt: skip
-def test_a_setup_says_what_it_is(setup: PeerSetup, words: str) -> None:
-    assert str(setup) == words

@@ -18,11 +18,10 @@ from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.bench.prompts import groups, in_turn, random_tokens
-from flyspec_lab.bench.report import ModeReport, report, report_batches
+from flyspec_lab.bench.prompts import groups_of, in_turn, random_tokens
+from flyspec_lab.bench.report import ModeReport, report, report_batches, worst_prompts
 from flyspec_lab.bench.speed import BatchSample, hindsight
 from flyspec_lab.bench.summaries import interval
-from flyspec_lab.bench.tables import worst_prompts
 from tests.tiny import make_tokenizer
 
 
@@ -53,7 +52,6 @@ def test_ratios_are_taken_a_prompt_and_then_their_median() -> None:
     assert fly.mean_acceptance_length == 5.0
     assert fly.loose_share == 0.1
     assert fly.round_overhead_p50_ms == 1.5
-    assert fly.draft_share == pytest.approx(3 * 0.001 / 5.0)
     assert (fly.same_as_plain, fly.prompts) == (3, 3)
 
 
@@ -74,6 +72,8 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio() -> None:
     exact = modes(samples)["exact"]
     assert exact.ratios["plain"].median == 2.0
     assert exact.first_token_ratio == pytest.approx(2.0)
+    assert exact.first_token_ms == pytest.approx(350.0)
+    assert modes([sample("plain", 0, 1.0)])["plain"].first_token_ms is None
 
 
 def test_ratios_are_to_plain_and_to_what_is_not_flyspec() -> None:
@@ -98,23 +98,9 @@ def test_the_bound_is_the_target_s_time_alone() -> None:
     reports = modes(samples, others=["llama"])
     assert reports["fly"].bound == pytest.approx(4.0)
     assert reports["fly"].bound_share == pytest.approx(0.5)
-    assert reports["fly"].bound_in_turn == pytest.approx(80.0 / (20.0 + 0.1))
     assert (reports["fly"].verify_step_ms, reports["fly"].judge_ms) == (100.0, None)
     assert reports["plain"].bound == 1.0
     assert reports["llama"].bound is None
-
-
-def test_first_tokens_of_long_prompts_are_told_apart() -> None:
-    samples = []
-    for prompt, tokens in enumerate([20, 501, 900]):
-        for mode, late in (("plain", 1.0), ("fly", 1.5 if tokens > 500 else 3.0)):
-            first = late * tokens / 1e3
-            samples.append(sample(mode, prompt, 2.0, first_token_s=first, prompt_tokens=tokens))
-    fly = modes(samples)["fly"]
-    assert fly.first_token_ratio == pytest.approx(1.5)
-    assert fly.first_token_long_ratio == pytest.approx(1.5)
-    assert fly.first_token_long_ms == pytest.approx(1.5 * (501 + 900) / 2)
-    assert modes([sample("plain", 0, 1.0)])["plain"].first_token_ms is None
 
 
 def test_hindsight_takes_each_prompt_s_fastest_fixed_k() -> None:
@@ -178,15 +164,23 @@ def test_documents_are_json() -> None:
 # --- what is measured on ----------------------------------------------------------------------
 
 
-def test_problems_are_the_default_only_without_files(tmp_path: Path) -> None:
-    assert [g.name for g in groups([], None, 1, None)] == ["word problems"]
-    assert len(groups([], None, 1, None)[0].prompts) == 20
+def texts_of(**options: Any) -> dict[str, list[str]]:
+    return {g.name: [p.text for p in g.prompts] for g in groups_of(SpeedOptions(**options))}
+
+
+def test_problems_are_the_default_only_without_other_prompts(tmp_path: Path) -> None:
+    assert {name: len(texts) for name, texts in texts_of().items()} == {"word problems": 20}
+    assert texts_of(problems=5) == texts_of(problems=5)
+    assert texts_of(problems=5) != texts_of(problems=5, problem_seed=8)
+    assert texts_of(random_prompts=3) == {}
     path = tmp_path / "some.jsonl.gz"
     path.write_text("one\ntwo\n")
-    assert [g.name for g in groups([str(path)], None, 1, None)] == ["some"]
-    assert [g.name for g in groups([str(path)] * 2, 3, 1, None)] == [
-        "word problems", str(path), str(path),
-    ]  # fmt: skip
+    assert texts_of(prompt_file=[str(path)]) == {"some": ["one", "two"]}
+    (tmp_path / "other").mkdir()
+    other = path.rename(tmp_path / "other" / path.name)
+    path.write_text("three")
+    names = list(texts_of(prompt_file=[str(path), str(other)], problems=3))
+    assert names == ["word problems", str(path), str(other)]
 
 
 def test_a_file_is_split_by_category_and_each_is_thinned_evenly(tmp_path: Path) -> None:
@@ -194,8 +188,7 @@ def test_a_file_is_split_by_category_and_each_is_thinned_evenly(tmp_path: Path) 
     kinds = ["writing", "coding", "qa", "qa", "rag", "math_reasoning", "math", "stem"]
     rows = [{"category": k, "turns": [f"{k} {i}"]} for i, k in enumerate(kinds)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    texts = {g.name: [p.text for p in g.prompts] for g in groups([str(path)], None, 1, 2)}
-    assert texts == {
+    assert texts_of(prompt_file=[str(path)], limit=2) == {
         "spec_bench/mt": ["writing 0", "math 6"],
         "spec_bench/qa": ["qa 2", "qa 3"],
         "spec_bench/rag": ["rag 4"],

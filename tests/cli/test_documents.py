@@ -87,7 +87,7 @@ def test_pairs_of_studies_stand_beside_each_other(tmp_path: Path) -> None:
 
 def test_plots_are_of_the_reports_that_are_named(tmp_path: Path) -> None:
     samples = [
-        Sample("words", prompt, 0, mode, seconds * (1 + prompt), 10, [1] * 10, 0.1, 20, rounds=5)
+        Sample("words", prompt, 0, mode, seconds * (1 + prompt), 10, [1] * 10, 0.1, rounds=5)
         for mode, seconds in {"plain": 1.0, "fly": 0.25, "transformers": 2.0}.items()
         for prompt in range(3)
     ]
@@ -95,15 +95,12 @@ def test_plots_are_of_the_reports_that_are_named(tmp_path: Path) -> None:
                for b in (2, 8) for r in range(2) for mode in ("plain", "fly")]  # fmt: skip
     write(tmp_path, "a", groups=report(samples, ["transformers"]), repeats=5,
           others=["transformers"], batches=report_batches(several))  # fmt: skip
-    steps = [{"context": 512, "tokens": 4, "batch": b, "mode": "eager", "step_ms": 2.0 * b,
-              "bound_ms": 1.0} for b in (1, 8)]  # fmt: skip
-    write(tmp_path, "device", target_parameters=8, steps=steps)
     document = tmp_path / "page.md"
-    names = ["plotted groups a", "plotted others a", "plotted batches a", "plotted steps device"]
-    document.write_text(marked(*names, "plotted steps none"))
+    names = [f"plotted {plot} a" for plot in ("groups", "others", "batches")]
+    document.write_text(marked(*names, "plotted groups none"))
     documents(folder=tmp_path, document=document)
     assert document.read_text().count("old") == 1
-    for plot in ("groups", "others", "batches", "steps"):
+    for plot in ("groups", "others", "batches"):
         assert "<text" in (tmp_path / "images" / f"page-{plot}.svg").read_text()
 
 

@@ -20,14 +20,6 @@ from flyspec_lab.bench.conditions import (
     parse_ks,
     with_plain,
 )
-from flyspec_lab.bench.prompts import fresh_problems
-
-
-def test_fresh_problems_can_be_solved_and_repeat() -> None:
-    group = fresh_problems(5, seed=1)
-    assert group.prompts == fresh_problems(5, seed=1).prompts
-    assert group.prompts != fresh_problems(5, seed=2).prompts
-    assert all(p.reference and p.text for p in group.prompts)
 
 
 def test_questions_are_asked_and_code_is_continued() -> None:

@@ -298,7 +298,7 @@ def test_a_gpu_that_both_models_have_is_shared(
     assert (options.gpu_memory_utilization, options.draft_gpu_memory_utilization) == shares
 
 
-@pytest.mark.parametrize("command", ["", "device", "pair"])
+@pytest.mark.parametrize("command", ["", "pair"])
 def test_help_fits_80_columns_with_names_in_full(command: str) -> None:
     arguments = ["bench", *filter(None, [command]), "--help"]
     lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output.splitlines()

@@ -29,9 +29,7 @@ from flyspec.values.admin import (
 )
 from flyspec_lab import compare, curves, statistics
 from flyspec_lab import tables as lab_tables
-from flyspec_lab.bench import report, tables
-from flyspec_lab.bench.device import report as device
-from flyspec_lab.bench.device import tables as device_tables
+from flyspec_lab.bench import report
 
 RULES = ["exact", "fly", "fuzzy-reference, K = 15"]
 
@@ -66,11 +64,11 @@ def many(kind: Any, key: str, names: Sequence[str], **known: Any) -> list[Any]:
 def speed() -> list[FittedTable]:
     ratio = report.Ratio(12.34, 10.11, 13.56, 9.87, 3)
     modes = many(
-        report.ModeReport, "mode", [tables.PLAIN, *RULES],
-        ratios={"plain": ratio, "transformers": ratio}, draft_share=0.123, target_share=0.789,
-        loose_share=0.0123, bound_share=0.91, chosen=("fly, K = 4", "fly, K = 8", "fly, K = 15"),
+        report.ModeReport, "mode", [report.PLAIN, *RULES],
+        ratios={"plain": ratio, "transformers": ratio}, loose_share=0.0123, bound_share=0.91,
+        chosen=("fly, K = 4", "fly, K = 8", "fly, K = 15"),
     )  # fmt: skip
-    return tables.speed_tables("humaneval/HumanEval.jsonl.gz", modes, ["transformers"])
+    return report.speed_tables("humaneval/HumanEval.jsonl.gz", modes, ["transformers"])
 
 
 def drafter(**known: Any) -> DrafterStatus:
@@ -125,28 +123,17 @@ def evaluation() -> list[FittedTable]:
     )
 
 
-def devices() -> list[FittedTable]:
-    report_ = filled(
-        device.DeviceReport,
-        machine={"accelerator": "NVIDIA H100 80GB HBM3"},
-        steps=many(device.StepTime, "mode", list(device_tables.MODE_NAMES)),
-        drafts=many(device.DraftTime, "mode", list(device_tables.MODE_NAMES)),
-        judging=many(device.JudgingTime, "rule", RULES),
-    )
-    return [shown for shown in device_tables.device_shown(report_) if not isinstance(shown, str)]
-
-
 def others() -> list[FittedTable]:
     batches = [filled(report.BatchReport, group="humaneval/HumanEval.jsonl.gz", mode=rule, batch=b)
                for rule in RULES for b in (2, 4, 8, 16, 32)]  # fmt: skip
     return [
-        tables.batch_table(batches),
+        report.batch_table(batches),
         make_table(["a", "b"], [["x" * 30, "y" * 70]]),
     ]
 
 
 MAKERS: list[Callable[[], list[FittedTable]]] = [
-    drafters_table, evaluation, speed, devices, others
+    drafters_table, evaluation, speed, others
 ]  # fmt: skip
 GOLDEN = Path(__file__).with_name("tables-80.txt")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from bench.sizes import (
     BANDWIDTH,
     DTYPE,
+    EXAMPLE,
     EXAMPLE_LEN,
     GPUS,
     H100,
@@ -21,7 +23,6 @@ from bench.sizes import (
     Served,
     example_tables,
     fitting_tables,
-    served,
     tokens_per_round,
 )
 from flyspec.engine import cache_size
@@ -33,23 +34,23 @@ from tests.deployment.rendered import ROOT
 DOCUMENT = ROOT / "docs" / "measurements" / "gpu.md"
 
 
-def part(name: str) -> str:
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", DOCUMENT.read_text(), re.DOTALL)
-    assert found, name
-    return found[1].strip()
-
-
-@pytest.mark.parametrize("name", ["memory", "sessions", "bounds"])
-def test_the_example_is_what_the_planner_says(name: str) -> None:
-    """Otherwise run `python -m bench.sizes`."""
-    assert part(name) == example_tables()[name]
-
-
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_the_planner_is_the_one_that_services_ask(
-    role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("document", "tables"),
+    [(DOCUMENT, example_tables), (ROOT / "docs" / "serve-your-own-models.md", fitting_tables)],
+    ids=["example", "fitting"],
+)
+def test_the_documents_have_what_the_planner_says(
+    document: Path, tables: Callable[[], dict[str, str]]
 ) -> None:
-    one: Served = served()[role]
+    """Otherwise run `python -m bench.sizes`."""
+    for name, table in tables().items():
+        assert f"<!-- {name} -->\n\n{table}\n\n<!-- /{name} -->" in document.read_text(), name
+
+
+@pytest.mark.parametrize("one", EXAMPLE, ids=["target", "draft"])
+def test_the_planner_is_the_one_that_services_ask(
+    one: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parameters = one.weight_bytes // DTYPE.itemsize
     header = json.dumps({"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}})
     weights = tmp_path / "model.safetensors"
@@ -98,12 +99,3 @@ def test_packages_to_carry_are_of_the_versions_tested() -> None:
                 if line and not line.startswith("#")}  # fmt: skip
 
     assert names(ROOT / "bench" / "gpu" / "wheels.txt") <= names(ROOT / "constraints.txt")
-
-
-@pytest.mark.parametrize("name", ["targets", "drafts"])
-def test_what_fits_is_what_the_planner_says(name: str) -> None:
-    """Otherwise run `python -m bench.sizes`."""
-    document = (ROOT / "docs" / "serve-your-own-models.md").read_text()
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", document, re.DOTALL)
-    assert found
-    assert found[1].strip() == fitting_tables()[name]

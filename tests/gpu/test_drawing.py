@@ -15,7 +15,7 @@ from flyspec.engine.captured.steps import MAX_DRAWN
 from flyspec.engine.model import Draw, Step
 from flyspec.values.rounds import Verdict
 from flyspec.values.tokens import SamplingParams
-from flyspec_lab.bench.device.calls import DeviceCalls, count_calls
+from tests.gpu.calls import EVENT_WAITS, GRAPHS, KERNELS, WAITS, Calls, count_calls
 from tests.gpu.devices import MARKS, ON_CUDA, VOCABULARY, runner_of
 from verify_service.rules import decide_all, prepare
 
@@ -66,9 +66,9 @@ def test_draws_are_those_of_single_steps(dtype: Any, attention: Any, way: str, k
                 assert one.confidences == pytest.approx(other.confidences, abs=1e-3)
 
 
-def assert_one_wait(calls: DeviceCalls) -> None:
+def assert_one_wait(calls: Calls) -> None:
     """Whatever it was, the host waited once, for the read."""
-    assert calls.waits == (1 if ON_CUDA else 0), calls.names
+    assert calls.of(WAITS) == (1 if ON_CUDA else 0), calls
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
@@ -82,10 +82,10 @@ def test_a_proposal_waits_for_the_device_once(kind: str, count: int) -> None:
     assert_one_wait(calls)
     if ON_CUDA:
         programs = 1 + len(continuations(count - 1))
-        assert calls.graphs == programs, calls.names
+        assert calls.of(GRAPHS) == programs, calls
         # Each program's last transfer, which is long over.
-        assert calls.event_waits <= programs, calls.names
-        assert calls.kernels < 6 * programs, calls.names
+        assert calls.of(EVENT_WAITS) <= programs, calls
+        assert calls.of(KERNELS) < 6 * programs, calls
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
@@ -110,7 +110,7 @@ def test_a_verify_step_waits_for_the_device_once(sampling: SamplingParams, atten
         step()
     assert_one_wait(count_calls(step))
     assert all(isinstance(verdict, Verdict) for verdict in verdicts)
-    assert count_calls(lambda: runner.forward(steps)).waits == 0
+    assert count_calls(lambda: runner.forward(steps)).of(WAITS) == 0
     # Judged alone, on a CPU, each is the same.
     logits = [rows.logits.cpu() for rows in runner.forward(steps)]
     alone = decide_all([

@@ -9,23 +9,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt, Started
+from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 
 _NOISE_TOKENS = 24
-
-
-class Answer(NamedTuple):
-    """A completion by other software: its tokens by its own count, and times in seconds.
-
-    `token_ids` are empty if only their number is known.
-    """
-
-    tokens: int
-    seconds: float
-    first_token_s: float | None
-    token_ids: Sequence[int] = ()
+_NOISE = GenerateOptions(
+    max_tokens=2, rule=Rule("exact"), num_speculative_tokens=1, ignore_eos=True
+)
 
 
 @dataclass(frozen=True)
@@ -43,12 +34,10 @@ class Sample:
     tokens: int
     token_ids: Sequence[int] = ()
     first_token_s: float | None = None
-    prompt_tokens: int = 0
     rounds: int = 0
     spec_steps: int = 0
     accepted: int = 0
     loose: int = 0
-    loose_cost_nats: float = 0.0
     overhead_ns: int = 0
     target_ns: int = 0
     draft_ns: int = 0
@@ -78,55 +67,45 @@ class Item:
     plain_text: str = ""
 
 
+@dataclass
 class FlyspecMode:
-    """The services, with fixed request options. `concurrent`: it takes several requests at once.
+    """The services, with fixed request options.
 
     `predict` makes a prediction of the output from plain decoding's text.
     """
 
+    name: str
+    client: AsyncClient
+    options: GenerateOptions
+    predict: Callable[[str], str] | None = None
     concurrent = True
-
-    def __init__(
-        self,
-        name: str,
-        client: AsyncClient,
-        options: GenerateOptions,
-        predict: Callable[[str], str] | None = None,
-    ) -> None:
-        self.name, self._client, self.options = name, client, options
-        self._predict = predict
 
     async def run(self, item: Item) -> Sample:
         """Time from the request to its completion; the caller fills in the repeat."""
         first = None
         token_ids: list[int] = []
-        prompt_tokens, options = 0, self.options
-        if self._predict is not None:
-            options = replace(options, prediction=self._predict(item.plain_text))
+        options = self.options
+        if self.predict is not None:
+            options = replace(options, prediction=self.predict(item.plain_text))
         begin = time.perf_counter()
-        events = self._client.generate([*item.prompt_token_ids] or item.prompt, options)
+        events = self.client.generate([*item.prompt_token_ids] or item.prompt, options)
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 match event:
-                    case Started():
-                        prompt_tokens = len(event.prompt_token_ids)
                     case Chunk():
                         first = first or time.perf_counter() - begin
                         token_ids += event.token_ids
-                    case Completion():
-                        m, t = event.speculation, event.timings
+                    case Completion(speculation=m, timings=t):
                         return Sample(
                             item.group, item.index, 0, self.name,
                             seconds=time.perf_counter() - begin,
                             tokens=len(token_ids),
                             token_ids=token_ids,
                             first_token_s=first,
-                            prompt_tokens=prompt_tokens,
                             rounds=m.num_rounds,
                             spec_steps=m.num_spec_steps,
                             accepted=m.num_accepted_draft_tokens,
                             loose=m.num_loose_tokens,
-                            loose_cost_nats=m.loose_cost_nats,
                             overhead_ns=t.round_overhead_p50_ns,
                             target_ns=t.target_model_ns,
                             draft_ns=t.draft_model_ns,
@@ -134,23 +113,39 @@ class FlyspecMode:
                             drafted=m.num_draft_tokens,
                             round_bytes=m.round_bytes,
                         )  # fmt: skip
-        raise FlyspecError(f"{self._client.address} ended the stream without a completion")
+        raise FlyspecError(f"{self.client.address} ended the stream without a completion")
+
+
+class Answer(NamedTuple):
+    """A completion by other software: its tokens by its own count, and times in seconds.
+
+    `token_ids` are empty if only their number is known.
+    """
+
+    tokens: int
+    seconds: float
+    first_token_s: float | None
+    token_ids: Sequence[int] = ()
+
+
+Complete = Callable[[Sequence[int], int], Awaitable[Answer]]
+"""Continues the tokens of a prompt by at most so many, greedily."""
 
 
 @dataclass
 class OtherMode:
-    """Other software: `complete` continues an item's tokens."""
+    """Other software. If `concurrent`, it takes several requests at once."""
 
     name: str
-    complete: Callable[[Item], Awaitable[Answer]]
+    complete: Complete
     concurrent: bool
 
     async def run(self, item: Item) -> Sample:
-        """Time the completion, by the software's own measurement."""
-        done = await self.complete(item)
+        """Time a completion of plain decoding's length, by the software's own measurement."""
+        done = await self.complete(item.prompt_token_ids, item.plain_tokens)
         return Sample(
             item.group, item.index, 0, self.name, done.seconds, done.tokens, done.token_ids,
-            done.first_token_s, len(item.prompt_token_ids),
+            done.first_token_s,
         )  # fmt: skip
 
 
@@ -170,9 +165,6 @@ class Noise:
 
     async def fill(self) -> None:
         """Leave no prefix of a prompt in the caches of target and drafter."""
-        options = GenerateOptions(
-            max_tokens=2, rule=Rule("exact"), num_speculative_tokens=1, ignore_eos=True
-        )
         for _ in range(self._num_slots):
             token_ids = [self._rng.randrange(self._vocab_size) for _ in range(_NOISE_TOKENS)]
-            await self._client.complete(token_ids, options)
+            await self._client.complete(token_ids, _NOISE)

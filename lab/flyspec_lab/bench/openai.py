@@ -11,18 +11,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPException, HTTPResponse
-from typing import Any, TypeVar
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from flyspec.errors import FlyspecError
 from flyspec_lab.bench.modes import Answer
-
-T = TypeVar("T")
 
 _OPENER = build_opener(ProxyHandler({}))
 _TIMEOUT_S = 600.0
@@ -37,13 +36,14 @@ class _RefusedError(FlyspecError):
 
 
 class OpenAIServer:
-    """A server at a URL, for prompts as token ids."""
+    """A server at a URL, for prompts as token ids; `option` names it in errors."""
 
-    def __init__(self, name: str, url: str) -> None:
-        self.name, self.url = name, url
+    def __init__(self, option: str, url: str) -> None:
+        self.option, self.url = option, url
         self.model = ""
         self._extras: dict[str, Any] = dict(_EXTRAS)
-        self._threads = ThreadPoolExecutor(_MAX_CONCURRENT, f"against-{name}")
+        threads = ThreadPoolExecutor(_MAX_CONCURRENT, "completions")
+        self._in_thread = partial(asyncio.get_running_loop().run_in_executor, threads)
 
     async def connect(self, prompt_token_ids: Sequence[int]) -> None:
         """Find out which model it serves and which fields it takes. Raises `FlyspecError`."""
@@ -52,10 +52,6 @@ class OpenAIServer:
     async def complete(self, prompt_token_ids: Sequence[int], max_tokens: int) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError`."""
         return await self._in_thread(self._complete, prompt_token_ids, max_tokens)
-
-    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, function, *arguments)
 
     def _connect(self, prompt_token_ids: Sequence[int]) -> None:
         with self._open("/v1/models") as response:
@@ -105,8 +101,9 @@ class OpenAIServer:
             raise (_RefusedError(str(failure)) if error.code in _REFUSALS else failure) from None
         except (OSError, HTTPException) as error:
             reason = error.reason if isinstance(error, URLError) else error
-            reason = getattr(reason, "strerror", None) or repr(reason)
-            raise self._error(f"does not answer: {reason}") from None
+            raise self._error(
+                f"does not answer: {getattr(reason, 'strerror', None) or repr(reason)}"
+            ) from None
         return response
 
     def _parse(self, data: bytes) -> dict[str, Any]:
@@ -119,4 +116,4 @@ class OpenAIServer:
         return document if isinstance(document, dict) else {}
 
     def _error(self, what: str) -> FlyspecError:
-        return FlyspecError(f"--against {self.name}: {self.url} {what}")
+        return FlyspecError(f"{self.option}: {self.url} {what}")

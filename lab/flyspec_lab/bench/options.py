@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from flyspec.cli.conditions import Condition
 from flyspec.drafter_names import KINDS_LISTED
 from flyspec.errors import ConfigError
-from flyspec.flags import AttentionBackendName, Dtype, Flag
+from flyspec.flags import Dtype, Flag
 from flyspec.prompts import PromptFiles
 from flyspec.ranges import Range
 from flyspec.speculation_length import AUTO, SpeculationLength
@@ -56,10 +56,10 @@ def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
 
 
 def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
-    """Return a parser of comma-separated names, each of them one of `known`."""
+    """Return a parser of comma-separated names, each one of `known`; none if it is empty."""
 
     def read(text: str) -> tuple[str, ...]:
-        names = names_listed(text)
+        names = names_listed(text) if text else ()
         if unknown := next((name for name in names if name not in known), None):
             raise ValueError(f"{unknown!r}: must be one of {', '.join(known)}")
         return names
@@ -74,32 +74,25 @@ def names_listed(text: str) -> tuple[str, ...]:
 
 def parse_peers(text: str) -> tuple[str, ...]:
     """Parse comma-separated names of transformers' modes, or `all`. Raises `ValueError`."""
-    if text == "all":
-        return tuple(PEERS.values())
-    return tuple(PEERS[name] for name in names_of(PEERS)(text)) if text else ()
+    return tuple(PEERS[name] for name in (PEERS if text == "all" else names_of(PEERS)(text)))
 
 
-def parse_against(text: str) -> tuple[str, str]:
+def parse_against(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Parse `NAME=URL`, or `URL` named by its host and port. Raises `ConfigError`."""
-    name, separator, url = text.partition("=")
-    if not separator or "/" in name:
-        name, url = "", text
-    parts = urlsplit(url)
-    try:
-        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigError(f"--against {text!r}: give NAME=http://HOST:PORT, or the URL alone")
-    return name or parts.netloc, url.rstrip("/").removesuffix("/v1")
-
-
-def _servers(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    return tuple(map(parse_against, texts))
-
-
-def _predictions(text: str) -> tuple[str, ...]:
-    return names_of(PREDICTIONS)(text) if text else ()
+    found = []
+    for text in texts:
+        name, separator, url = text.partition("=")
+        if not separator or "/" in name:
+            name, url = "", text
+        parts = urlsplit(url)
+        try:
+            known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1)
+        except ValueError:
+            known = False
+        if not known:
+            raise ConfigError(f"--against {text!r}: give NAME=http://HOST:PORT, or the URL alone")
+        found.append((name or parts.netloc, url.rstrip("/").removesuffix("/v1")))
+    return tuple(found)
 
 
 _request = partial(request_flag, group=None)
@@ -133,7 +126,6 @@ MaxTokens = Annotated[int, _request("max_tokens")]
 IgnoreEos = Annotated[bool, _request("ignore_eos")]
 Temperature = Annotated[float, _request("temperature")]
 Drafter = Annotated[str, _request("drafter")]
-Repeats = Annotated[int, Flag("Timed runs per measurement.", min=1)]
 
 
 @dataclass(frozen=True)
@@ -160,7 +152,7 @@ class SpeedOptions:
     predictions: Annotated[tuple[str, ...], Flag(
         "Also time each rule with a predicted output, comma-separated: the `same` text as plain "
         "decoding's, a `useless` one, the text `reversed`.", name="--prediction",
-        metavar="NAME,...", listed=True, default="none", read=_predictions,
+        metavar="NAME,...", listed=True, default="none", read=names_of(PREDICTIONS),
     )] = ()
     num_speculative_tokens: Ks = (AUTO,)
     max_tokens: MaxTokens = 128
@@ -179,7 +171,7 @@ class SpeedOptions:
     )] = None
     against: Annotated[Sequence[tuple[str, str]], Flag(
         "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
-        metavar="[NAME=]URL", read=_servers,
+        metavar="[NAME=]URL", read=parse_against,
     )] = ()
     batch: Annotated[tuple[int, ...], numbers_flag("Concurrent requests")] = (1,)
 
@@ -226,42 +218,4 @@ class ModelOptions:
     device: Annotated[str, Flag("Device: cpu, cuda, cuda:N or auto.")] = "auto"
     dtype: Annotated[Dtype, Flag("Data type of the weights.")] = "auto"
     threads: Annotated[int, Flag("CPU threads.", min=0, default="all cores")] = 0
-
-
-@dataclass(frozen=True)
-class DeviceOptions(ModelOptions):
-    """`flyspec bench device`. Without a shape or a model, the bundled pair."""
-
-    shape: Annotated[str, Flag(
-        "Use a target with random weights of this shape, made on the device: llama-1b, llama-8b, "
-        "llama-70b, llama-405b or tiny.",
-    )] = ""
-    draft_model: Annotated[str, Flag("Draft model: a directory or hub id.")] = ""
-    draft_shape: Annotated[str, Flag("The same as --shape, for a draft model.")] = ""
-    batches: Annotated[tuple[int, ...], numbers_flag(
-        "Sequences per step", name="--batch",
-    )] = (1, 8, 32)
-    tokens: Annotated[tuple[int, ...], numbers_flag(
-        "Tokens of each sequence in a step (1: plain decoding; else K + 1)",
-    )] = (1, 5, 9, 16)
-    contexts: Annotated[tuple[int, ...], numbers_flag(
-        "Cached tokens per sequence", name="--context",
-    )] = (512, 4096)
-    num_speculative_tokens: Annotated[int, Flag(
-        "K: drafted tokens per proposal and per judged round.", min=1,
-    )] = 15
-    vocab_size: Annotated[int, Flag("Vocabulary size for judging.", min=64)] = 128_256
-    modes: Annotated[tuple[str, ...], Flag(
-        "Ways to run steps: eager, captured, compiled (captured, with compiled layers).",
-        name="--mode", metavar="NAME,...", listed=True, default="all",
-        read=names_of(("eager", "captured", "compiled")),
-    )] = ("eager", "captured", "compiled")
-    attention_backend: Annotated[AttentionBackendName, Flag(
-        "Attention over blocks: auto, flashinfer, flex or sdpa.",
-    )] = "auto"
-    block_size: Annotated[int, Flag("Tokens per block of the KV cache.", min=1)] = 32
-    repeats: Repeats = 12
-    max_seconds: Annotated[int, Flag(
-        "Leave out what has not been measured by then, roughly.", min=0, default="no limit",
-    )] = 0
 # fmt: on

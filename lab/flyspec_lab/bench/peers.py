@@ -1,13 +1,13 @@
-"""The same models on the same machine with transformers' ways to generate.
+"""Other software on the same machine, each at its fastest, and transformers' ways to generate.
 
     transformers   greedy decoding
     assisted       with the same draft model
     prompt lookup  with n-grams of the text instead of a draft model
     ensemble       assisted, and lossy: accepts a draft if the mixture of both models chooses it
 
-Each is used at its best: before anything is measured, a few prompts are tried in every data type,
-on one thread and on all, then with the other choices of the method. Time is measured around
-`generate` alone, while nothing else runs in this process.
+Before anything is measured, a few prompts are tried in every setup: data types and threads, then
+the other choices of the method. Time is measured around `generate` alone, while nothing else runs
+in this process.
 """
 
 from __future__ import annotations
@@ -15,83 +15,86 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.process import available_cores
-from flyspec_lab.bench.modes import Answer
+from flyspec_lab.bench.modes import Answer, Complete
 
-S = TypeVar("S")
-
+Setup = Mapping[str, Any]
+"""Options of other software by its own names."""
 DTYPES = ("float32", "bfloat16")
-_GENERATION_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
-                      "assistant_confidence_threshold")  # fmt: skip
-"""Fields that transformers takes from the assistant's configuration rather than from the call."""
+THREADS = tuple(sorted({1, available_cores()}))
+_TOKENS = 64
+_SLOWER = 1.3
+"""Times the fastest setup's time after which another one is not tried any further."""
+
+
+def described(setup: Setup) -> str:
+    return ", ".join(f"{name} {value}" for name, value in setup.items())
 
 
 @dataclass(frozen=True)
-class Calibration(Generic[S]):
+class Calibration:
     """The setup chosen for a peer, and the seconds of each one tried, until it was too slow."""
 
     peer: str
-    setup: S
+    setup: Setup
     tried: dict[str, float]
 
 
-async def fastest(
-    peer: str, setups: Sequence[S], seconds: Callable[[S, float], Awaitable[float]]
-) -> Calibration[S]:
-    """Try setups in turn. `seconds` is told the least time so far and may stop behind it."""
-    tried: dict[str, float] = {}
-    for setup in setups:
-        if str(setup) not in tried:
-            tried[str(setup)] = await seconds(setup, min(tried.values(), default=math.inf))
-    return Calibration(peer, min(setups, key=lambda setup: tried[str(setup)]), tried)
+async def calibrate(
+    peer: str,
+    stages: Iterable[Iterable[Setup]],
+    serving: Callable[[Setup], AbstractAsyncContextManager[Complete]],
+    prompts: Sequence[Sequence[int]],
+    start: Setup | None = None,
+) -> Calibration:
+    """Find the setup that continues these prompts fastest.
 
-
-@dataclass(frozen=True)
-class PeerSetup:
-    """Options of a peer. `assistant` is the draft model's own configuration, if it drafts.
-
-    `arguments` are passed to `generate`.
+    Each choice of a stage is tried on top of the fastest setup of the stage before, or of `start`.
+    The time is the sum of each prompt's better of two runs, after an uncounted one.
     """
-
-    dtype: str = "float32"
-    threads: int = 1
-    assistant: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        said = {**self.assistant, **self.arguments}
-        k, schedule, confidence = (said.pop(name, None) for name in _GENERATION_FIELDS)
-        words = [self.dtype, f"{self.threads} thread{'s' * (self.threads != 1)}"]
-        if k is not None:
-            words.append(f"K {k} {schedule}" + (f", confidence {confidence}" if confidence else ""))
-        words += [f"{name.removeprefix('assistant_')} {value}" for name, value in said.items()]
-        return ", ".join(words)
-
-
-def _assistant(k: int, schedule: str = "constant", confidence: float = 0.0) -> dict[str, Any]:
-    return dict(zip(_GENERATION_FIELDS, (k, schedule, confidence), strict=True))
+    best, tried = dict(start or {}), dict[str, float]()
+    for stage in stages:
+        setups = [{**best, **choice} for choice in stage]
+        for setup in setups:
+            if described(setup) in tried:
+                continue
+            least, seconds = min(tried.values(), default=math.inf), 0.0
+            async with serving(setup) as complete:
+                await complete(prompts[0], _TOKENS)
+                for prompt in prompts:
+                    if seconds <= _SLOWER * least:
+                        done = [await complete(prompt, _TOKENS) for _ in range(2)]
+                        seconds += min(answer.seconds for answer in done)
+            tried[described(setup)] = seconds
+        best = min([*setups, best], key=lambda setup: tried.get(described(setup), math.inf))
+    return Calibration(peer, best, tried)
 
 
+_ASSISTANT_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
+                     "assistant_confidence_threshold")  # fmt: skip
+"""Fields that transformers takes from the assistant's configuration rather than from the call."""
 # Ks, then the defaults and the former schedule, both of which stop drafting early.
-_ASSISTANTS = (
-    *map(_assistant, (4, 8, 15)),
-    _assistant(20, confidence=0.4),
-    _assistant(5, "heuristic_transient", 0.4),
-)
-_CHOICES: dict[str, Sequence[dict[str, Any]]] = {
-    "transformers": ({},),
-    "assisted": [{"assistant": a} for a in _ASSISTANTS],
-    "prompt lookup": [{"arguments": {"prompt_lookup_num_tokens": k}} for k in (4, 8, 15)],
-    "ensemble": [
-        {"assistant": a, "arguments": {"assistant_ensemble_weight": 0.5}} for a in _ASSISTANTS
-    ],
+_ASSISTED = [
+    dict(zip(_ASSISTANT_FIELDS, values, strict=True))
+    for values in (
+        (4, "constant", 0.0), (8, "constant", 0.0), (15, "constant", 0.0), (20, "constant", 0.4),
+        (5, "heuristic_transient", 0.4),
+    )
+]  # fmt: skip
+_CHOICES: Mapping[str, Sequence[Setup]] = {
+    "transformers": [{}],
+    "assisted": _ASSISTED,
+    "prompt lookup": [{"prompt_lookup_num_tokens": k} for k in (4, 8, 15)],
+    "ensemble": [{**choice, "assistant_ensemble_weight": 0.5} for choice in _ASSISTED],
 }
 
 
@@ -101,9 +104,11 @@ class Transformers:
     Raises `ConfigError` if one that the peers need is not on this machine.
     """
 
-    def __init__(self, peers: Sequence[str], model: str, draft: str, device: str) -> None:
+    def __init__(
+        self, peers: Sequence[str], model: str, draft: str, device: str, ignore_eos: bool = False
+    ) -> None:
         needed = {"the target": model}
-        if any("assistant" in _CHOICES[peer][0] for peer in peers):
+        if {"assisted", "ensemble"} & {*peers}:
             needed["the draft model"] = draft
         for what, directory in needed.items():
             if not directory:
@@ -117,65 +122,44 @@ class Transformers:
                     f"transformers needs {what}'s directory on this machine; {directory} is not one"
                 )
         self._model, self._draft, self._device = model, draft, device
+        self._ignore_eos = ignore_eos
         self._loaded: dict[tuple[str, str], Any] = {}
         self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
 
-    async def generate(
-        self,
-        setup: PeerSetup,
-        prompt_token_ids: Sequence[int],
-        max_tokens: int,
-        ignore_eos: bool = False,
-    ) -> Answer:
+    async def calibrate(self, peer: str, prompts: Sequence[Sequence[int]]) -> Calibration:
+        choices = _CHOICES[peer]
+        frames = [{"dtype": d, "threads": t, **choices[0]} for d in DTYPES for t in THREADS]
+        return await calibrate(peer, [frames, choices], self.serving, prompts)
+
+    @asynccontextmanager
+    async def serving(self, setup: Setup) -> AsyncIterator[Complete]:
+        yield partial(self.generate, setup)
+
+    async def generate(self, setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
         try:
             return await asyncio.get_running_loop().run_in_executor(
-                self._thread, self._answer, setup, prompt_token_ids, max_tokens, ignore_eos
+                self._thread, self._answer, setup, token_ids, max_tokens
             )
         except (FlyspecError, OSError, ValueError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
-            raise FlyspecError(f"transformers, {setup}: {what}") from None
+            raise FlyspecError(f"transformers, {described(setup)}: {what}") from None
 
-    async def calibrate(
-        self, peer: str, prompts: Sequence[Sequence[int]], max_tokens: int, ignore_eos: bool = False
-    ) -> Calibration[PeerSetup]:
-        """Find the setup that continues these prompts fastest: data type and threads, then more."""
-
-        async def seconds(setup: PeerSetup, limit: float) -> float:
-            """Add up each prompt's better of two runs, after an uncounted one, if not too slow."""
-            total = 0.0
-            await self.generate(setup, prompts[0], max_tokens, ignore_eos)
-            for prompt in prompts:
-                if total <= limit:
-                    total += min([
-                        (await self.generate(setup, prompt, max_tokens, ignore_eos)).seconds
-                        for _ in range(2)
-                    ])  # fmt: skip
-            return total
-
-        first, *others = _CHOICES[peer]
-        threads = sorted({1, available_cores()})
-        frames = [PeerSetup(dtype, t, **first) for dtype in DTYPES for t in threads]
-        frame = await fastest(peer, frames, seconds)
-        choices = [frame.setup, *(replace(frame.setup, **choice) for choice in others)]
-        found = await fastest(peer, choices, seconds)
-        return replace(found, tried=frame.tried | found.tried)
-
-    def _answer(
-        self, setup: PeerSetup, token_ids: Sequence[int], max_tokens: int, ignore_eos: bool
-    ) -> Answer:
+    def _answer(self, setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
         import torch
 
-        target = self._reference(self._model, setup.dtype)
-        how: dict[str, Any] = dict(setup.arguments)
-        if setup.assistant:
-            how["assistant_model"] = self._reference(self._draft, setup.dtype).module
-            for name in _GENERATION_FIELDS:
-                setattr(how["assistant_model"].generation_config, name, setup.assistant.get(name))
-        torch.set_num_threads(setup.threads)
+        how = dict(setup)
+        dtype, threads = how.pop("dtype"), how.pop("threads")
+        target = self._reference(self._model, dtype)
+        assistant = {name: how.pop(name) for name in _ASSISTANT_FIELDS if name in how}
+        if assistant:
+            how["assistant_model"] = self._reference(self._draft, dtype).module
+            for name, value in assistant.items():
+                setattr(how["assistant_model"].generation_config, name, value)
+        torch.set_num_threads(threads)
         streamer = _FirstToken()
         begin = time.perf_counter()
-        answer = target.generate(token_ids, max_tokens, ignore_eos, streamer=streamer, **how)
+        answer = target.generate(token_ids, max_tokens, self._ignore_eos, streamer=streamer, **how)
         seconds = time.perf_counter() - begin
         return Answer(len(answer), seconds, streamer.at and streamer.at - begin, answer)
 

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from flyspec.errors import ConfigError
 from flyspec.prompts import Prompt, read_prompts
+from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.word_problems import word_problems
 
@@ -32,9 +33,24 @@ class Group:
     prompts: Sequence[Prompt]
 
 
-def fresh_problems(count: int, seed: int) -> Group:
-    """Generate word problems that the bundled models never saw."""
-    return Group("word problems", word_problems(count, seed))
+def groups_of(o: SpeedOptions) -> list[Group]:
+    """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced."""
+    default = 0 if o.prompt_file or o.random_prompts else DEFAULT_PROBLEMS
+    problems = default if o.problems is None else o.problems
+    found = []
+    if problems:
+        found.append(Group("word problems", word_problems(problems, o.problem_seed)))
+    stems = [Path(name).name.partition(".")[0] or name for name in o.prompt_file]
+    for name, stem in zip(o.prompt_file, stems, strict=True):
+        label = stem if stems.count(stem) == 1 else name
+        by_category = grouped(
+            read_prompts(name), lambda p: "mt" if p.category in _MT_BENCH else p.category
+        )
+        for category, prompts in by_category.items():
+            count = min(len(prompts), o.limit or len(prompts))
+            spread = [prompts[i * len(prompts) // count] for i in range(count)]
+            found.append(Group(f"{label}/{category}" if category else label, spread))
+    return found
 
 
 def random_tokens(count: int, target: str, seed: int) -> Group:
@@ -58,27 +74,6 @@ def random_tokens(count: int, target: str, seed: int) -> Group:
     return Group("random tokens", prompts)
 
 
-def groups(files: Sequence[str], problems: int | None, seed: int, limit: int | None) -> list[Group]:
-    """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced.
-
-    `problems` None means `DEFAULT_PROBLEMS` if no files are given, else none.
-    """
-    if problems is None:
-        problems = 0 if files else DEFAULT_PROBLEMS
-    found = [fresh_problems(problems, seed)] if problems else []
-    stems = [_stem(name) for name in files]
-    for name, stem in zip(files, stems, strict=True):
-        label = stem if stems.count(stem) == 1 else name
-        by_category = grouped(
-            read_prompts(name), lambda p: "mt" if p.category in _MT_BENCH else p.category
-        )
-        found += [
-            Group(f"{label}/{category}" if category else label, _spread(prompts, limit))
-            for category, prompts in by_category.items()
-        ]
-    return found
-
-
 def in_turn(sizes: Sequence[int], repeat: int) -> list[tuple[int, int]]:
     """Order (group, prompt), given the groups' sizes, so that each group is spread evenly.
 
@@ -90,14 +85,3 @@ def in_turn(sizes: Sequence[int], repeat: int) -> list[tuple[int, int]]:
         for i in range(size)
     ]
     return [(g, i) for _, _, g, i in sorted(places)]
-
-
-def _stem(name: str) -> str:
-    return Path(name).name.partition(".")[0] or name
-
-
-def _spread(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
-    """Return at most `limit` of them, evenly spaced."""
-    if limit is None or limit >= len(prompts):
-        return list(prompts)
-    return [prompts[i * len(prompts) // limit] for i in range(limit)]

@@ -1,4 +1,4 @@
-"""Statistics of `flyspec bench`: ratios with intervals, the bound, hindsight.
+"""Statistics and tables of `flyspec bench`: ratios with intervals, the bound, hindsight.
 
 A prompt's rate in a mode is its tokens per second, median over the repeats. Ratios are taken within
 a repeat, whose modes ran one after the other at the same speed of the machine; then their median
@@ -9,16 +9,15 @@ over the prompts (2,000 resamples).
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flyspec.tables import Column, FittedTable, cell, make_table, record_table
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.speed import BatchSample
 from flyspec_lab.bench.summaries import grouped, interval, median_or_none
-
-LONG_PROMPT = 500
-"""Prompts with more tokens than this are long; they have their own times to first token."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +36,13 @@ class ModeReport:
     """A mode over a group of prompts. None: not measured, or undefined.
 
     `ratios` are rates over those of plain decoding and of software other than flyspec, by its mode;
-    above 1 is faster. `first_token_ms` is a median over the prompts (`_long`: of prompts over
-    `LONG_PROMPT` tokens); `first_token_ratio` is relative to plain decoding, above 1 is later.
-    `mean_accepted_tokens` is tokens per round. `overhead_share` is the part of a round's time
-    outside the models and the rule. `verify_step_ms` is the target's time per round, prompt
-    included, `draft_step_ms` the draft model's per drafted token, `judge_ms` the rule's per round.
-    `bound` is what the ratio to plain decoding would be if only the target took time: tokens per
-    round times plain step over verify step, computed from the target's time per token;
-    `bound_in_turn` also counts the draft model. `bound_share` is the share of the bound reached.
+    above 1 is faster. `first_token_ms` is a median over the prompts; `first_token_ratio` is
+    relative to plain decoding, above 1 is later. `mean_accepted_tokens` is tokens per round.
+    `overhead_share` is the part of a round's time outside the models and the rule. `verify_step_ms`
+    is the target's time per round, prompt included, `draft_step_ms` the draft model's per drafted
+    token, `judge_ms` the rule's per round. `bound` is what the ratio to plain decoding would be if
+    only the target took time: tokens per round times plain step over verify step, computed from the
+    target's time per token; `bound_share` is the share of the bound reached.
     """
 
     mode: str
@@ -53,23 +51,16 @@ class ModeReport:
     ratios: dict[str, Ratio]
     first_token_ms: float | None
     first_token_ratio: float | None
-    first_token_long_ms: float | None
-    first_token_long_ratio: float | None
     mean_accepted_tokens: float | None
     mean_acceptance_length: float | None
-    acceptance_rate: float | None
     loose_share: float
-    mean_loose_cost_nats: float
     round_overhead_p50_ms: float | None
     overhead_share: float | None
-    draft_share: float | None
-    target_share: float | None
     verify_step_ms: float | None
     draft_step_ms: float | None
     judge_ms: float | None
     bytes_per_round: float | None
     bound: float | None
-    bound_in_turn: float | None
     bound_share: float | None
     same_as_plain: int | None
     chosen: tuple[str, ...] = ()
@@ -113,9 +104,7 @@ def report(
 def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
     """Summarize each group, batch and mode; ratios are taken within a repeat, then their median."""
     by_cell = grouped(samples, lambda s: (s.group, s.batch, s.mode))
-    order = {
-        name: i for i, name in enumerate(dict.fromkeys(x for g, _, m in by_cell for x in (g, m)))
-    }
+    order = list(dict.fromkeys(name for group, _, mode in by_cell for name in (group, mode)))
     return [
         BatchReport(
             group, batch, mode, _median(s.rate for s in of),
@@ -123,7 +112,7 @@ def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
             1e3 * _median(s.first_token_s for s in of),
         )
         for (group, batch, mode), of in sorted(
-            by_cell.items(), key=lambda c: (order[c[0][0]], c[0][1], order[c[0][2]])
+            by_cell.items(), key=lambda c: (order.index(c[0][0]), c[0][1], order.index(c[0][2]))
         )
     ]  # fmt: skip
 
@@ -148,13 +137,9 @@ class _Mode:
         """Return medians over the repeats, by prompt."""
         return {p: _median(map(value, of)) for p, of in self.by_prompt.items()}
 
-    def total(self, name: str) -> float:
-        """Return the sum of a field over all samples."""
-        return float(sum(getattr(s, name) for s in self.every))
-
     def per(self, name: str, other: str, scale: float = 1.0) -> float | None:
         """Return the ratio of two fields' sums; None where one of them is 0."""
-        top, bottom = self.total(name), self.total(other)
+        top, bottom = (sum(getattr(s, field) for s in self.every) for field in (name, other))
         return scale * top / bottom if top and bottom else None
 
     def over(self, base: _Mode, value: Callable[[Sample], float | None]) -> dict[int, float]:
@@ -177,13 +162,13 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     every = mode.every
     drafted = [s for s in every if s.spec_steps and s.overhead_ns]
     target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
-    in_turn = mode.over(plain, lambda s: (s.target_ns + s.draft_ns) / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
-    timed = [s.prompt for s in every if s.first_token_s is None]
-    first = {p: t for p, t in mode.each(lambda s: s.first_token_s or 0.0).items() if p not in timed}
     speedups = {base: mode.over(modes[base], lambda s: s.rate) for base in baselines}
-    late = mode.over(plain, lambda s: s.first_token_s)
-    long = {p for p, tokens in mode.each(lambda s: s.prompt_tokens).items() if tokens > LONG_PROMPT}
+    first = {
+        p: _median(s.first_token_s for s in of if s.first_token_s is not None)
+        for p, of in mode.by_prompt.items()
+        if all(s.first_token_s is not None for s in of)
+    }
     return ModeReport(
         mode=name,
         prompts=len(mode.by_prompt),
@@ -193,26 +178,20 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         ),
         ratios={base: _ratio(of) for base, of in speedups.items()},
         first_token_ms=median_or_none(1e3 * f for f in first.values()),
-        first_token_ratio=median_or_none(late.values()),
-        first_token_long_ms=median_or_none(1e3 * f for p, f in first.items() if p in long),
-        first_token_long_ratio=median_or_none(r for p, r in late.items() if p in long),
+        first_token_ratio=median_or_none(mode.over(plain, lambda s: s.first_token_s).values()),
         mean_accepted_tokens=mode.per("tokens", "rounds"),
         mean_acceptance_length=(
-            1.0 + (mode.per("accepted", "spec_steps") or 0.0) if mode.total("rounds") else None
+            1.0 + (mode.per("accepted", "spec_steps") or 0.0) if mode.per("tokens", "rounds")
+            else None
         ),
-        acceptance_rate=mode.per("accepted", "drafted"),
         loose_share=mode.per("loose", "tokens") or 0.0,
-        mean_loose_cost_nats=mode.total("loose_cost_nats") / len(every),
         round_overhead_p50_ms=median_or_none(s.overhead_ns / 1e6 for s in drafted),
         overhead_share=median_or_none(s.overhead_ns * s.rounds / 1e9 / s.seconds for s in drafted),
-        draft_share=mode.per("draft_ns", "seconds", 1e-9),
-        target_share=mode.per("target_ns", "seconds", 1e-9),
         verify_step_ms=mode.per("target_ns", "rounds", 1e-6),
         draft_step_ms=mode.per("draft_ns", "drafted", 1e-6),
         judge_ms=mode.per("judge_ns", "rounds", 1e-6),
         bytes_per_round=mode.per("round_bytes", "rounds"),
         bound=median_or_none(bound.values()),
-        bound_in_turn=median_or_none(1.0 / ratio for ratio in in_turn.values() if ratio),
         bound_share=median_or_none(
             speedup / bound[p] for p, speedup in speedups[PLAIN].items() if p in bound
         ),
@@ -246,3 +225,91 @@ def _with_hindsight(
 
 def _median(values: Iterable[float]) -> float:
     return float(statistics.median(values))
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def _rate(rate: float) -> str:
+    """Return a rate with decimals where they matter."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+
+
+_SPEED: tuple[Column, ...] = (
+    ("mode", "{.mode}"),
+    ("tok/s", lambda r: _rate(r.tokens_per_second)),
+    ("x plain", "{.ratios[plain].median:.2f}"),
+    ("95 %", "{0.ratios[plain].low:.2f}-{0.ratios[plain].high:.2f}"),
+    ("worst", "{.ratios[plain].worst:.2f}"),
+    ("TTFT", "{.first_token_ms:.1f} ms"),
+    ("tok/round", "{.mean_accepted_tokens:.2f}"),
+    ("bound", "{.bound:.2f}"),
+    ("reached", "{.bound_share:.0%}"),
+    ("same", lambda r: "-" if r.same_as_plain is None else f"{r.same_as_plain}/{r.prompts}"),
+)
+_ROUNDS: tuple[Column, ...] = (
+    ("mode", "{.mode}"),
+    ("accepted", "{.mean_acceptance_length:.2f}"),
+    ("loose", "{.loose_share:.1%}"),
+    ("verify", "{.verify_step_ms:.2f} ms"),
+    ("draft", "{.draft_step_ms:.2f} ms"),
+    ("judge", "{.judge_ms:.2f} ms"),
+    ("overhead", "{.round_overhead_p50_ms:.2f} ms"),
+    ("share", "{.overhead_share:.0%}"),
+    ("B/round", "{.bytes_per_round:,.0f}"),
+    ("x TTFT", "{.first_token_ratio:.2f}"),
+    ("chosen", lambda r: ", ".join(
+        f"{number} {name.rpartition(', ')[2]}" for name, number in Counter(r.chosen).most_common()
+    )),
+)  # fmt: skip
+NOTES = (
+    "x plain: rate relative to plain decoding (K = 0, same services), median over prompts with "
+    "bootstrap interval; worst: of the slowest prompt; TTFT: time to first token; bound: x plain "
+    "if only the target took time; same: texts equal to plain decoding's; against others: rate "
+    "relative to theirs, with the interval's lower end",
+    "accepted: 1 + accepted drafts per round with drafts; verify, judge: the target's and the "
+    "rule's time per round; draft: the draft model's per token; overhead: time per round outside "
+    "of them, and its share; B/round: bytes of a round's messages; x TTFT: time to first token "
+    "relative to plain decoding",
+)
+
+
+def speed_tables(
+    name: str, reports: Sequence[ModeReport], others: Sequence[str] = ()
+) -> list[FittedTable]:
+    """Return a group's tables: all modes against plain decoding, rounds, ours against others."""
+    ours = [r for r in reports if r.mode not in others]
+    shown = [record_table(_SPEED, reports, f"{name}, {reports[0].prompts} prompts")]
+    if any(r.draft_step_ms or r.chosen for r in ours):
+        columns = [c for c in _ROUNDS if any(cell(c[1], r) not in ("", "-") for r in ours)]
+        shown.append(record_table(columns, [r for r in ours if r.mode != PLAIN], "rounds"))
+    if others:
+        columns = [("mode", "{.mode}"), *((other, _over(other)) for other in others)]
+        shown.append(record_table(columns, ours, "against others"))
+    return shown
+
+
+def worst_prompts(
+    reports: Sequence[ModeReport], where: Sequence[str], others: Sequence[str] = ()
+) -> str:
+    """Name the slowest prompt of each of flyspec's modes against plain decoding."""
+    return "; ".join(
+        f"{r.mode} {r.ratios[PLAIN].worst:.2f} at {where[r.ratios[PLAIN].worst_prompt]}"
+        for r in reports
+        if r.mode != PLAIN and r.mode not in others and not r.chosen
+    )
+
+
+def batch_table(reports: Sequence[BatchReport]) -> FittedTable:
+    """Return a table of concurrent requests: tokens per second, and relative to plain decoding."""
+    batches = sorted({r.batch for r in reports})
+    rows = []
+    for names, of in grouped(reports, lambda r: (r.group, r.mode)).items():
+        cells = {r.batch: f"{_rate(r.tokens_per_second)} ({r.ratio_to_plain:.2f})" for r in of}
+        rows.append([*names, *(cells.get(batch, "-") for batch in batches)])
+    columns = ["group", "mode", *map(str, batches)]
+    return make_table(columns, rows, "tokens/s (x plain) by concurrent requests", left=2)
+
+
+def _over(other: str) -> Callable[[ModeReport], str]:
+    return lambda r: f"{r.ratios[other].median:.2f} ({r.ratios[other].low:.2f})"

@@ -5,16 +5,13 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
-from flyspec.engine.loading import LoadedModel
 from flyspec.errors import ConfigError
-from flyspec.values.admin import ModelInfo, TokenizerBundle
 
 _LOGIT_DEVIATION = 4.0
 """Standard deviation of the logits of random weights. About half of the positions are then as
@@ -22,63 +19,41 @@ uncertain as the rule fly requires (normalized entropy about 1 - 16 / (2 log |V|
 tokens); with initialised weights all of them would be."""
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a Llama model. `tied`: the output layer is the embeddings."""
-
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    context_length: int = 4096
-    tied: bool = True
-
-    def config(self, **known: Any) -> LlamaConfig:
-        """Return transformers' configuration, in bfloat16, with `known` besides."""
-        return LlamaConfig(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_hidden_layers=self.num_layers,
-            num_attention_heads=self.num_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
-            max_position_embeddings=self.context_length,
-            tie_word_embeddings=self.tied,
-            dtype="bfloat16",
-            architectures=["LlamaForCausalLM"],
-            **known,
-        )
+_SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
+          "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
 
 
-SHAPES: Mapping[str, ModelShape] = {
+def _llama(*sizes: int, tied: bool = False, context_length: int = 4096) -> dict[str, Any]:
+    return {
+        **dict(zip(_SIZES, sizes, strict=True)),
+        "max_position_embeddings": context_length,
+        "tie_word_embeddings": tied,
+        "dtype": "bfloat16",
+        "architectures": ["LlamaForCausalLM"],
+    }
+
+
+SHAPES: Mapping[str, Mapping[str, Any]] = {
     # Meta's Llama 3.2 1B, 3.1 8B, 70B and 405B (config.json), except for the context length.
-    "llama-1b": ModelShape(16, 2048, 8192, 32, 8, 64, 128_256),
-    "llama-8b": ModelShape(32, 4096, 14_336, 32, 8, 128, 128_256, tied=False),
-    "llama-70b": ModelShape(80, 8192, 28_672, 64, 8, 128, 128_256, tied=False),
-    "llama-405b": ModelShape(126, 16_384, 53_248, 128, 8, 128, 128_256, tied=False),
-    "tiny": ModelShape(2, 64, 128, 4, 2, 16, 6_000, 512),
+    "llama-1b": _llama(16, 2048, 8192, 32, 8, 64, 128_256, tied=True),
+    "llama-8b": _llama(32, 4096, 14_336, 32, 8, 128, 128_256),
+    "llama-70b": _llama(80, 8192, 28_672, 64, 8, 128, 128_256),
+    "llama-405b": _llama(126, 16_384, 53_248, 128, 8, 128, 128_256),
+    "tiny": _llama(2, 64, 128, 4, 2, 16, 6_000, tied=True, context_length=512),
 }
-"""Shapes by name. `tiny` is for tests; it, too, has more tokens than the bundled tokenizer."""
+"""Shapes by name, in the fields of transformers. `tiny` is for tests; it, too, has more tokens than
+the bundled tokenizer."""
 
 
-def shape_named(flag: str, name: str) -> ModelShape:
-    """Return a shape by its name. Raises `ConfigError` that names the flag."""
-    if name not in SHAPES:
-        raise ConfigError(f"{flag} {name}: must be one of {', '.join(SHAPES)}")
-    return SHAPES[name]
+def config_of(shape: str, **changes: Any) -> LlamaConfig:
+    """Return the configuration of a shape, with changes. Raises `ConfigError`."""
+    if shape not in SHAPES:
+        raise ConfigError(f"--shape {shape}: must be one of {', '.join(SHAPES)}")
+    return LlamaConfig(**{**SHAPES[shape], **changes})
 
 
-def random_model(
-    name: str,
-    config: LlamaConfig,
-    device: torch.device,
-    dtype: torch.dtype = torch.bfloat16,
-) -> LoadedModel:
-    """Build a model with random weights on a device, without files and without a tokenizer.
+def random_model(config: LlamaConfig, device: torch.device | str = "cpu") -> Any:
+    """Build a model with random weights in bfloat16 on a device.
 
     Weights differ between kinds of devices. Raises `ConfigError` if the device has too little
     memory.
@@ -86,7 +61,7 @@ def random_model(
     torch.manual_seed(0)
     try:
         with torch.device(device):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         with torch.no_grad():
             for key, parameter in model.named_parameters():
                 if parameter.dim() == 1:
@@ -94,17 +69,8 @@ def random_model(
                 else:  # its products with normed hidden states have deviation 1
                     parameter.normal_().mul_(float(parameter.shape[-1]) ** -0.5)
     except torch.OutOfMemoryError as error:
-        raise ConfigError(f"shape {name}: does not fit on {device}; use a smaller one") from error
-    info = ModelInfo(
-        name,
-        "",
-        config.vocab_size,
-        config.max_position_embeddings,
-        str(dtype).removeprefix("torch."),
-        str(device),
-        model.num_parameters(),
-    )
-    return LoadedModel(model, info, TokenizerBundle(b"", "", (), (), None, "", "{}"))
+        raise ConfigError(f"--shape: it does not fit on {device}; use a smaller one") from error
+    return model
 
 
 def write_pair(
@@ -124,9 +90,7 @@ def write_pair(
     """
     ends = AutoConfig.from_pretrained(tokenizer_of).to_dict()
     known = {name: ends[name] for name in ends if name.endswith("_token_id")}
-    sizes = SHAPES[shape]
-    config = replace(sizes, num_layers=draft_layers).config(**known)
-    model = random_model(shape, config, torch.device(device)).model
+    model = random_model(config_of(shape, num_hidden_layers=draft_layers, **known), device)
     base = _write(model, folder / "base", tokenizer_of)
     output = model.get_output_embeddings().weight.data
     output += noise * output.std() * torch.randn_like(output)
@@ -134,7 +98,8 @@ def write_pair(
     del model, output
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # the services need the memory
-    return pad_layers(base, folder / "target", sizes.num_layers - draft_layers), draft
+    added = SHAPES[shape]["num_hidden_layers"] - draft_layers
+    return pad_layers(base, folder / "target", added), draft
 
 
 def pad_layers(source: Path, target: Path, num_layers: int) -> Path:

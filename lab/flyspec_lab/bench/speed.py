@@ -54,12 +54,12 @@ class BatchSample:
         return self.tokens / self.seconds
 
 
-def plain_options(options: SpeedOptions) -> GenerateOptions:
-    """Return the request options of plain decoding through the same services.
+def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMode]:
+    """Return plain decoding, then the rules at each K, by drafter and with each prediction.
 
     Texts that are sampled are so with the same seed in all modes: the target draws the same tokens.
     """
-    return GenerateOptions(
+    plain = GenerateOptions(
         sampling=SamplingParams(temperature=options.temperature),
         seed=0,
         max_tokens=options.max_tokens,
@@ -68,25 +68,20 @@ def plain_options(options: SpeedOptions) -> GenerateOptions:
         num_speculative_tokens=0,
         disable_loop_guard=options.disable_loop_guard,
     )
-
-
-def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMode]:
-    """Return plain decoding, then the rules at each K, by drafter and with each prediction."""
-    plain = plain_options(options)
     modes = [FlyspecMode(PLAIN, client, plain)]
     for condition in by_k(options.rules, options.num_speculative_tokens):
-        k = condition.requested_k(options.num_speculative_tokens[0])
         asked = replace(
-            plain, rule=condition.rule, phases=condition.phases, num_speculative_tokens=k
+            plain,
+            rule=condition.rule,
+            phases=condition.phases,
+            num_speculative_tokens=condition.requested_k(options.num_speculative_tokens[0]),
         )
         if condition.name == PLAIN:
             modes.append(FlyspecMode(AGAIN, client, asked))
             continue
         for drafter in options.drafters:
-            name, by = (
-                _by_drafter(condition.name, drafter, options),
-                replace(asked, drafter=drafter),
-            )
+            by = replace(asked, drafter=drafter)
+            name = _by_drafter(condition.name, drafter, options)
             modes.append(FlyspecMode(name, client, by))
             modes += [
                 FlyspecMode(f"{name}, prediction {kind}", client, by, PREDICTIONS[kind])
@@ -116,16 +111,15 @@ def _by_drafter(name: str, drafter: str, options: SpeedOptions) -> str:
 
 
 async def read_items(
-    client: AsyncClient, groups: Sequence[Group], options: SpeedOptions
+    plain: FlyspecMode, groups: Sequence[Group], chat: bool | None
 ) -> list[list[Item]]:
     """Decode every prompt plainly, for its tokens and its output; this also warms up the target."""
-    plain = plain_options(options)
     found = []
     for group in groups:
         items = []
         for i, prompt in enumerate(group.prompts):
-            request = prompt.to_request(options.chat)
-            done = await client.complete(request, plain)
+            request = prompt.to_request(chat)
+            done = await plain.client.complete(request, plain.options)
             token_ids = tuple(done.started.prompt_token_ids)
             items.append(Item(group.name, i, request, token_ids, len(done.token_ids), done.text))
         found.append(items)
@@ -133,7 +127,7 @@ async def read_items(
 
 
 async def measure(
-    modes: Sequence[Mode], items: Sequence[Sequence[Item]], repeats: int, noise: Noise | None = None
+    modes: Sequence[Mode], items: Sequence[Sequence[Item]], repeats: int, noise: Noise
 ) -> list[Sample]:
     """Run all prompts `repeats` times in every mode, one request at a time.
 
@@ -145,16 +139,16 @@ async def measure(
     with progress("measuring", repeats * sum(sizes) * len(modes)) as advance, until_interrupted():
         for repeat in range(repeats):
             for visit, (g, i) in enumerate(in_turn(sizes, repeat)):
-                for mode in rotated(modes, visit + repeat):
-                    if noise is not None and isinstance(mode, FlyspecMode):
+                for mode in _rotated(modes, visit + repeat):
+                    if isinstance(mode, FlyspecMode):
                         await noise.fill()
                     await asyncio.sleep(rest_s)
                     samples.append(replace(await mode.run(items[g][i]), repeat=repeat))
                     advance()
-    return whole(samples, len(modes))
+    return _whole(samples, len(modes))
 
 
-def whole(samples: list[V], number: int) -> list[V]:
+def _whole(samples: list[V], number: int) -> list[V]:
     """Drop samples that do not make up `number`. Raises `CancelledError` if none are left."""
     kept = samples[: len(samples) - len(samples) % number]
     check_reached(kept)
@@ -186,14 +180,15 @@ async def measure_batches(
     ]
     total = len(left) * len(modes)
     with progress("measuring concurrent requests", total) as advance, until_interrupted():
-        for of in items if left else ():
-            for mode in modes:
-                await noise.fill()
-                await run_batch(mode, of, batches[-1])
+        for mode, of in product(modes, items if left else ()):
+            await noise.fill()
+            await _run_batch(mode, of, batches[-1])
         for turn, repeat, batch, of in left:
-            for mode in rotated(modes, turn):
+            for mode in _rotated(modes, turn):
                 await noise.fill()
-                seconds, done = await run_batch(mode, of, batch)
+                begin = time.perf_counter()
+                done = await _run_batch(mode, of, batch)
+                seconds = time.perf_counter() - begin
                 firsts = sorted(s.first_token_s or 0.0 for s in done)
                 samples.append(BatchSample(
                     of[0].group, batch, repeat, mode.name, seconds,
@@ -201,14 +196,11 @@ async def measure_batches(
                 ))  # fmt: skip
                 advance()
             on_set(samples[-len(modes) :])
-    return whole([*known, *samples], len(modes))
+    return _whole([*known, *samples], len(modes))
 
 
-async def run_batch(mode: Mode, items: Sequence[Item], batch: int) -> tuple[float, list[Sample]]:
-    """Run each prompt once, or `batch` prompts if there are fewer, `batch` of them at any time.
-
-    Returns the seconds for all of them, and each one.
-    """
+async def _run_batch(mode: Mode, items: Sequence[Item], batch: int) -> list[Sample]:
+    """Run each prompt once, or `batch` prompts if there are fewer, `batch` of them at any time."""
     waiting = [items[i % len(items)] for i in range(max(batch, len(items)))][::-1]
     done: list[Sample] = []
 
@@ -216,12 +208,11 @@ async def run_batch(mode: Mode, items: Sequence[Item], batch: int) -> tuple[floa
         while waiting:
             done.append(await mode.run(waiting.pop()))
 
-    begin = time.perf_counter()
     await all_or_first_error(work() for _ in range(batch))
-    return time.perf_counter() - begin, done
+    return done
 
 
-def rotated(modes: Sequence[Any], turn: int) -> list[Any]:
+def _rotated(modes: Sequence[Any], turn: int) -> list[Any]:
     """Return them in an order that starts elsewhere each turn and is reversed every other time."""
     start = (turn // 2) % len(modes)
     order = [*modes[start:], *modes[:start]]

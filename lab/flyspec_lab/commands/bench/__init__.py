@@ -1,21 +1,25 @@
-"""`flyspec bench`, and its subcommands."""
+"""`flyspec bench` and `flyspec bench pair`."""
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import typer
 
+from flyspec.bundled import TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
-from flyspec_lab.bench.options import SpeedOptions
+from flyspec.errors import ConfigError
+from flyspec_lab.bench.options import PairOptions, SpeedOptions
 from flyspec_lab.commands.bench.common import Address, Local
-from flyspec_lab.commands.bench.device import bench_device
-from flyspec_lab.commands.bench.pair import bench_pair
-from flyspec_lab.report import Results
+from flyspec_lab.report import Report, Results
 
 app = typer.Typer(invoke_without_command=True)
-app.command("device")(bench_device)
-app.command("pair")(bench_pair)
 
 _LEAST_SESSIONS = 4
 
@@ -36,8 +40,7 @@ def bench(
         _refuse_flags_before_command(context)
         return
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
-    from flyspec.errors import ConfigError
-    from flyspec_lab.bench.prompts import groups as read_groups
+    from flyspec_lab.bench.prompts import groups_of
     from flyspec_lab.commands.bench.comparison import compare
 
     o = options
@@ -47,16 +50,64 @@ def bench(
         raise ConfigError(
             "--peers, --against and --llama-server are timed greedily; remove --temperature"
         )
-    problems = 0 if o.problems is None and o.random_prompts and not o.prompt_file else o.problems
-    groups = read_groups(o.prompt_file, problems, o.problem_seed, o.limit)
     stack = None
     if local:  # with few slots, so that noise soon fills the caches
         largest = max(o.batch)
         slots = max(_LEAST_SESSIONS, largest + largest // 4)
         stack = StackOptions(**vars(models), log_level="warning", max_sessions=slots)
-    results.of(lambda: run_async(with_server(
-        stack, address, lambda *servers: compare(o, groups, models.model, *servers), connection,
-    )))  # fmt: skip
+    use = partial(compare, o, groups_of(o), {"model": models.model})
+    results.of(lambda: run_async(with_server(stack, address, use, connection)))
+
+
+@app.command("pair")
+@with_flags
+def bench_pair(models: ModelFlags, options: PairOptions, results: Results) -> None:
+    """Compare on other pairs of models: two directories, other shapes, a longer target."""
+    from flyspec.cli.runtime import run_async, with_server
+    from flyspec_lab.bench.prompts import groups_of
+    from flyspec_lab.commands.bench.comparison import compare
+
+    groups = groups_of(options)
+
+    def measure() -> Report:
+        with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
+            stack, facts = _prepare(models, options, Path(folder))
+            return run_async(with_server(stack, None, partial(compare, options, groups, facts)))
+
+    results.of(measure)
+
+
+def _prepare(
+    models: ModelFlags, o: PairOptions, folder: Path
+) -> tuple[StackOptions, dict[str, Any]]:
+    """Return options of the requested pair, with checkpoints in `folder`, and facts about it.
+
+    Raises `ConfigError`.
+    """
+    from transformers.utils.logging import disable_progress_bar
+
+    from flyspec.engine.loading import resolve_device
+    from flyspec.progress import working
+    from flyspec_lab.bench.shapes import SHAPES, config_of, pad_layers, write_pair
+
+    disable_progress_bar()
+    shape = config_of(o.shape) if o.shape else None
+    stack = StackOptions(
+        **vars(models), log_level="warning", max_sessions=_LEAST_SESSIONS
+    ).resolved()
+    target = Path(str(stack.model)).name
+    if shape is not None:
+        layers = o.draft_layers or max(1, shape.num_hidden_layers // 8)
+        target = f"random {o.shape}, {layers} of its layers as the draft model"
+        tokenizer, device = Path(models.model or TARGET), resolve_device(models.device)
+        with working(f"writing random weights of shape {o.shape}"):
+            model, draft = write_pair(o.shape, layers, o.draft_noise, folder, tokenizer, device)
+        stack = replace(stack.with_target(str(model)), draft_model=str(draft))
+    if o.pad_target_layers:
+        padded = pad_layers(Path(str(stack.model)), folder / "padded", o.pad_target_layers)
+        stack = replace(stack, model=str(padded))
+        target += f", {o.pad_target_layers} extra layers in the target"
+    return stack, {"target": target, "shape": SHAPES.get(o.shape)}
 
 
 def _refuse_flags_before_command(context: typer.Context) -> None:

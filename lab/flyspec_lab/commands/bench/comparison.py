@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 from flyspec.cli.stack import Stack
 from flyspec.client import AsyncClient
-from flyspec.concurrency import check_reached, interrupted
+from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import error_console, working
-from flyspec_lab.bench import tables
 from flyspec_lab.bench.llama_cpp import LlamaServer
 from flyspec_lab.bench.machine import this_machine
-from flyspec_lab.bench.modes import Answer, Item, Mode, Noise, OtherMode, Sample
+from flyspec_lab.bench.modes import Mode, Noise, OtherMode, Sample
 from flyspec_lab.bench.openai import OpenAIServer
-from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.bench.peers import Calibration, PeerSetup, Transformers
+from flyspec_lab.bench.options import PairOptions, SpeedOptions
+from flyspec_lab.bench.peers import Calibration, Transformers, described
 from flyspec_lab.bench.prompts import Group, random_tokens
-from flyspec_lab.bench.report import report, report_batches
+from flyspec_lab.bench.report import (
+    NOTES,
+    batch_table,
+    report,
+    report_batches,
+    speed_tables,
+    worst_prompts,
+)
 from flyspec_lab.bench.speed import (
     BatchSample,
     flyspec_modes,
@@ -40,83 +46,77 @@ _CALIBRATED_ON = 3  # prompts, each from another group
 
 async def compare(
     o: SpeedOptions,
-    groups: list[Group],
-    model: str | None,
+    groups: Sequence[Group],
+    facts: Mapping[str, Any],
     client: AsyncClient,
     stack: Stack | None,
-    rehearsed: bool = False,
 ) -> Report:
-    """Measure everything. `model` is where the files of a running stack's target are, if known.
+    """Measure everything. `facts` go into the document besides; `model` is where the files of a
+    running stack's target are, if known.
 
-    If `rehearsed`, every prompt runs once in every mode before it counts, and what is cached then
-    stays so.
+    On a pair, every prompt runs once in every mode before it counts, and what is cached stays so.
     """
+    rehearsed = isinstance(o, PairOptions)
     console = error_console()
     target = (await client.list_models()).target
-    source = str(stack.options.model) if stack else model or target.name
+    source = str(stack.options.model) if stack else facts["model"] or target.name
+    draft = (stack.options.draft_model or "") if stack else ""
     if o.random_prompts:
         groups = [*groups, random_tokens(o.random_prompts, source, o.problem_seed)]
-    modes: list[Mode] = [*flyspec_modes(client, o)]
+    ours = flyspec_modes(client, o)
     # Others may be using a running stack, so its caches are left alone.
     slots = stack.options.max_sessions if stack and not rehearsed else 0
     noise = Noise(client, target.vocab_size, slots)
-    draft = (stack.options.draft_model or "") if stack else ""
-    transformers: Transformers | None = None
-    llama: LlamaServer | None = None
-    if o.peers and 1 in o.batch:
-        transformers = Transformers(o.peers, source, draft, target.device)
-    if o.llama_server is not None:
-        llama = LlamaServer(o.llama_server, source, draft, max(o.batch))
-    names = [*(mode.name for mode in modes), *o.peers, *(name for name, _ in o.against)]
+    names = [*(mode.name for mode in ours), *o.peers, *(name for name, _ in o.against)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
+    transformers, llama = None, None
+    if o.peers and 1 in o.batch:
+        transformers = Transformers(o.peers, source, draft, target.device, o.ignore_eos)
+    if o.llama_server is not None:
+        llama = LlamaServer(o.llama_server, source, draft, max(o.batch))
     samples: list[Sample] = []
     batch_samples: list[BatchSample] = []
     async with AsyncExitStack() as resources:
         with working("decoding all prompts plainly, for their lengths"):
-            items = await read_items(client, groups, o)
+            items = await read_items(ours[0], groups, o.chat)
         found, calibrations = await _others(
-            o, resources, items, transformers, llama, lambda text: console.print(text)
-        )
-        modes += found
+            o, resources, [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]],
+            transformers, llama,
+        )  # fmt: skip
+        modes: list[Mode] = [*ours, *found]
         others = [mode.name for mode in found]
         prompts = sum(map(len, items))
         console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
         if 1 in o.batch:
             with working("warming up all modes"):
-                for mode in modes:
-                    await mode.run(items[0][0])
-            samples = await measure(modes, items, o.repeats + rehearsed, noise)
-            if rehearsed:
-                order = {mode.name: place for place, mode in enumerate(modes)}
-                counted = [replace(s, repeat=s.repeat - 1) for s in samples if s.repeat]
-                samples = sorted(counted, key=lambda s: (s.repeat, order[s.mode]))
-                check_reached(samples)
+                for mode, item in product(modes, chain(*items) if rehearsed else items[0][:1]):
+                    await mode.run(item)
+            samples = await measure(modes, items, o.repeats, noise)
         batches = [batch for batch in o.batch if batch > 1]
         if batches and not interrupted():
             batch_samples = await measure_batches(modes, items, batches, o.repeats, noise)
     others = others if samples else []
-    reports = report(samples, others, hindsight(o))
-    batch_reports = report_batches(batch_samples)
+    reports, batch_reports = report(samples, others, hindsight(o)), report_batches(batch_samples)
     where = {g.name: [Path(p.where).name for p in g.prompts] for g in groups}
     shown: list[Any] = []
     for group, of in reports.items():
-        shown += tables.speed_tables(group, of, others)
-        shown.append(f"slowest: {tables.worst_prompts(of, where[group], others)}\n")
+        shown += speed_tables(group, of, others)
+        shown.append(f"slowest: {worst_prompts(of, where[group], others)}\n")
     if batch_reports:
-        shown.append(tables.batch_table(batch_reports))
+        shown.append(batch_table(batch_reports))
     if reports:
-        shown += [tables.SPEED_NOTES, tables.ROUNDS_NOTES]
-    shown += [f"{c.peer}: {c.setup} was fastest" for c in calibrations]
+        shown += NOTES
+    shown += [f"{c.peer}: {described(c.setup)} was fastest" for c in calibrations]
     document = {
         **vars(o),
         **models_of(target, stack),
-        "kind": "speed",
+        **facts,
         "command": ["flyspec", *sys.argv[1:]],
         "machine": this_machine(),
         "prompts_cached": not slots,
         "others": others,
-        "calibrations": [{**vars(c), "setup": str(c.setup)} for c in calibrations],
+        "calibrations": calibrations,
         "prompts": where,
         "groups": reports,
         "batches": batch_reports,
@@ -127,39 +127,28 @@ async def compare(
 async def _others(
     o: SpeedOptions,
     resources: AsyncExitStack,
-    items: Sequence[Sequence[Item]],
+    prompts: Sequence[Sequence[int]],
     transformers: Transformers | None,
     llama: LlamaServer | None,
-    say: Callable[[str], None],
-) -> tuple[list[OtherMode], list[Calibration[Any]]]:
+) -> tuple[list[OtherMode], list[Calibration]]:
     """Return the modes of other software, each at its fastest, and how that was found."""
-    tried_on = [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]]
     modes: list[OtherMode] = []
-    calibrations: list[Calibration[Any]] = []
+    calibrations: list[Calibration] = []
     if transformers is not None:
         for peer in o.peers:
             with working(f"trying setups of {peer}"):
-                found = await transformers.calibrate(peer, tried_on, o.max_tokens, o.ignore_eos)
-            say(f"{peer}: {found.setup} is fastest")
+                found = await transformers.calibrate(peer, prompts)
             calibrations.append(found)
-            modes.append(OtherMode(peer, partial(_by_peer, o, transformers, found.setup), False))
-    servers = []
+            modes.append(OtherMode(peer, partial(transformers.generate, found.setup), False))
     if llama is not None:
-        for tried in await llama.calibrate(tried_on, say):
-            calibrations.append(tried)
-            serving = llama.serving(tried.peer, tried.setup, tried_on[0])
-            servers.append(await resources.enter_async_context(serving))
+        with working("trying setups of llama.cpp"):
+            tried = await llama.calibrate(prompts)
+        calibrations += tried
+        for found in tried:
+            complete = await resources.enter_async_context(llama.serving(found.setup))
+            modes.append(OtherMode(found.peer, complete, True))
     for name, url in o.against:
-        server = OpenAIServer(name, url)
-        await server.connect(tried_on[0])
-        servers.append(server)
-    modes += [OtherMode(server.name, partial(_by_server, server), True) for server in servers]
+        server = OpenAIServer(f"--against {name}", url)
+        await server.connect(prompts[0])
+        modes.append(OtherMode(name, server.complete, True))
     return modes, calibrations
-
-
-async def _by_peer(o: SpeedOptions, peers: Transformers, setup: PeerSetup, i: Item) -> Answer:
-    return await peers.generate(setup, i.prompt_token_ids, o.max_tokens, o.ignore_eos)
-
-
-async def _by_server(server: OpenAIServer, i: Item) -> Answer:
-    return await server.complete(i.prompt_token_ids, i.plain_tokens)
