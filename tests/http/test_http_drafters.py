@@ -16,17 +16,13 @@ from flyspec.errors import PermissionDeniedError
 from flyspec.security import ApiKey, Scope
 from orchestrator.front import access
 from orchestrator.front.http.operators import Operators
+from tests.http.clients import client_of
 from tests.orchestrator.stacks import start_stack
 from tests.security.authority import Authority
 from tests.waiting import until
 
 DRAFTERS = "/v1/drafters"
 ACTIVATE = "/v1/drafters/prompt_lookup/activate"
-
-
-def client_of(stack, key=""):
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{stack.http_port}", headers=headers)
 
 
 async def test_operators_are_told_addresses_and_clients_are_not(keyed):

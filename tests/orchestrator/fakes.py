@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
 
@@ -139,7 +140,9 @@ class _Service:
 
 
 class FakeDraft(_Service):
-    """A draft service."""
+    """A draft service; `alter` changes its answers, if a test sets it."""
+
+    alter: Callable[[list], None] = staticmethod(lambda answers: None)
 
     def __init__(self, world: World, offer: Offer) -> None:
         super().__init__()
@@ -178,7 +181,9 @@ class _DraftCall(_Call):
         starts = list(range(base, len(tokens), 3)) or [base]
         chunks = [self._chunk(request, tokens, base, start, starts[-1]) for start in starts]
         chunks[0] = replace(chunks[0], agreements=agreements)
-        return [wire.encode(chunk) for chunk in chunks]
+        answers = [wire.encode(chunk) for chunk in chunks]
+        service.alter(answers)
+        return answers
 
     def _chunk(self, request, tokens, base, start, last):
         end = min(start + 3, len(tokens))

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import grpc
+
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import UnavailableError
 from flyspec.rule_files import load_rules
@@ -25,6 +27,8 @@ from flyspec.values.admin import (
     TokenizerBundle,
     VerifyServiceInfo,
 )
+from flyspec.values.generation import Chunk, Completion, RoundRecord, Started
+from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
     DraftChunk,
@@ -36,6 +40,7 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
+from orchestrator.admission.clients import Caller
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.generations import Generations
 from orchestrator.telemetry.requests import RequestObserver
@@ -45,6 +50,7 @@ from tests.orchestrator.tokenizer import BUNDLE
 EOS, VOCAB_SIZE, CONTEXT = 1, 400, 256
 MODEL = ModelInfo("scripted", BUNDLE.fingerprint, VOCAB_SIZE, CONTEXT)
 Script = Callable[[Sequence[int]], int]
+PROMPT = [5, 6, 7]
 
 
 def script(tokens: Sequence[int]) -> int:
@@ -271,3 +277,73 @@ async def scripted(targets=1, pause_s=0.0, next_token=script, heads=None, **chan
         yield inside
     finally:
         await fleet.close()
+
+
+def request(prompt=PROMPT, **options: Any) -> GenerationRequest:
+    return GenerationRequest(prompt, GenerateOptions(**options))
+
+
+def expected(count: int, prompt: Sequence[int] = PROMPT, next_token: Script = script) -> list[int]:
+    """The target's own text."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class Run:
+    """A finished generation."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        def of(kind: type) -> list[Any]:
+            return [event for event in events if isinstance(event, kind)]
+
+        self.events, self.chunks, self.rounds = events, of(Chunk), of(RoundRecord)
+        (self.started,), (self.completion,) = of(Started), of(Completion)
+        self.tokens = [token for chunk in self.chunks for token in chunk.token_ids]
+        self.origins = [origin for chunk in self.chunks for origin in chunk.origins]
+        self.text = "".join(chunk.text for chunk in self.chunks)
+        self.drafters = [share.drafter for share in self.completion.drafters]
+
+
+async def run(inside: Scripted, asked: GenerationRequest, at=None, **caller: Any) -> Run:
+    """Run a generation; `at` maps numbers of tokens to what is then awaited."""
+    events, count, at = [], 0, dict(at or {})
+    async for event in inside.generations.run(asked, Caller(**caller)):
+        events.append(event)
+        count += len(event.token_ids) if isinstance(event, Chunk) else 0
+        for due in [due for due in at if due <= count]:
+            await at.pop(due)()
+    return Run(events)
+
+
+async def takes() -> None:
+    """Has room for everything."""
+
+
+class Taker:
+    """A call's context: its first message is read at once; `take` handles the others."""
+
+    def __init__(self, take=takes, left_s: float | None = None) -> None:
+        self.take, self.left_s = take, left_s
+        self.taken = 0
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return self.left_s
+
+    async def write(self, message) -> None:
+        self.taken += 1
+        if self.taken > 1:
+            await self.take()
+
+    async def abort(self, code, details, trailing_metadata=()) -> None:
+        self.code, self.details = code, details
+        raise grpc.aio.AbortError

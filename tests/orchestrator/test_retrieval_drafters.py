@@ -11,9 +11,7 @@ import pytest
 from flyspec.patience import PATIENCE, RARELY
 from flyspec.security import ApiKey, Scope
 from flyspec.values.admin import DrafterInfo, DraftServiceInfo, SessionStatus
-from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.tokens import Origin
-from orchestrator.admission.clients import Caller
 from orchestrator.fleet.drafter import RegisteredDrafter
 from orchestrator.fleet.fleet import Fleet
 from tests.orchestrator.scripted import (
@@ -21,11 +19,12 @@ from tests.orchestrator.scripted import (
     Drafter,
     DrafterSession,
     TargetSession,
+    request,
+    run,
     script,
     scripted,
 )
 
-PROMPT = [5, 6, 7]
 KEYS = {name: ApiKey(name, frozenset({Scope.GENERATE})) for name in ("ann", "bob")}
 
 
@@ -77,17 +76,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     return heard
 
 
-async def run(inside: Any, prompt: list[int] = PROMPT, key: str = "", **options: Any) -> None:
-    asked = GenerationRequest(prompt, GenerateOptions(**options))
-    async for _ in inside.generations.run(asked, Caller(key=KEYS.get(key))):
-        pass
-
-
 async def test_a_drafter_hears_what_the_target_said_after_every_draft(
     told: dict[str, list[Any]],
 ) -> None:
     async with scripted() as inside:
-        await run(inside, max_tokens=30)
+        await run(inside, request(max_tokens=30))
     assert all(width == (2 if drafts else 0) for drafts, width in told["asked"])
     assert told["top"][0] == []
     sequences = told["sequences"]
@@ -104,14 +97,14 @@ async def test_candidates_of_the_first_token_of_all_have_no_context(
     told: dict[str, list[Any]],
 ) -> None:
     async with scripted() as inside:
-        await run(inside, [5], max_tokens=12)
+        await run(inside, request([5], max_tokens=12))
     assert [len(top) for top in told["top"][:3]] == [0, 0, 1]
 
 
 async def test_a_drafter_that_learns_nothing_hears_nothing(told: dict[str, list[Any]]) -> None:
     told["offered"][:] = [DrafterInfo("guess", "model", MODEL)]
     async with scripted() as inside:
-        await run(inside, max_tokens=12)
+        await run(inside, request(max_tokens=12))
     assert not any(told["top"])
     assert not any(width for _, width in told["asked"])
 
@@ -120,7 +113,7 @@ async def test_a_drafter_that_learns_nothing_hears_nothing(told: dict[str, list[
 async def test_scopes_are_those_of_api_keys(told: dict[str, list[Any]], sharing: str) -> None:
     async with scripted(draft_sharing=sharing) as inside:
         for key in ("", "ann", "bob", "ann"):
-            await run(inside, key=key, max_tokens=2)
+            await run(inside, request(max_tokens=2), key=KEYS.get(key))
     nobody, ann, bob, again = told["scopes"]
     assert nobody == ""
     assert ann == again
