@@ -19,7 +19,7 @@ from tests.observability.scraping import scrape
 pytestmark = pytest.mark.skipif(
     not EAGLE3.is_dir(), reason=f"{EAGLE3} is not there; docs/heads.md says how to train it"
 )
-PROMPTS = [Chat.of_user(problem.question) for problem in problems("bundled head", 6)]
+PROMPTS = [Chat.of_user(problem.question) for problem in problems("bundled head", 4)]
 MAX_BYTES = 6_000_000
 
 
@@ -41,7 +41,7 @@ def work_of_drafter(stack):
 async def generate(client, drafter, k, rule="exact"):
     """Token ids of all prompts, and the mean number of tokens of a round with drafts."""
     options = GenerateOptions(
-        rule=Rule(rule), drafter=drafter, num_speculative_tokens=k, max_tokens=64
+        rule=Rule(rule), drafter=drafter, num_speculative_tokens=k, max_tokens=48
     )
     texts = [await client.complete(prompt, options) for prompt in PROMPTS]
     totals = [text.completion.speculation for text in texts]

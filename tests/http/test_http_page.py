@@ -125,10 +125,7 @@ async def test_the_operators_rules_have_their_parameters(chat_dirs, tmp_path):
         "max_num_speculative_tokens = 9\n"
     )
     options = {"rules_file": str(rules), "rule": "careful"}
-    async with (
-        start_stack(chat_dirs, http_port=0, **options) as stack,
-        client_of(stack) as client,
-    ):
+    async with start_stack(chat_dirs, http_port=0, **options) as stack, client_of(stack) as client:
         data = data_of((await client.get("/")).text)
     assert [rule["name"] for rule in data["rules"]] == ["careful", "exact", "fly"]
     assert data["default_rule"] == "careful"

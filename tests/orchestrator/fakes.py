@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 
@@ -83,6 +84,7 @@ class _Call:
         if self._lost or self._service.breaks("write"):
             self._lost = True
             raise asyncio.InvalidStateError
+        self._service.seen(message)
         self._answers += self.answer(message)
 
     async def read(self):
@@ -91,7 +93,9 @@ class _Call:
         if self._lost or self._service.breaks("read"):
             self._lost = True
             return grpc.aio.EOF
-        return self._answers.popleft()
+        answer = self._answers.popleft()
+        self._service.seen(answer)
+        return answer
 
     async def code(self):
         return grpc.StatusCode.UNAVAILABLE
@@ -111,10 +115,11 @@ class _Call:
 
 
 class _Service:
-    """What both have in common: streams that break on command."""
+    """What both have in common: streams that break on command. `seen` gets all messages."""
 
     address, timeout_s = "fake", NEVER_S
     offer = Offer(0)
+    seen: Callable[[Any], None] = staticmethod(lambda message: None)
 
     def __init__(self) -> None:
         self._breaks: deque[str] = deque()

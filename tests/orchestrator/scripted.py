@@ -31,6 +31,7 @@ from flyspec.values.generation import Chunk, Completion, RoundRecord, Started
 from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
+    DraftAdvance,
     DraftChunk,
     HeadProposal,
     HeadRequest,
@@ -160,7 +161,11 @@ class TargetSession(Session):
     async def read(self, round_id: int) -> Verdict:
         await self.service.answer()
         assert round_id == self.round.round_id
-        start, decisions = len(self.tokens), []
+        start, decisions, top = len(self.tokens), [], ()
+        if self.round.num_top_tokens:  # after the sequence, and after each draft
+            drafts = self.round.draft_token_ids
+            rows = [[*self.tokens, *drafts[:count]] for count in range(len(drafts) + 1)]
+            top = tuple(own + i for own in map(script, rows) for i in range(2))
         for draft in self.round.draft_token_ids:
             own = self.service.next_token(self.tokens)
             rejected = draft != own
@@ -174,7 +179,7 @@ class TargetSession(Session):
         self.tokens.append(self.service.next_token(self.tokens))
         verdict = Verdict(
             keep_length, self.tokens[-1], tuple(decisions), start_length=start, round_id=round_id,
-            proposal=self.service.proposal(self.tokens, head), drafts=drafts,
+            proposal=self.service.proposal(self.tokens, head), drafts=drafts, top_token_ids=top,
         )  # fmt: skip
         if not (head and head.num_rounds and self.service.goes_on):
             return verdict
@@ -185,16 +190,24 @@ class TargetSession(Session):
 
 
 class Drafter(Service):
-    """A draft service."""
+    """A draft service; what `offered` lists. `asked` has sequences and requests, in order."""
+
+    offered: tuple[DrafterInfo, ...] = (DrafterInfo("guess", "model", MODEL),)
+
+    def __init__(self, address: str, next_token: Script, pause_s: float = 0.0) -> None:
+        super().__init__(address, next_token, pause_s)
+        self.scopes: list[str] = []
+        self.asked: list[tuple[list[int], DraftAdvance]] = []
 
     async def describe(self, timeout_s: float = 1.0) -> DraftServiceInfo:
         await self.answer()
-        return DraftServiceInfo((DrafterInfo("guess", "model", MODEL),), SessionStatus(0, 16), 64)
+        return DraftServiceInfo(self.offered, SessionStatus(0, 16), 64)
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         raise AssertionError("it has the target's own")
 
     def open(self, open_, metrics, correlation: Correlation = UNKNOWN) -> DrafterSession:
+        self.scopes.append(open_.sharing_scope)
         return DrafterSession(self)
 
 
@@ -212,6 +225,7 @@ class DrafterSession(Session):
         except TimeoutError:
             raise SilentError(f"{self.service.address} is silent") from None
         tokens = list(token_ids)
+        self.service.asked.append((list(tokens), request))
         self.held = len(tokens)
         for _ in range(request.max_tokens):
             tokens.append(self.service.next_token(tokens))
@@ -268,7 +282,7 @@ async def scripted(targets=1, pause_s=0.0, next_token=script, heads=None, **chan
     inside.fleet = fleet = Fleet(settings, inside)
     await fleet.connect()
     for drafter in inside.drafters.values():
-        drafter.opened = 0  # but by its trial
+        drafter.opened, drafter.scopes, drafter.asked = 0, [], []  # but by its trial
     inside.admission = Admission.of(settings, lambda: fleet.max_sessions)
     rules = load_rules("", settings.rule, settings.num_speculative_tokens)
     inside.observer = RequestObserver(Telemetry("orchestrator"))

@@ -103,10 +103,7 @@ def _verify_server(servicer, port=0):
 
 @asynccontextmanager
 async def start_stack(
-    model_dirs,
-    draft: dict[str, Any] | None = None,
-    verify: dict[str, Any] | None = None,
-    **options,
+    model_dirs, draft: dict[str, Any] | None = None, verify: dict[str, Any] | None = None, **options
 ):
     """Start everything; `options` are the orchestrator's settings, the others the services'."""
     target, draft_model = model_dirs

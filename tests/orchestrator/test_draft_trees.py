@@ -10,7 +10,7 @@ import pytest
 from flyspec.draft_trees import children, main_path, paths
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import num_same
-from flyspec.values.admin import DrafterInfo, DraftServiceInfo, SessionStatus, VerifyServiceInfo
+from flyspec.values.admin import DrafterInfo, VerifyServiceInfo
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
 from orchestrator.upstreams.proposal_checks import Answer, DrafterFaultError, DraftFault
@@ -36,9 +36,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     async def describe_target(self: Target, timeout_s: float = 1.0) -> VerifyServiceInfo:
         return replace(await describe(self, timeout_s), takes_trees=heard["takes_trees"])
 
-    async def describe_drafter(self: Drafter, timeout_s: float = 1.0) -> DraftServiceInfo:
-        offered = DrafterInfo("guess", "composed", num_top_tokens=1, makes_trees=True)
-        return DraftServiceInfo((offered,), SessionStatus(0, 16), 64)
+    offered = DrafterInfo("guess", "composed", num_top_tokens=1, makes_trees=True)
 
     async def proposing(self: Any, token_ids: Any, request: Any, timeout_s: float) -> DraftChunk:
         self.begin()
@@ -82,7 +80,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return replace(verdict, path=self.path, top_token_ids=tuple(top))
 
     monkeypatch.setattr(Target, "describe", describe_target)
-    monkeypatch.setattr(Drafter, "describe", describe_drafter)
+    monkeypatch.setattr(Drafter, "offered", (offered,))
     monkeypatch.setattr(DrafterSession, "propose", proposing)
     monkeypatch.setattr(TargetSession, "send", sending)
     monkeypatch.setattr(TargetSession, "read", reading)

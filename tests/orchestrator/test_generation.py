@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
-from flyspec.client import Chunk, GenerateOptions
+from flyspec.client import GenerateOptions
 from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
@@ -53,19 +51,6 @@ async def test_exact_is_drafter_invariant_at_any_temperature(stack, sampling):
             assert (await stack.client.complete(PROMPT, options)).token_ids == plain.token_ids
     other = await stack.client.complete(PROMPT, replace(options, seed=None))
     assert other.token_ids != plain.token_ids
-
-
-async def test_many_at_once_are_each_as_alone(stack, greedy):
-    rng = random.Random(3)
-    prompts = [[rng.randrange(3, 400) for _ in range(rng.randint(1, 30))] for _ in range(24)]
-
-    async def one(prompt):
-        k, drafter = rng.choice([0, 1, 4, 15]), rng.choice(DRAFTERS)
-        return await stack.client.complete(prompt, asked(k, drafter=drafter, max_tokens=30))
-
-    texts = await asyncio.gather(*(one(p) for p in prompts))
-    assert [text.token_ids for text in texts] == [greedy(p, 30) for p in prompts]
-    assert await stack.idle()
 
 
 async def test_a_loose_text_does_not_end_at_a_loose_stop_token(stack):
@@ -155,18 +140,6 @@ async def test_bad_requests_are_refused_by_name(stack, prompt, options, status, 
         await stack.client.complete(prompt, GenerateOptions(**options))
     assert (caught.value.status, text in str(caught.value)) == (status, True), caught.value
     assert (await stack.client.complete("x", GenerateOptions(max_tokens=2))).token_ids
-    assert await stack.idle()
-
-
-async def test_leaving_in_mid_stream_leaves_nothing_behind(stack):
-    async def leave_after(chunks):
-        async with aclosing(stack.client.generate(PROMPT, asked(ignore_eos=True))) as events:
-            async for event in events:
-                chunks -= isinstance(event, Chunk)
-                if chunks <= 0:
-                    return
-
-    await asyncio.gather(*(leave_after(i % 5) for i in range(60)))
     assert await stack.idle()
 
 

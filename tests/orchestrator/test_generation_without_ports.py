@@ -20,22 +20,10 @@ from flyspec.errors import (
 )
 from flyspec.security import ApiKey, Scope
 from flyspec.values.chat import Chat
-from flyspec.values.generation import (
-    Chunk,
-    FinishReason,
-    RecoveryKind,
-)
+from flyspec.values.generation import Chunk, FinishReason, RecoveryKind
 from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
-from tests.orchestrator.scripted import (
-    EOS,
-    Target,
-    expected,
-    request,
-    run,
-    script,
-    scripted,
-)
+from tests.orchestrator.scripted import EOS, Target, expected, request, run, script, scripted
 from tests.orchestrator.tokenizer import BUNDLE, TOKENIZER
 from tests.waiting import until
 

@@ -98,8 +98,7 @@ async def test_greedy_text_is_transformers_own(stack, greedy, drafter, k):
 async def test_sampled_text_is_that_of_plain_decoding(stack, sampling):
     async def text(drafter, k):
         return await tokens_of(
-            stack,
-            options(drafter=drafter, num_speculative_tokens=k, sampling=sampling, seed=5),
+            stack, options(drafter=drafter, num_speculative_tokens=k, sampling=sampling, seed=5)
         )
 
     plain = await text("", 0)

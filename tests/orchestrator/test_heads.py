@@ -18,11 +18,7 @@ from orchestrator.generation.head_rounds import num_uncut
 from tests.orchestrator.scripted import PROMPT, expected, guess, request, script, scripted
 from tests.orchestrator.scripted import run as scripted_run
 
-HEADS = {
-    "right": script,
-    "mostly": guess,
-    "garbage": lambda tokens: 3 + sum(tokens) % 150,
-}
+HEADS = {"right": script, "mostly": guess, "garbage": lambda tokens: 3 + sum(tokens) % 150}
 
 
 async def run(inside, at=None, **options):

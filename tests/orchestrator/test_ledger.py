@@ -16,12 +16,7 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Origin, TokenLogprobs
 from orchestrator.generation.ledger import Ledger, RoundOutcome
-from orchestrator.generation.window import (
-    Checked,
-    Token,
-    WindowState,
-    step,
-)
+from orchestrator.generation.window import Checked, Token, WindowState, step
 
 EXACT, LOOSE = Decision(Outcome.EXACT), Token(7, Origin.LOOSE, 0.5)
 

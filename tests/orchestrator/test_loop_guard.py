@@ -35,8 +35,7 @@ def by_definition(token_ids):
 
 
 parts = st.lists(
-    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 60)),
-    max_size=4,
+    st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.integers(1, 60)), max_size=4
 ).map(lambda parts: [token for unit, times in parts for token in unit * times][:250])
 
 

@@ -69,10 +69,7 @@ def pace_of(
 # --- an earlier run -------------------------------------------------------------------------
 
 
-@given(
-    ks=st.lists(st.sampled_from([0, 0, 0, 1, 3, 7]), min_size=1, max_size=30),
-    data=st.data(),
-)
+@given(ks=st.lists(st.sampled_from([0, 0, 0, 1, 3, 7]), min_size=1, max_size=30), data=st.data())
 def test_what_was_recorded_is_repeated(ks, data):
     """Whatever the verdicts accept, and however many plain tokens each has."""
     rest = FixedPace(5, at_once=True)

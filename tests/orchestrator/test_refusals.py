@@ -16,12 +16,7 @@ from grpc_status import rpc_status
 
 from flyspec import wire
 from flyspec.client import GenerateOptions
-from flyspec.errors import (
-    FlyspecError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from orchestrator.front.grpc import GenerationServicer
@@ -186,22 +181,3 @@ async def test_a_request_beyond_the_largest_is_not_read(stack):
 async def test_a_prompt_that_is_only_too_long_is_counted_exactly(stack):
     with pytest.raises(InvalidArgumentError, match=r"length is \d+ tokens, but it has"):
         await stack.client.complete("the cat " * 300, SHORT)
-
-
-async def test_a_drain_refuses_what_waits_and_lets_the_rest_finish(model_dirs):
-    async with start_stack(model_dirs, max_concurrent=1, max_waiting=5) as stack:
-        with held(stack):
-            first = await running(stack)
-            waiting = [asyncio.create_task(stack.client.complete(PROMPT, SHORT)) for _ in range(3)]
-            await stack.until(waiting_generations=3)
-            stopping = asyncio.create_task(stack.orchestrator.stop(60.0))
-            refused = await asyncio.gather(*waiting, return_exceptions=True)
-            assert {type(r) for r in refused} == {UnavailableError}
-            assert all("draining" in str(r) for r in refused)
-            assert not first.done()
-            with pytest.raises(FlyspecError) as late:
-                await stack.client.complete(PROMPT, SHORT)
-            assert late.value.status == "UNAVAILABLE"
-        generation = await first
-        assert generation.completion.completion_tokens == 150
-        await stopping

@@ -46,8 +46,7 @@ async def pieces(stack, other, options, length):
     received = received[:length]
     left = started.max_tokens - len(received)
     rest = await other.complete(
-        [*started.prompt_token_ids, *received],
-        replace(options, seed=started.seed, max_tokens=left),
+        [*started.prompt_token_ids, *received], replace(options, seed=started.seed, max_tokens=left)
     )
     whole = await stack.client.complete(PROMPT, replace(options, seed=started.seed))
     return received + list(rest.token_ids), list(whole.token_ids)
