@@ -42,7 +42,7 @@ def boundary(tokens, near):
 async def test_the_first_rule_up_to_its_end_then_the_target(near_stack, rule, by_text):
     """Not one token of the first phase changes, and none of the second is loose."""
     split, loose = 0, 0
-    for prompt in PROMPTS[: examples(4)]:
+    for prompt in PROMPTS[: examples(3)]:
         alone = await near_stack.client.complete(prompt, asked(rule=rule))
         at = boundary(alone.token_ids, COUNT // 3)
         end = Phase(rule, until_token_ids=[alone.token_ids[at]])
@@ -65,7 +65,7 @@ async def test_the_first_rule_up_to_its_end_then_the_target(near_stack, rule, by
         split += any(len(r.rule_segments) == 2 for r in both.rounds)
         loose += both.completion.speculation.num_loose_tokens
     assert split > 0
-    assert loose > 3
+    assert loose > 1
     assert await near_stack.idle()
 
 
