@@ -126,7 +126,7 @@ SPECULATIONS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"), zip(SPECULATIONS, cycle([0.0, 0.9]), strict=False)
+    ("name", "temperature"), [*zip(SPECULATIONS, cycle([0.0, 0.9]), strict=False)]
 )
 async def test_a_run_is_repeated_by_its_seed_and_round_lengths(bare, name, temperature):
     speculation = SPECULATIONS[name]
