@@ -34,7 +34,7 @@ def model_dirs(tmp_path_factory):
     base = tmp_path_factory.mktemp("models")
     return (
         str(make_model(base / "target", seed=3)),
-        str(make_model(base / "draft", seed=3, hidden_size=40)),
+        str(make_model(base / "draft", seed=3, hidden_size=64)),
     )
 
 

@@ -9,6 +9,7 @@ import pytest
 from flyspec.bundled import MODELS
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
+from flyspec.engine.native.library import Library, find
 from tests.e2e.installation import PORTS, Installation, credentials_from
 
 
@@ -54,26 +55,28 @@ def bundled_models(pytestconfig):
 
 
 @pytest.fixture(scope="session")
-async def bundled_stack(pytestconfig, bundled_models):
-    """The bundled models, started here; in float64, in which there are no ties."""
+async def bundled(pytestconfig, bundled_models):
+    """The bundled models, started here, in numerics in which no tie falls either way.
+
+    Those are the native step's, whose bits depend on no batch, and where there is none, float64's.
+    """
     if pytestconfig.getoption("--address", ""):
         yield None
         return
+    dtype = "bfloat16" if isinstance(find(), Library) else "float64"
     options = StackOptions(
-        dtype="float64",
-        draft_dtype="float64",
-        log_level="warning",
+        dtype=dtype, draft_dtype=dtype, log_level="warning",
         max_model_len=2560,  # shorter than the model's limit, for memory
-    )
+    )  # fmt: skip
     async with Stack(options) as running:
-        yield Installation(*(getattr(running.options, port) for port in PORTS))
+        yield running
 
 
 @pytest.fixture(scope="session")
-async def stack(pytestconfig, bundled_stack):
+async def stack(pytestconfig, bundled):
     """The installation under test."""
-    if bundled_stack is not None:
-        return bundled_stack
+    if bundled is not None:
+        return Installation(*(getattr(bundled.options, port) for port in PORTS))
     addresses = [pytestconfig.getoption(f"--{port.replace('_', '-')}") for port in PORTS]
     folder, key = pytestconfig.getoption("--certificates"), pytestconfig.getoption("--api-key")
     client, operator = (credentials_from(folder, name, key) for name in ("client", "operator"))

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from flyspec.bundled import EAGLE3, TARGET
-from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, Chat, GenerateOptions
 from flyspec.config import VerifySettings
@@ -19,14 +18,8 @@ from tests.observability.scraping import scrape
 pytestmark = pytest.mark.skipif(
     not EAGLE3.is_dir(), reason=f"{EAGLE3} is not there; docs/heads.md says how to train it"
 )
-PROMPTS = [Chat.of_user(problem.question) for problem in problems("bundled head", 6)]
+PROMPTS = [Chat.of_user(problem.question) for problem in problems("bundled head", 4)]
 MAX_BYTES = 6_000_000
-
-
-@pytest.fixture(scope="module")
-async def head_stack():
-    async with Stack(StackOptions(log_level="warning", threads=1, draft_threads=1)) as running:
-        yield running
 
 
 def work_of_drafter(stack):
@@ -41,7 +34,7 @@ def work_of_drafter(stack):
 async def generate(client, drafter, k, rule="exact"):
     """Token ids of all prompts, and the mean number of tokens of a round with drafts."""
     options = GenerateOptions(
-        rule=Rule(rule), drafter=drafter, num_speculative_tokens=k, max_tokens=64
+        rule=Rule(rule), drafter=drafter, num_speculative_tokens=k, max_tokens=48
     )
     texts = [await client.complete(prompt, options) for prompt in PROMPTS]
     totals = [text.completion.speculation for text in texts]
@@ -50,27 +43,27 @@ async def generate(client, drafter, k, rule="exact"):
     return [text.token_ids for text in texts], 1 + accepted / max(1, rounds)
 
 
-async def test_a_head_needs_no_drafter(head_stack):
-    async with AsyncClient(head_stack.address, max_retries=0) as client:
+async def test_a_head_needs_no_drafter(bundled):
+    async with AsyncClient(bundled.address, max_retries=0) as client:
         plain, _ = await generate(client, "", 0)
-        before = work_of_drafter(head_stack)
+        before = work_of_drafter(bundled)
         for k, least in ((1, 1.5), (5, 3.0), (15, 3.0)):
             texts, tokens = await generate(client, "eagle3", k)
             assert texts == plain
             assert tokens > least
         await generate(client, "eagle3", 15, "fly")
-        assert work_of_drafter(head_stack) == before
+        assert work_of_drafter(bundled) == before
 
 
-async def test_a_relay_extends_the_head(head_stack):
-    async with AsyncClient(head_stack.address, max_retries=0) as client:
+async def test_a_relay_extends_the_head(bundled):
+    async with AsyncClient(bundled.address, max_retries=0) as client:
         plain, _ = await generate(client, "", 0)
         _, by_head = await generate(client, "eagle3", 15)
-        before = work_of_drafter(head_stack)
+        before = work_of_drafter(bundled)
         texts, tokens = await generate(client, "relay", 15)
         assert texts == plain
         assert tokens > by_head
-        opened, proposed = work_of_drafter(head_stack)
+        opened, proposed = work_of_drafter(bundled)
         assert opened > before[0]
         assert proposed > before[1]
 

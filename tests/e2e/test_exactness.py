@@ -15,14 +15,14 @@ ROOT = Path(__file__).resolve().parents[2]
     "flags",
     [
         ("--limit", "1", "--k", "15"),
-        ("--limit", "1", "--k", "auto", "--dtype", "bfloat16", "--reference", "plain"),
+        ("--limit", "1", "--k", "15,auto", "--dtype", "bfloat16", "--reference", "plain"),
     ],
     ids=["float64", "bfloat16"],
 )
 def test_exact_equals_generate_and_plain_decoding(flags):
     command = [sys.executable, "-m", "bench.exactness", *flags]
     done = subprocess.run(
-        [*command, "--max-tokens", "40", "--sampled-every", "3", "--max-model-len", "1024"],
+        [*command, "--max-tokens", "32", "--sampled-every", "3", "--max-model-len", "1024"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -41,20 +41,16 @@ async def served(chat_dirs):
 async def keyed(chat_dirs, tmp_path_factory):
     """A stack with keys, and the keys by name."""
     file = tmp_path_factory.mktemp("keys") / "keys.toml"
-    keys = {name: new_key() for name in ("team", "operator", "hasty", "both", "brief")}
-    entries = [
-        entry_of(keys["team"], ApiKey("team", frozenset({Scope.GENERATE}))),
-        entry_of(keys["operator"], ApiKey("operator", frozenset({Scope.ADMIN}))),
-        entry_of(keys["both"], ApiKey("both", frozenset(Scope))),
-        entry_of(
-            keys["brief"],
-            ApiKey("brief", frozenset({Scope.GENERATE}), max_tokens_per_request=1),
-        ),
-        entry_of(
-            keys["hasty"],
-            ApiKey("hasty", frozenset({Scope.GENERATE}), max_requests_per_minute=1),
-        ),
+    generate = frozenset({Scope.GENERATE})
+    owners = [
+        ApiKey("team", generate),
+        ApiKey("operator", frozenset({Scope.ADMIN})),
+        ApiKey("both", frozenset(Scope)),
+        ApiKey("brief", generate, max_tokens_per_request=1),
+        ApiKey("hasty", generate, max_requests_per_minute=1),
     ]
+    keys = {owner.name: new_key() for owner in owners}
+    entries = [entry_of(keys[owner.name], owner) for owner in owners]
     file.write_text("\n".join(entries))
     origins = "https://chat.example.com"
     async with start_stack(

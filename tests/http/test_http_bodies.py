@@ -6,7 +6,6 @@ import asyncio
 import json
 import threading
 
-import httpx2
 import pytest
 
 from flyspec import json_text
@@ -14,12 +13,13 @@ from flyspec.errors import ResourceExhaustedError
 from flyspec.json_text import MAX_PARTS
 from orchestrator.front.http import options, reading, speculation
 from orchestrator.front.http.bodies import ChatBody
-from tests.http.test_http_clients import CHAT, SAID, connect, request
+from tests.http.clients import CHAT, SAID, client_of, connect, request
 from tests.orchestrator.stacks import start_stack
 from tests.waiting import until
 
 TOO_MANY = f"the body: at most {MAX_PARTS} names, texts, lists and objects allowed"
 TYPE = {"content-type": "application/json"}
+MANY = [1] * 1025
 
 
 async def refused(stack, sent: bytes) -> bytes:
@@ -42,8 +42,7 @@ async def test_a_client_over_its_rate_is_refused_before_its_body(chat_dirs):
     options = {"max_requests_per_minute_per_client": 1}
     async with start_stack(chat_dirs, http_port=0, **options) as stack:
         asked = {"messages": SAID, "max_tokens": 1}
-        url = f"http://127.0.0.1:{stack.http_port}"
-        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        async with client_of(stack) as client:
             assert (await client.post(CHAT, json=asked)).status_code == 200
         assert b" 429 " in await refused(stack, half(asked))
 
@@ -51,9 +50,8 @@ async def test_a_client_over_its_rate_is_refused_before_its_body(chat_dirs):
 async def test_a_body_on_its_way_is_a_request_of_its_client_and_takes_nobodys_place(chat_dirs):
     options = {"max_concurrent_per_client": 1, "max_concurrent": 1, "max_waiting": 0}
     async with start_stack(chat_dirs, http_port=0, **options) as stack:
-        url = f"http://127.0.0.1:{stack.http_port}"
         asked = {"messages": SAID, "max_tokens": 1}
-        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        async with client_of(stack) as client:
 
             async def code(name: str) -> int:
                 headers = {"flyspec-client-id": name}
@@ -113,20 +111,14 @@ async def test_numbers_are_limited_beyond_a_context_of_token_ids(bare):
     ("body", "message"),
     [
         ({"speculation": {"phases": [{}] * 17}}, "speculation.phases: at most 16 allowed, got 17"),
+        ({"speculation": {"numDraftTokensPerRound": [1] * 257}}, "at most 256 allowed, got 257"),
+        ({"speculation": {"phases": [{}, {"untilTokenIds": MANY}]}}, "phases[1].until_token_ids:"),
         (
-            {"speculation": {"numDraftTokensPerRound": [1] * 257}},
-            "speculation.num_draft_tokens_per_round: at most 256 allowed, got 257",
-        ),
-        (
-            {"speculation": {"phases": [{}, {"untilTokenIds": [1] * 1025}]}},
-            "speculation.phases[1].until_token_ids: at most 1024 allowed",
-        ),
-        (
-            {"speculation": {"phases": [{"rule": {"guarded_token_ids": [1] * 1025}}]}},
+            {"speculation": {"phases": [{"rule": {"guarded_token_ids": MANY}}]}},
             "speculation.phases[0].rule.guarded_token_ids: at most 1024 allowed",
         ),
         ({"speculation": {"exactInside": ["json"] * 3}}, "speculation.exact_inside: at most 2"),
-        ({"stop_token_ids": [1] * 1025}, "stop_token_ids: at most 1024 allowed, got 1025"),
+        ({"stop_token_ids": MANY}, "stop_token_ids: at most 1024 allowed, got 1025"),
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias: at most 1024 allowed"),
         ({"metadata": {str(i): 1 for i in range(17)}}, "metadata: at most 16 allowed"),
     ],

@@ -92,11 +92,13 @@ async def test_choices_differ_by_seed_and_repeat(served, api):
             rule=Rule("exact"),
         )  # fmt: skip
         assert (await expected(served, options)).text == choice.message.content
-    parts = dict.fromkeys(range(3), "")
+    parts, seeds = dict.fromkeys(range(3), ""), {}
     async for chunk in await api.chat.completions.create(**asked, stream=True):
         for choice in chunk.choices:
             parts[choice.index] += choice.delta.content or ""
+            seeds[choice.index] = getattr(choice, "seed", None)  # at the end
     assert list(parts.values()) == texts
+    assert seeds == {0: 7, 1: 8, 2: 9}
 
 
 async def test_a_drawn_seed_survives_javascript(api):
@@ -168,11 +170,17 @@ async def test_origins_and_costs_when_asked(api):
     assert origins == choice.origins
 
 
-async def test_a_tiny_temperature_is_greedy(api):
-    asked = {"model": "target", "messages": SAID, "max_tokens": 8}
-    greedy = await api.chat.completions.create(**asked)
-    tiny = await api.chat.completions.create(**asked, temperature=1e-6)
-    assert tiny.choices[0].message.content == greedy.choices[0].message.content
+@pytest.mark.parametrize(
+    ("asked", "same"),
+    [({}, {"temperature": 1e-6}), ({"temperature": 1, "seed": 3}, {"extra_body": {"top_k": -1}})],
+)
+async def test_a_tiny_temperature_is_greedy_and_top_k_of_minus_one_is_all(api, asked, same):
+    asked = {"model": "target", "messages": SAID, "max_tokens": 8} | asked
+    texts = [
+        (await api.chat.completions.create(**asked | more)).choices[0].message.content
+        for more in ({}, same)
+    ]
+    assert texts[0] == texts[1]
 
 
 async def test_tools_reach_the_template_unless_none_is_to_be_called(api):
@@ -252,19 +260,6 @@ async def test_a_call_before_is_an_object_for_the_template(chat_dirs, tmp_path):
     assert text.endswith('assistant{"a": 12}')
 
 
-async def test_the_end_of_a_stream_has_the_seed(api):
-    asked = {"model": "target", "messages": SAID, "max_tokens": 6, "temperature": 1, "n": 2}
-    streamed, seeds = ["", ""], [None, None]
-    async for chunk in await api.chat.completions.create(**asked, stream=True):
-        for choice in chunk.choices:
-            streamed[choice.index] += choice.delta.content or ""
-            seeds[choice.index] = getattr(choice, "seed", seeds[choice.index])
-    assert seeds[1] == seeds[0] + 1
-    for text, seed in zip(streamed, seeds, strict=True):
-        again = await api.chat.completions.create(**asked | {"n": 1}, seed=seed)
-        assert again.choices[0].message.content == text
-
-
 async def test_warnings(api):
     odd = {"speculation": {"numSpeculativeTokens": 6, "rule": {"name": "fly"}}}
     asked = {"model": "target", "messages": SAID, "max_tokens": 3, "extra_body": odd}
@@ -274,10 +269,3 @@ async def test_warnings(api):
     assert last.warnings == reply.warnings
     response = await api.responses.create(model="target", input="x", extra_body=odd)
     assert response.warnings == reply.warnings
-
-
-async def test_top_k_of_minus_one_is_all(api):
-    asked = {"model": "target", "messages": SAID, "max_tokens": 6, "temperature": 1, "seed": 3}
-    every = await api.chat.completions.create(**asked)
-    same = await api.chat.completions.create(**asked, extra_body={"top_k": -1})
-    assert same.choices[0].message.content == every.choices[0].message.content

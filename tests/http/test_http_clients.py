@@ -6,44 +6,15 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 
-import httpx2
 import openai
 import pytest
-from prometheus_client import generate_latest
 
 from orchestrator.front.http import connection, gate
-from tests.observability.scraping import parse
-from tests.orchestrator.stacks import held, start_stack
+from tests.examples import examples
+from tests.http.clients import CHAT, LONG, SAID, client_of, connect, request, scrape
+from tests.orchestrator.stacks import held, slow, start_stack
 from tests.waiting import until
-
-SAID = [{"role": "user", "content": "the cat"}]
-LONG = {"messages": SAID, "max_tokens": 200, "ignore_eos": True}
-CHAT = "/v1/chat/completions"
-
-
-def scrape(stack):
-    return parse(generate_latest(stack.registry).decode())
-
-
-def request(body, path=CHAT) -> bytes:
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
-
-
-async def connect(stack, size: int = 0):
-    """Return a stream to the HTTP port, with a small receive buffer if `size` is given."""
-    plain = socket.socket()
-    if size:
-        plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
-    plain.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(plain, ("127.0.0.1", stack.http_port))
-    return await asyncio.open_connection(sock=plain, limit=size or 1 << 16)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -75,7 +46,7 @@ async def test_many_that_leave_at_any_time_leave_nothing(served):
                 writer.transport.abort()
             writer.close()
 
-    await asyncio.gather(*(leave(number) for number in range(1000)))
+    await asyncio.gather(*(leave(number) for number in range(examples(200))))
     assert await served.idle()
     await until(lambda: scrape(served).total("flyspec_http_open_requests") == 0)
     await until(lambda: len(asyncio.all_tasks()) <= before + 2)
@@ -88,8 +59,7 @@ async def test_a_client_that_reads_nothing_loses_its_slot_and_holds_up_nobody(ch
         most = {"logprobs": True, "top_logprobs": 20, "n": 8, "stream": True}
         writer.write(request({**LONG, **most}))
         await stack.until(active_generations=8)
-        url = f"http://127.0.0.1:{stack.http_port}"
-        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+        async with client_of(stack) as client:
             reply = await client.post(CHAT, json={"messages": SAID, "max_tokens": 4})
             assert reply.status_code == 200
         assert await stack.idle()
@@ -136,44 +106,36 @@ async def test_a_connection_is_kept_for_more_requests(served):
 
 
 async def test_draining_refuses_new_requests_and_finishes_running_ones(chat_dirs):
-    async with start_stack(chat_dirs, http_port=0) as stack:
-        url = f"http://127.0.0.1:{stack.http_port}"
-        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
-            with held(stack):
-                running = asyncio.create_task(client.post(CHAT, json={**LONG, "max_tokens": 5}))
-                await stack.until(active_generations=1)
-                await stack.admin.drain()
-                reply = await client.post(CHAT, json=LONG)
-                assert (reply.status_code, reply.json()["error"]["type"]) == (503, "server_error")
-                assert "draining" in reply.json()["error"]["message"]
-                async with openai.AsyncOpenAI(
-                    base_url=f"{url}/v1", api_key="none", max_retries=0
-                ) as theirs:
-                    with pytest.raises(openai.InternalServerError, match="draining"):
-                        await theirs.chat.completions.create(model="target", messages=SAID)
-                assert (await client.get("/health")).status_code == 503
-            assert (await running).status_code == 200
-            await stack.admin.drain(resume=True)
-            assert (await client.get("/health")).status_code == 200
+    async with start_stack(chat_dirs, http_port=0) as stack, client_of(stack) as client:
+        with held(stack):
+            running = asyncio.create_task(client.post(CHAT, json={**LONG, "max_tokens": 5}))
+            await stack.until(active_generations=1)
+            await stack.admin.drain()
+            reply = await client.post(CHAT, json=LONG)
+            assert (reply.status_code, reply.json()["error"]["type"]) == (503, "server_error")
+            assert "draining" in reply.json()["error"]["message"]
+            assert (await client.get("/health")).status_code == 503
+        assert (await running).status_code == 200
+        await stack.admin.drain(resume=True)
+        assert (await client.get("/health")).status_code == 200
 
 
 async def test_a_full_server_says_when_to_try_again(chat_dirs):
-    async with start_stack(
-        chat_dirs, http_port=0, max_concurrent=1, max_waiting=0, max_queue_wait_s=0.0
-    ) as stack:
-        url = f"http://127.0.0.1:{stack.http_port}"
-        async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
-            with held(stack):
-                running = asyncio.create_task(client.post(CHAT, json={**LONG, "max_tokens": 5}))
-                await stack.until(active_generations=1)
-                for more in ({}, {"stream": True}, {"n": 2}):
-                    reply = await client.post(CHAT, json={**LONG, **more})
-                    assert (reply.status_code, int(reply.headers["retry-after"]) >= 1) == (
-                        429,
-                        True,
-                    )
-                    assert reply.json()["error"]["type"] == "rate_limit_error"
-            assert (await running).status_code == 200
+    async with (
+        start_stack(
+            chat_dirs, http_port=0, max_concurrent=1, max_waiting=0, max_queue_wait_s=0.0
+        ) as stack,
+        client_of(stack) as client,
+    ):
+        with held(stack):
+            running = asyncio.create_task(client.post(CHAT, json={**LONG, "max_tokens": 5}))
+            await stack.until(active_generations=1)
+            for more in ({}, {"stream": True}, {"n": 2}):
+                reply = await client.post(CHAT, json={**LONG, **more})
+                assert reply.status_code == 429
+                assert int(reply.headers["retry-after"]) >= 1
+                assert reply.json()["error"]["type"] == "rate_limit_error"
+        assert (await running).status_code == 200
 
 
 async def test_choices_wait_for_each_other(chat_dirs):
@@ -181,8 +143,7 @@ async def test_choices_wait_for_each_other(chat_dirs):
     limits = {"max_waiting": 1, "max_requests_per_minute_per_client": 2}
     for more in ({"max_concurrent": 2}, {"max_concurrent_per_client": 3}):
         async with start_stack(chat_dirs, http_port=0, **limits, **more) as stack:
-            url = f"http://127.0.0.1:{stack.http_port}"
-            async with httpx2.AsyncClient(base_url=url, timeout=60) as client:
+            async with client_of(stack) as client:
                 asked = {"messages": SAID, "max_tokens": 5, "n": 12}
                 reply = await client.post(CHAT, json=asked)
                 assert reply.status_code == 200, reply.text
@@ -227,3 +188,34 @@ async def test_large_heads_are_refused_before_they_are_parsed(served):
         writer.write(head.encode() + b"x" * size + length.encode() + body)
         assert (await reader.readline()).split()[1] == code
         writer.close()
+
+
+ASKED = {
+    "model": "target:exact",
+    "messages": [{"role": "user", "content": "The cat sat on the"}],
+    "max_tokens": 120,
+    "extra_body": {"speculation": {"numSpeculativeTokens": 4}, "ignore_eos": True},
+}
+
+
+async def test_a_stream_outlives_its_drafter(chat_dirs):
+    async with (
+        start_stack(chat_dirs, http_port=0) as stack,
+        openai.AsyncOpenAI(
+            base_url=f"http://127.0.0.1:{stack.http_port}/v1", api_key="none", max_retries=0
+        ) as api,
+    ):
+        whole = await api.chat.completions.create(**ASKED)
+        assert whole.recoveries == []
+        slow(stack)
+        text, killed, last = "", False, None
+        async for chunk in await api.chat.completions.create(**ASKED, stream=True):
+            last = chunk
+            text += chunk.choices[0].delta.content or ""
+            if text and not killed:
+                killed = True
+                await stack.draft_server.stop(0)
+        assert text == whole.choices[0].message.content
+        kinds = [recovery["kind"] for recovery in last.recoveries]
+        assert kinds[0].startswith("DRAFTER_")
+        assert last.recoveries[0]["reason"]

@@ -138,9 +138,9 @@ async def test_scoring_does_not_depend_on_the_rule_or_disturb_generations(served
     assert (await served.client.complete(TEXT, options)).text == before.text
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    "asked", [{"prompt": TEXT}, {"messages": [{"role": "user", "content": TEXT}]}]
+    ("asked", "temperature"),
+    [({"prompt": TEXT}, 0.8), ({"messages": [{"role": "user", "content": TEXT}]}, 0.0)],
 )
 async def test_a_client_resumes_a_stream_that_broke_off(bare, asked, temperature):
     """By docs/reliability.md, "Resuming", also where the request was a chat."""

@@ -16,17 +16,13 @@ from flyspec.errors import PermissionDeniedError
 from flyspec.security import ApiKey, Scope
 from orchestrator.front import access
 from orchestrator.front.http.operators import Operators
+from tests.http.clients import client_of
 from tests.orchestrator.stacks import start_stack
 from tests.security.authority import Authority
 from tests.waiting import until
 
 DRAFTERS = "/v1/drafters"
 ACTIVATE = "/v1/drafters/prompt_lookup/activate"
-
-
-def client_of(stack, key=""):
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    return httpx2.AsyncClient(base_url=f"http://127.0.0.1:{stack.http_port}", headers=headers)
 
 
 async def test_operators_are_told_addresses_and_clients_are_not(keyed):
@@ -149,8 +145,11 @@ def admitted(settings, client="127.0.0.1", names=(), scopes=(Scope.ADMIN,)):
         access._caller.reset(token)
 
 
+ELSEWHERE = {"client": "10.0.0.1"}
 KEYED = {"api_keys_file": "keys.toml"}
+OPEN = {**KEYED, "host": "0.0.0.0", "allow_insecure": True}
 TLS = {"ssl_certfile": "a", "ssl_keyfile": "b", "ssl_ca_certs": "c", "host": "0.0.0.0"}
+NAMED = {**KEYED, **TLS, "admin_ssl_client_names": "operator"}
 
 
 @pytest.mark.parametrize(
@@ -158,21 +157,13 @@ TLS = {"ssl_certfile": "a", "ssl_keyfile": "b", "ssl_ca_certs": "c", "host": "0.
     [
         (KEYED, {}, None),
         (KEYED, {"scopes": (Scope.GENERATE,)}, "has scope generate; this requires admin"),
-        (KEYED, {"client": "10.0.0.1"}, "listens on this machine alone"),
-        ({**KEYED, "host": "0.0.0.0", "allow_insecure": True}, {"client": "10.0.0.1"}, None),
-        (
-            {**KEYED, "host": "0.0.0.0", "admin_host": "127.0.0.1", "allow_insecure": True},
-            {"client": "10.0.0.1"},
-            "listens on this machine alone",
-        ),
+        (KEYED, ELSEWHERE, "listens on this machine alone"),
+        (OPEN, ELSEWHERE, None),
+        ({**OPEN, "admin_host": "127.0.0.1"}, ELSEWHERE, "listens on this machine alone"),
         ({**KEYED, **TLS}, {}, "requires a client certificate, and this connection has none"),
         ({**KEYED, **TLS}, {"names": ["client"]}, None),
-        (
-            {**KEYED, **TLS, "admin_ssl_client_names": "operator"},
-            {"names": ["client"]},
-            "name (client) is not allowed here",
-        ),
-        ({**KEYED, **TLS, "admin_ssl_client_names": "operator"}, {"names": ["operator"]}, None),
+        (NAMED, {"names": ["client"]}, "name (client) is not allowed here"),
+        (NAMED, {"names": ["operator"]}, None),
         ({**KEYED, **TLS, "admin_ssl_client_auth": "none"}, {}, None),
         ({}, {}, "this server has no keys"),
         (TLS, {"names": ["operator"]}, "this server has no keys"),

@@ -5,10 +5,68 @@ from __future__ import annotations
 import gzip
 import json
 
+import openai
 import pytest
 
 SAID = [{"role": "user", "content": "hi"}]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+
+
+def spec(**given):
+    return {"messages": SAID, "speculation": given}
+
+
+async def refused(bare, path, body, param, message):
+    for more in ({}, {"stream": True}) if path in (CHAT, TEXT) else ({},):
+        reply = await bare.post(path, json=body | more)
+        error = reply.json()["error"]
+        assert reply.status_code == 400, error
+        assert error["type"] == "invalid_request_error"
+        code = "context_length_exceeded" if "context length" in message else None
+        assert (error["param"], error["code"]) == (param, code)
+        assert message in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"frobnicate": 1}, "there is no such parameter"),
+        ({"temperature": "hot"}, "must be a number"),
+        ({"temperature": -1}, "must be 0 (greedy) or"),
+        ({"top_p": 0}, "must be"),
+        ({"max_tokens": 0}, "greater than or equal to 1"),
+        ({"n": 129}, "less than or equal to 128"),
+        ({"seed": 2**53}, "less than 9007199254740992"),
+        ({"stop": ["a"] * 5}, "at most 4 allowed, got 5"),
+        ({"stop": ""}, "1 to 1024 characters"),
+        ({"stop": 3}, "must be a string"),
+        ({"stop_token_ids": [400]}, "out of range"),
+        ({"stop_token_ids": [-1]}, "not a token id"),
+        ({"logit_bias": {"x": 1}}, "'x' is not a token id"),
+        ({"top_logprobs": 21}, "less than or equal to 20"),
+        ({"top_logprobs": 3}, "only with logprobs true"),
+        ({"min_tokens": 9, "max_tokens": 3}, "between 0 and 3"),
+        ({"response_format": {"type": "json_object"}}, 'only {"type": "text"} is served here'),
+        ({"tool_choice": "required"}, "'auto' or 'none'"),
+        ({"reasoning_effort": "low"}, 'only "none" is'),
+        ({"guided_json": {}}, "is not served here"),
+        ({"max_token": 3}, "no such parameter; did you mean max_tokens?"),
+        ({"chat_template_kwargs": {"messages": []}}, "messages is a field of the chat"),
+        (
+            {"prediction": {"type": "content", "content": "x"},
+             "speculation": {"numSpeculativeTokens": 0}},
+            "not with speculation.num_speculative_tokens 0",
+        ),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt to false",
+        ),
+        ({"speculation": {"rule": {"nam": "x"}}}, 'has no field named "nam"'),
+        ({"speculation": {"frob": 1}}, "frob"),
+    ],
+)  # fmt: skip
+async def test_bad_parameters_of_a_chat(bare, body, message):
+    await refused(bare, CHAT, {"messages": SAID, **body}, next(iter(body)), message)
 
 
 @pytest.mark.parametrize(
@@ -18,60 +76,18 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (CHAT, {"messages": []}, "messages", "is empty; give at least one"),
         (CHAT, {"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
         (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "must be"),
-        (CHAT, {"messages": SAID, "frobnicate": 1}, "frobnicate", "there is no such parameter"),
-        (TEXT, {"prompt": "a", "frob": 1, "nicate": 2}, "frob", "there is no such parameter"),
-        (CHAT, {"messages": SAID, "temperature": "hot"}, "temperature", "must be a number"),
-        (CHAT, {"messages": SAID, "temperature": -1}, "temperature", "must be 0 (greedy) or"),
-        (CHAT, {"messages": SAID, "top_p": 0}, "top_p", "must be"),
-        (CHAT, {"messages": SAID, "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
-        (CHAT, {"messages": SAID, "n": 129}, "n", "less than or equal to 128"),
-        (CHAT, {"messages": SAID, "seed": 2**53}, "seed", "less than 9007199254740992"),
-        (CHAT, {"messages": SAID, "stop": ["a"] * 5}, "stop", "at most 4 allowed, got 5"),
-        (CHAT, {"messages": SAID, "stop": ""}, "stop", "1 to 1024 characters"),
-        (CHAT, {"messages": SAID, "stop": 3}, "stop", "must be a string"),
-        (CHAT, {"messages": SAID, "stop_token_ids": [400]}, "stop_token_ids", "out of range"),
-        (CHAT, {"messages": SAID, "stop_token_ids": [-1]}, "stop_token_ids", "not a token id"),
-        (CHAT, {"messages": SAID, "logit_bias": {"x": 1}}, "logit_bias", "'x' is not a token id"),
         (CHAT, {"messages": SAID, "logit_bias": {"1": 101}}, "logit_bias[1]", "must be"),
-        (CHAT, {"messages": SAID, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
-        (
-            CHAT, {"messages": SAID, "min_tokens": 9, "max_tokens": 3},
-            "min_tokens", "between 0 and 3",
-        ),
-        (
-            CHAT, {"messages": SAID, "response_format": {"type": "json_object"}},
-            "response_format", 'only {"type": "text"} is served here',
-        ),
-        (CHAT, {"messages": SAID, "tool_choice": "required"}, "tool_choice", "'auto' or 'none'"),
-        (CHAT, {"messages": SAID, "reasoning_effort": "low"}, "reasoning_effort", 'only "none" is'),
-        (CHAT, {"messages": SAID, "guided_json": {}}, "guided_json", "is not served here"),
         (
             CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type", "only text is served",
         ),
+        (CHAT, spec(rule={"name": "x"}), "speculation.rule.name", "one of"),
+        (CHAT, spec(rule="exact"), "speculation.rule", 'an object such as {"name": "exact"}'),
         (
-            CHAT, {"messages": SAID, "speculation": {"rule": {"name": "x"}}},
-            "speculation.rule.name", "one of",
-        ),
-        (
-            CHAT, {"messages": SAID, "speculation": {"rule": "exact"}},
-            "speculation.rule", 'must be an object such as {"name": "exact"}',
-        ),
-        (
-            CHAT, {"messages": SAID, "speculation": {"rule": {"nam": "x"}}},
-            "speculation", 'has no field named "nam"',
-        ),
-        (
-            CHAT, {"messages": SAID, "speculation": {
-                "rule": {"name": "exact", "flyEntropyThreshold": 0.4}
-            }},
+            CHAT, spec(rule={"name": "exact", "flyEntropyThreshold": 0.4}),
             "speculation.rule.fly_entropy_threshold", "does not apply",
         ),
-        (CHAT, {"messages": SAID, "top_logprobs": 3}, "top_logprobs", "only with logprobs true"),
-        (
-            CHAT, {"messages": SAID, "max_token": 3},
-            "max_token", "no such parameter; did you mean max_tokens?",
-        ),
+        (CHAT, spec(eager=True), "speculation.eager", "over"),
         (
             CHAT, {"messages": SAID, "tools": [{"type": "function", "name": "f"}]},
             "tools[0].function", "must be an object with a name",
@@ -81,37 +97,23 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
             "messages[1].tool_calls[0].function", "must be an object",
         ),
         (
-            CHAT, {"messages": SAID, "chat_template_kwargs": {"messages": []}},
-            "chat_template_kwargs", "messages is a field of the chat",
-        ),
-        (
-            CHAT, {"messages": SAID, "prediction": {"type": "content", "content": "x"},
-                   "speculation": {"numSpeculativeTokens": 0}},
-            "prediction", "not with speculation.num_speculative_tokens 0",
-        ),
-        (
             CHAT, {"messages": [{"role": "user", "content": "word " * 300}]},
             "messages", "this model's maximum context length is 256 tokens, but",
         ),
-        (TEXT, {"prompt": ["a", "word " * 300]}, "prompt[1]", "maximum context length is 256"),
-        (
-            TEXT, {"prompt": "a", "max_tokens": 0, "echo": True, "temperature": -5},
-            "temperature", "must be",
-        ),
-        (
-            TEXT, {"prompt": "a", "max_completion_tokens": 5},
-            "max_completion_tokens", "did you mean max_tokens?",
-        ),
-        (CHAT, {"messages": SAID, "speculation": {"frob": 1}}, "speculation", "frob"),
-        (CHAT, {"messages": SAID, "speculation": {"eager": True}}, "speculation.eager", "over"),
         (
             CHAT,
             {"messages": SAID, "model": "target:exact", "speculation": {"rule": {"name": "fly"}}},
             "speculation.rule.name", "give one of them",
         ),
         (
-            CHAT, {"messages": SAID, "add_generation_prompt": True, "continue_final_message": True},
-            "continue_final_message", "add_generation_prompt to false",
+            CHAT, {"messages": SAID, "max_completion_tokens": 256},
+            "max_tokens", "context length is 256 tokens, of which the prompt has",
+        ),
+        (TEXT, {"prompt": "a", "frob": 1, "nicate": 2}, "frob", "there is no such parameter"),
+        (TEXT, {"prompt": ["a", "word " * 300]}, "prompt[1]", "maximum context length is 256"),
+        (
+            TEXT, {"prompt": "a", "max_tokens": 0, "echo": True, "temperature": -5},
+            "temperature", "must be",
         ),
         (TEXT, {"prompt": ""}, "prompt", "text is empty"),
         (TEXT, {"prompt": []}, "prompt", "is empty; give"),
@@ -121,14 +123,6 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
         (TEXT, {"prompt": ["a"] * 65, "n": 2}, "prompt", "more than 128 choices"),
         (TEXT, {"prompt": [1] * 256}, "prompt", "maximum context length is 256 tokens, but"),
         (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "or 0 with echo"),
-        (
-            TEXT, {"prompt": [5] * 6, "max_tokens": 251},
-            "max_tokens", "context length is 256 tokens, of which the prompt has 6: at most 250",
-        ),
-        (
-            CHAT, {"messages": SAID, "max_completion_tokens": 256},
-            "max_tokens", "context length is 256 tokens, of which the prompt has",
-        ),
         (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "is served here"),
         (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "only 1 is served here"),
         ("/tokenize", {}, "prompt", "give either prompt or messages"),
@@ -136,14 +130,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
     ],
 )  # fmt: skip
 async def test_bad_values(bare, path, body, param, message):
-    for more in ({}, {"stream": True}) if path in (CHAT, TEXT) else ({},):
-        reply = await bare.post(path, json=body | more)
-        error = reply.json()["error"]
-        assert reply.status_code == 400, error
-        assert error["type"] == "invalid_request_error"
-        code = "context_length_exceeded" if "context length" in message else None
-        assert (error["param"], error["code"]) == (param, code)
-        assert message in error["message"]
+    await refused(bare, path, body, param, message)
 
 
 @pytest.mark.parametrize(
@@ -232,16 +219,15 @@ async def test_a_body_that_is_too_large(bare):
 
 
 async def test_openai_raises_what_it_raises_elsewhere(api):
-    import openai
-
-    with pytest.raises(openai.NotFoundError, match="there is no 'x'"):
-        await api.chat.completions.create(model="x", messages=SAID)
-    with pytest.raises(openai.BadRequestError, match="stop: at most 4"):
-        await api.chat.completions.create(model="target", messages=SAID, stop=["a"] * 5)
     long = [{"role": "user", "content": "x" * (4 << 20)}]
-    with pytest.raises(openai.APIStatusError, match="shorten it") as error:
-        await api.chat.completions.create(model="target", messages=long)
-    assert error.value.status_code == 413
+    for error, code, message, asked in (
+        (openai.NotFoundError, 404, "there is no 'x'", {"model": "x"}),
+        (openai.BadRequestError, 400, "stop: at most 4", {"stop": ["a"] * 5}),
+        (openai.APIStatusError, 413, "shorten it", {"messages": long}),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            await api.chat.completions.create(**{"model": "target", "messages": SAID, **asked})
+        assert caught.value.status_code == code
 
 
 async def test_models_and_their_aliases(api):

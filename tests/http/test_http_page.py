@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import re
 
-import httpx2
 import pytest
-from prometheus_client import generate_latest
 
 from flyspec.rules import PARAMETERS
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.tokens import Origin
 from orchestrator.front.http.web_page import FILES
-from tests.observability.scraping import parse
+from tests.http.clients import client_of, scrape
 from tests.orchestrator.stacks import start_stack
 
 STATIC = FILES / "static"
@@ -77,31 +75,20 @@ async def test_what_has_not_changed_is_not_sent_again(bare, path):
     assert again.headers["etag"] == first.headers["etag"]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-async def test_scripts_have_a_type_that_browsers_run(bare, name):
-    reply = await bare.get(f"/page/{name}")
-    assert reply.headers["content-type"].split(";")[0] in (
-        "text/javascript",
-        "application/javascript",
-    )
-    assert reply.content == (STATIC / name).read_bytes()
+async def test_scripts_have_a_type_that_browsers_run(bare):
+    for name in SCRIPTS:
+        reply = await bare.get(f"/page/{name}")
+        kind = reply.headers["content-type"].split(";")[0]
+        assert kind in ("text/javascript", "application/javascript")
+        assert reply.content == (STATIC / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/page/",
-        "/page/none.js",
-        "/page/../templates/index.html",
-        "/page/%2e%2e/templates/index.html",
-        "/page/..%2f..%2fapp.py",
-        "/page//etc/passwd",
-    ],
-)
-async def test_nothing_else_is_served(bare, path):
-    reply = await bare.get(path)
-    assert reply.status_code == 404
-    assert reply.json()["error"]["type"] == "not_found_error"
+async def test_nothing_else_is_served(bare):
+    for path in ("", "none.js", "../templates/index.html", "%2e%2e/templates/index.html",
+                 "..%2f..%2fapp.py", "/etc/passwd"):  # fmt: skip
+        reply = await bare.get(f"/page/{path}")
+        assert reply.status_code == 404
+        assert reply.json()["error"]["type"] == "not_found_error"
 
 
 async def test_it_is_no_part_of_the_api_and_counted_by_path(served, bare):
@@ -111,7 +98,7 @@ async def test_it_is_no_part_of_the_api_and_counted_by_path(served, bare):
     assert "/" not in paths
     assert not any(path.startswith("/page") for path in paths)
     assert {"/v1/drafters", "/v1/drafters/{name}/activate"} <= set(paths)
-    counts = parse(generate_latest(served.registry).decode())
+    counts = scrape(served)
     assert counts.total("flyspec_http_requests_total", path="/", code="200") >= 1
     assert counts.total("flyspec_http_requests_total", path="/page/{path}", code="200") >= 1
     assert (await bare.post("/")).status_code == 405
@@ -120,7 +107,7 @@ async def test_it_is_no_part_of_the_api_and_counted_by_path(served, bare):
 
 async def test_strangers_see_the_page_and_no_names(keyed):
     stack, _ = keyed
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{stack.http_port}") as client:
+    async with client_of(stack) as client:
         reply = await client.get("/")
         assert reply.status_code == 200
         data = data_of(reply.text)
@@ -138,10 +125,7 @@ async def test_the_operators_rules_have_their_parameters(chat_dirs, tmp_path):
         "max_num_speculative_tokens = 9\n"
     )
     options = {"rules_file": str(rules), "rule": "careful"}
-    async with (
-        start_stack(chat_dirs, http_port=0, **options) as stack,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{stack.http_port}") as client,
-    ):
+    async with start_stack(chat_dirs, http_port=0, **options) as stack, client_of(stack) as client:
         data = data_of((await client.get("/")).text)
     assert [rule["name"] for rule in data["rules"]] == ["careful", "exact", "fly"]
     assert data["default_rule"] == "careful"

@@ -126,6 +126,13 @@ def test_calls_and_their_outputs_for_the_template():
     assert chat_of_items(body.model_copy(update={"tool_choice": "none"})).tools == ()
 
 
+USAGE, CONTENT = "stream_options.include_usage", "input[0].content[0].type"
+
+
+def item(**fields):
+    return {"input": [fields]}
+
+
 @pytest.mark.parametrize(
     ("body", "param", "message"),
     [
@@ -134,39 +141,19 @@ def test_calls_and_their_outputs_for_the_template():
         ({"input": "x", "previous_response_id": "r"}, "previous_response_id", "is not served"),
         ({"input": "x", "reasoning": {"effort": "low"}}, "reasoning.effort", "must be"),
         ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type", "only functions"),
-        ({"input": [{"type": "reasoning"}]}, "input[0].type", "only message, function_call"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "input[0].content[0].type",
-            "only text is served",
-        ),
-        ({"input": [{"role": "user", "content": 3}]}, "input[0].content", "must be a text"),
-        ({"input": [{"role": "user", "content": ["x"]}]}, "input[0].content[0].type", "only text"),
-        ({"input": [{"content": "x"}]}, "input[0].role", "is missing"),
-        ({"input": []}, "input", "is empty; give at least one"),
-        ({"input": [{"type": "function_call"}]}, "input[0].name", "is missing"),
-        (
-            {"input": [{"type": "function_call_output", "output": "x"}]},
-            "input[0].call_id",
-            "is missing",
-        ),
         ({"input": "x", "tools": [{"type": "function"}]}, "tools[0].name", "function's name"),
-        (
-            {"input": "x", "stream_options": {"include_usage": True}},
-            "stream_options.include_usage",
-            "",
-        ),
-        (
-            {"input": "x", "max_tokens": 3},
-            "max_tokens",
-            "no such parameter; did you mean max_output_tokens",
-        ),
+        ({"input": [{"type": "reasoning"}]}, "input[0].type", "only message, function_call"),
+        (item(role="user", content=[{"type": "input_image"}]), CONTENT, "only text is served"),
+        (item(role="user", content=3), "input[0].content", "must be a text"),
+        (item(role="user", content=["x"]), CONTENT, "only text"),
+        (item(content="x"), "input[0].role", "is missing"),
+        (item(type="function_call"), "input[0].name", "is missing"),
+        (item(type="function_call_output", output="x"), "input[0].call_id", "is missing"),
+        ({"input": []}, "input", "is empty; give at least one"),
+        ({"input": "x", "stream_options": {"include_usage": True}}, USAGE, ""),
+        ({"input": "x", "max_tokens": 3}, "max_tokens", "did you mean max_output_tokens"),
         ({"input": "word " * 300}, "input", "maximum context length is 256 tokens"),
-        (
-            {"input": "x", "max_output_tokens": 256},
-            "max_output_tokens",
-            "maximum context length is 256 tokens, of which",
-        ),
+        ({"input": "x", "max_output_tokens": 256}, "max_output_tokens", "is 256 tokens, of which"),
         ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text", "is served here"),
         ({"input": "x", "model": "y"}, "model", "there is no 'y'"),
     ],
@@ -241,12 +228,6 @@ def test_tools_that_are_not_shown_are_not_called():
     assert parser_for(ResponsesBody(input="x", tools=[TOOL]), tags)
     assert parser_for(ResponsesBody(input="x", tools=[TOOL], tool_choice="none"), tags) is None
     assert parser_for(ResponsesBody(input="x"), tags) is None
-
-
-def test_an_open_call_at_the_end_is_text():
-    parser = ToolCallParser()
-    assert list(parser.push(f"x {CALL[:30]}")) == ["x"]
-    assert list(parser.end()) == [f" {CALL[:30]}"]
 
 
 async def said(*texts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import cycle
 
 import pytest
 
@@ -124,8 +125,9 @@ SPECULATIONS = {
 }
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9])
-@pytest.mark.parametrize("name", SPECULATIONS)
+@pytest.mark.parametrize(
+    ("name", "temperature"), [*zip(SPECULATIONS, cycle([0.0, 0.9]), strict=False)]
+)
 async def test_a_run_is_repeated_by_its_seed_and_round_lengths(bare, name, temperature):
     speculation = SPECULATIONS[name]
     body = {"messages": SAID, "temperature": temperature, "speculation": speculation}

@@ -22,12 +22,7 @@ def refuse_strangers(method, context):
 async def server():
     telemetry = Telemetry("draft")
     opened = rpc.GrpcServer(
-        "127.0.0.1",
-        0,
-        [],
-        [],
-        interceptors=telemetry.interceptors(),
-        checks=[refuse_strangers],
+        "127.0.0.1", 0, [], [], interceptors=telemetry.interceptors(), checks=[refuse_strangers]
     )
     port = await opened.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -18,7 +18,7 @@ from tests.waiting import until
 
 SPEC = "flyspec_spec_decode_"
 PROMPTS = ("def fibonacci(n):", "Mia has 12 stamps and buys 30 more.", "import os\nimport re\n")
-RULES = (Rule("exact"), Rule("fly", fly_window_size=2), Rule("margin", margin_threshold=3.0))
+RULES = (Rule("fly", fly_window_size=2), Rule("margin", margin_threshold=3.0))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
@@ -29,7 +29,11 @@ async def test_metrics_equal_the_completions(observed, rule):
         options = GenerateOptions(rule=rule, max_tokens=48, num_speculative_tokens=7)
         done = [await client.complete(prompt, options) for prompt in PROMPTS]
     added = await observed.since(before, len(done))
+    parts = {part: added.total("flyspec_round_part_seconds_sum", part=part) for part in PARTS}
+    assert sum(parts.values()) == pytest.approx(added.total("flyspec_round_seconds_sum"))
+    assert min(parts.values()) > 0
     labels = {"drafter": "model", "rule": rule.name}
+    told = [d.completion.speculation for d in done]
     for name, field in (
         ("num_drafts", "num_spec_steps"),
         ("num_draft_tokens", "num_draft_tokens"),
@@ -37,17 +41,14 @@ async def test_metrics_equal_the_completions(observed, rule):
         ("num_loose_tokens", "num_loose_tokens"),
         ("num_rollbacks", "num_rollbacks"),
     ):
-        expected = sum(getattr(d.completion.speculation, field) for d in done)
+        expected = sum(getattr(metrics, field) for metrics in told)
         assert added.total(f"{SPEC}{name}_total", **labels) == expected, name
-    cost = sum(d.completion.speculation.loose_cost_nats for d in done)
+    cost = sum(metrics.loose_cost_nats for metrics in told)
     assert added.total(f"{SPEC}loose_cost_nats_total", **labels) == pytest.approx(cost)
+    per_position = f"{SPEC}num_accepted_tokens_per_pos_total"
     for position in range(7):
-        expected = sum(
-            sum(d.completion.speculation.acceptance_histogram[position + 1 :]) for d in done
-        )
-        found = added.total(
-            f"{SPEC}num_accepted_tokens_per_pos_total", position=str(position), **labels
-        )
+        expected = sum(sum(metrics.acceptance_histogram[position + 1 :]) for metrics in told)
+        found = added.total(per_position, position=str(position), **labels)
         assert found == expected, position
     assert added.total("flyspec_output_tokens_total", rule=rule.name) == sum(
         len(d.token_ids) for d in done
@@ -55,7 +56,7 @@ async def test_metrics_equal_the_completions(observed, rule):
     for origin in ("loose", "correction", "bonus"):
         expected = sum(o.name.lower() == origin for d in done for o in d.origins)
         assert added.total("flyspec_output_tokens_total", origin=origin) == expected
-    rounds = sum(d.completion.speculation.num_rounds for d in done)
+    rounds = sum(metrics.num_rounds for metrics in told)
     assert added.total("flyspec_rounds_total") == rounds
     assert added.total("flyspec_round_seconds_count") == rounds
     assert added.total("flyspec_requests_total", status="OK") == len(done)
@@ -64,17 +65,6 @@ async def test_metrics_equal_the_completions(observed, rule):
     assert added.total("flyspec_prompt_tokens_total") == sum(
         len(d.started.prompt_token_ids) for d in done
     )
-
-
-async def test_the_parts_of_a_round_add_up(observed):
-    before = await observed.at_rest()
-    async with AsyncClient(observed.stack.address, max_retries=0) as client:
-        options = GenerateOptions(rule=Rule("exact"), max_tokens=32, num_speculative_tokens=7)
-        await client.complete(PROMPTS[0], options)
-    added = await observed.since(before, 1)
-    parts = {part: added.total("flyspec_round_part_seconds_sum", part=part) for part in PARTS}
-    assert sum(parts.values()) == pytest.approx(added.total("flyspec_round_seconds_sum"))
-    assert min(parts.values()) > 0
 
 
 async def test_plain_decoding_counts_rounds_without_drafts(observed):
@@ -95,20 +85,15 @@ async def test_the_services_count_what_they_were_asked(observed):
         done = await client.complete(PROMPTS[0], options)
     after = await observed.at_rest()
     draft, verify = (after[s].since(before[s]) for s in ("draft", "verify"))
-    assert verify.total("flyspec_verify_judge_seconds_count", rule="exact") == (
-        done.completion.speculation.num_rounds
-    )
+    told = done.completion.speculation
+    judged = verify.total("flyspec_verify_judge_seconds_count", rule="exact")
+    assert judged == told.num_rounds <= verify.total("flyspec_verify_step_seconds_count")
     assert verify.total("flyspec_verify_sessions_opened_total") == 1
-    assert (
-        verify.total("flyspec_verify_step_seconds_count") >= done.completion.speculation.num_rounds
-    )
     # The proposal that was asked for last may not have been needed.
     asked = draft.total("flyspec_draft_proposal_seconds_count", drafter="model")
-    assert asked - done.completion.speculation.num_spec_steps in (0, 1)
-    assert draft.total("flyspec_draft_tokens_total") >= done.completion.speculation.num_draft_tokens
-    assert (
-        draft.total("flyspec_draft_step_tokens_sum") >= done.completion.speculation.num_draft_tokens
-    )
+    assert asked - told.num_spec_steps in (0, 1)
+    assert draft.total("flyspec_draft_tokens_total") >= told.num_draft_tokens
+    assert draft.total("flyspec_draft_step_tokens_sum") >= told.num_draft_tokens
 
 
 async def test_how_requests_end_and_are_refused(observed):

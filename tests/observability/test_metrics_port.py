@@ -7,12 +7,10 @@ import http.client
 import socket
 import ssl
 import threading
-import time
 import urllib.error
 import urllib.request
 
 import pytest
-from prometheus_client import generate_latest
 
 from flyspec.config import DraftSettings, OrchestratorSettings
 from flyspec.errors import ConfigError
@@ -136,17 +134,6 @@ def test_over_tls_with_certificates_that_are_read_again(tmp_path):
         assert fetch(opened.port, context).names
     finally:
         opened.close()
-
-
-def test_over_tls_it_is_told_when_the_certificate_expires(tmp_path):
-    """The alert FlyspecCertificateExpires uses it."""
-    server = Authority(tmp_path).server()
-    files = {"ssl_certfile": server.certfile, "ssl_keyfile": server.keyfile}
-    telemetry = Telemetry("draft", DraftSettings(port=0, **files))
-    found = parse(generate_latest(telemetry.registry).decode())
-    left = found.total("flyspec_certificate_expiry_timestamp_seconds") - time.time()
-    assert 0 < left <= 86400
-    telemetry.close()
 
 
 def test_certificates_that_cannot_be_used_are_said(tmp_path):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from flyspec.engine.loading import load_model
-from tests.orchestrator.near_target import MARGIN, Models
+from tests.orchestrator.near_target import MARGIN, Models, greedy_of
 from tests.orchestrator.stacks import start_stack
 
 
@@ -27,21 +25,7 @@ async def stack(model_dirs):
 
 @pytest.fixture(scope="session")
 def greedy(model_dirs):
-    """transformers' own greedy continuation in float64."""
-    loaded = load_model(model_dirs[0], "cpu", "float64")
-
-    @functools.cache
-    def generate(token_ids, max_new_tokens):
-        with torch.inference_mode():
-            output = loaded.model.generate(
-                torch.tensor([list(token_ids)]),
-                attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-            )
-        return output[0, len(token_ids) :].tolist()
-
-    return lambda token_ids, max_new_tokens: list(generate(tuple(token_ids), max_new_tokens))
+    return greedy_of(model_dirs[0])
 
 
 @pytest.fixture(scope="session")
@@ -61,7 +45,7 @@ def near_dirs(model_dirs, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 async def near_stack(near_dirs):
-    async with start_stack(near_dirs) as running:
+    async with start_stack(near_dirs, draft={"dtype": "float64"}) as running:
         yield running
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace
+from typing import Any
 
 import grpc
 
@@ -82,6 +84,7 @@ class _Call:
         if self._lost or self._service.breaks("write"):
             self._lost = True
             raise asyncio.InvalidStateError
+        self._service.seen(message)
         self._answers += self.answer(message)
 
     async def read(self):
@@ -90,7 +93,9 @@ class _Call:
         if self._lost or self._service.breaks("read"):
             self._lost = True
             return grpc.aio.EOF
-        return self._answers.popleft()
+        answer = self._answers.popleft()
+        self._service.seen(answer)
+        return answer
 
     async def code(self):
         return grpc.StatusCode.UNAVAILABLE
@@ -110,10 +115,11 @@ class _Call:
 
 
 class _Service:
-    """What both have in common: streams that break on command."""
+    """What both have in common: streams that break on command. `seen` gets all messages."""
 
     address, timeout_s = "fake", NEVER_S
     offer = Offer(0)
+    seen: Callable[[Any], None] = staticmethod(lambda message: None)
 
     def __init__(self) -> None:
         self._breaks: deque[str] = deque()
@@ -139,7 +145,9 @@ class _Service:
 
 
 class FakeDraft(_Service):
-    """A draft service."""
+    """A draft service; `alter` changes its answers, if a test sets it."""
+
+    alter: Callable[[list], None] = staticmethod(lambda answers: None)
 
     def __init__(self, world: World, offer: Offer) -> None:
         super().__init__()
@@ -178,7 +186,9 @@ class _DraftCall(_Call):
         starts = list(range(base, len(tokens), 3)) or [base]
         chunks = [self._chunk(request, tokens, base, start, starts[-1]) for start in starts]
         chunks[0] = replace(chunks[0], agreements=agreements)
-        return [wire.encode(chunk) for chunk in chunks]
+        answers = [wire.encode(chunk) for chunk in chunks]
+        service.alter(answers)
+        return answers
 
     def _chunk(self, request, tokens, base, start, last):
         end = min(start + 3, len(tokens))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from flyspec.engine.loading import load_model
@@ -56,3 +58,22 @@ class Models:
         while len(drafted) < count and EOS not in drafted:
             drafted.append(int(self._row(self._draft, [*tokens, *drafted]).argmax()))
         return drafted
+
+
+def greedy_of(directory: str):
+    """transformers' own greedy continuation in float64."""
+    model = load_model(directory, "cpu", "float64").model
+
+    @functools.cache
+    def generate(token_ids, max_new_tokens):
+        ids = torch.tensor([token_ids])
+        with torch.inference_mode():
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=max_new_tokens,
+                do_sample=False,
+            )
+        return output[0, len(token_ids) :].tolist()
+
+    return lambda token_ids, max_new_tokens: list(generate(tuple(token_ids), max_new_tokens))

@@ -11,6 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import grpc
+
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import UnavailableError
 from flyspec.rule_files import load_rules
@@ -25,8 +27,11 @@ from flyspec.values.admin import (
     TokenizerBundle,
     VerifyServiceInfo,
 )
+from flyspec.values.generation import Chunk, Completion, RoundRecord, Started
+from flyspec.values.requests import GenerateOptions, GenerationRequest
 from flyspec.values.rounds import (
     Decision,
+    DraftAdvance,
     DraftChunk,
     HeadProposal,
     HeadRequest,
@@ -36,6 +41,7 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
+from orchestrator.admission.clients import Caller
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.generations import Generations
 from orchestrator.telemetry.requests import RequestObserver
@@ -45,6 +51,7 @@ from tests.orchestrator.tokenizer import BUNDLE
 EOS, VOCAB_SIZE, CONTEXT = 1, 400, 256
 MODEL = ModelInfo("scripted", BUNDLE.fingerprint, VOCAB_SIZE, CONTEXT)
 Script = Callable[[Sequence[int]], int]
+PROMPT = [5, 6, 7]
 
 
 def script(tokens: Sequence[int]) -> int:
@@ -154,7 +161,11 @@ class TargetSession(Session):
     async def read(self, round_id: int) -> Verdict:
         await self.service.answer()
         assert round_id == self.round.round_id
-        start, decisions = len(self.tokens), []
+        start, decisions, top = len(self.tokens), [], ()
+        if self.round.num_top_tokens:  # after the sequence, and after each draft
+            drafts = self.round.draft_token_ids
+            rows = [[*self.tokens, *drafts[:count]] for count in range(len(drafts) + 1)]
+            top = tuple(own + i for own in map(script, rows) for i in range(2))
         for draft in self.round.draft_token_ids:
             own = self.service.next_token(self.tokens)
             rejected = draft != own
@@ -168,7 +179,7 @@ class TargetSession(Session):
         self.tokens.append(self.service.next_token(self.tokens))
         verdict = Verdict(
             keep_length, self.tokens[-1], tuple(decisions), start_length=start, round_id=round_id,
-            proposal=self.service.proposal(self.tokens, head), drafts=drafts,
+            proposal=self.service.proposal(self.tokens, head), drafts=drafts, top_token_ids=top,
         )  # fmt: skip
         if not (head and head.num_rounds and self.service.goes_on):
             return verdict
@@ -179,16 +190,24 @@ class TargetSession(Session):
 
 
 class Drafter(Service):
-    """A draft service."""
+    """A draft service; what `offered` lists. `asked` has sequences and requests, in order."""
+
+    offered: tuple[DrafterInfo, ...] = (DrafterInfo("guess", "model", MODEL),)
+
+    def __init__(self, address: str, next_token: Script, pause_s: float = 0.0) -> None:
+        super().__init__(address, next_token, pause_s)
+        self.scopes: list[str] = []
+        self.asked: list[tuple[list[int], DraftAdvance]] = []
 
     async def describe(self, timeout_s: float = 1.0) -> DraftServiceInfo:
         await self.answer()
-        return DraftServiceInfo((DrafterInfo("guess", "model", MODEL),), SessionStatus(0, 16), 64)
+        return DraftServiceInfo(self.offered, SessionStatus(0, 16), 64)
 
     async def add_tokenizer(self, bundle: TokenizerBundle, vocab_size: int) -> None:
         raise AssertionError("it has the target's own")
 
     def open(self, open_, metrics, correlation: Correlation = UNKNOWN) -> DrafterSession:
+        self.scopes.append(open_.sharing_scope)
         return DrafterSession(self)
 
 
@@ -206,6 +225,7 @@ class DrafterSession(Session):
         except TimeoutError:
             raise SilentError(f"{self.service.address} is silent") from None
         tokens = list(token_ids)
+        self.service.asked.append((list(tokens), request))
         self.held = len(tokens)
         for _ in range(request.max_tokens):
             tokens.append(self.service.next_token(tokens))
@@ -262,7 +282,7 @@ async def scripted(targets=1, pause_s=0.0, next_token=script, heads=None, **chan
     inside.fleet = fleet = Fleet(settings, inside)
     await fleet.connect()
     for drafter in inside.drafters.values():
-        drafter.opened = 0  # but by its trial
+        drafter.opened, drafter.scopes, drafter.asked = 0, [], []  # but by its trial
     inside.admission = Admission.of(settings, lambda: fleet.max_sessions)
     rules = load_rules("", settings.rule, settings.num_speculative_tokens)
     inside.observer = RequestObserver(Telemetry("orchestrator"))
@@ -271,3 +291,73 @@ async def scripted(targets=1, pause_s=0.0, next_token=script, heads=None, **chan
         yield inside
     finally:
         await fleet.close()
+
+
+def request(prompt=PROMPT, **options: Any) -> GenerationRequest:
+    return GenerationRequest(prompt, GenerateOptions(**options))
+
+
+def expected(count: int, prompt: Sequence[int] = PROMPT, next_token: Script = script) -> list[int]:
+    """The target's own text."""
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tokens[len(prompt) :]
+
+
+class Run:
+    """A finished generation."""
+
+    def __init__(self, events: Sequence[Any]) -> None:
+        def of(kind: type) -> list[Any]:
+            return [event for event in events if isinstance(event, kind)]
+
+        self.events, self.chunks, self.rounds = events, of(Chunk), of(RoundRecord)
+        (self.started,), (self.completion,) = of(Started), of(Completion)
+        self.tokens = [token for chunk in self.chunks for token in chunk.token_ids]
+        self.origins = [origin for chunk in self.chunks for origin in chunk.origins]
+        self.text = "".join(chunk.text for chunk in self.chunks)
+        self.drafters = [share.drafter for share in self.completion.drafters]
+
+
+async def run(inside: Scripted, asked: GenerationRequest, at=None, **caller: Any) -> Run:
+    """Run a generation; `at` maps numbers of tokens to what is then awaited."""
+    events, count, at = [], 0, dict(at or {})
+    async for event in inside.generations.run(asked, Caller(**caller)):
+        events.append(event)
+        count += len(event.token_ids) if isinstance(event, Chunk) else 0
+        for due in [due for due in at if due <= count]:
+            await at.pop(due)()
+    return Run(events)
+
+
+async def takes() -> None:
+    """Has room for everything."""
+
+
+class Taker:
+    """A call's context: its first message is read at once; `take` handles the others."""
+
+    def __init__(self, take=takes, left_s: float | None = None) -> None:
+        self.take, self.left_s = take, left_s
+        self.taken = 0
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> float | None:
+        return self.left_s
+
+    async def write(self, message) -> None:
+        self.taken += 1
+        if self.taken > 1:
+            await self.take()
+
+    async def abort(self, code, details, trailing_metadata=()) -> None:
+        self.code, self.details = code, details
+        raise grpc.aio.AbortError

@@ -1,4 +1,4 @@
-"""A whole stack in this process: tiny models in float64, real services on free ports."""
+"""A whole stack in this process: tiny models, the target in float64, services on free ports."""
 
 from __future__ import annotations
 
@@ -103,10 +103,7 @@ def _verify_server(servicer, port=0):
 
 @asynccontextmanager
 async def start_stack(
-    model_dirs,
-    draft: dict[str, Any] | None = None,
-    verify: dict[str, Any] | None = None,
-    **options,
+    model_dirs, draft: dict[str, Any] | None = None, verify: dict[str, Any] | None = None, **options
 ):
     """Start everything; `options` are the orchestrator's settings, the others the services'."""
     target, draft_model = model_dirs
@@ -114,7 +111,9 @@ async def start_stack(
     engine, verify_servicer = build_verify(VerifySettings(**values))
     engine.start()
     verify_server = _verify_server(verify_servicer)
-    values = {"model": draft_model, "dtype": "float64", "max_sessions": 16, **(draft or {})}
+    # The native step, where there is one: most of a test's time would go into drafts.
+    values = {"model": draft_model, "dtype": "bfloat16", "threads": 1, "max_sessions": 16}
+    values |= draft or {}
     sessions, draft_engine = await build_draft(DraftSettings(**values))
     draft_server = rpc.GrpcServer(
         "127.0.0.1",
@@ -167,19 +166,11 @@ async def start_stack(
 
 
 @asynccontextmanager
-async def orchestrator_over(*stacks, **options):
-    """Another orchestrator, over the targets of several stacks and the drafter of the first."""
-    addresses = ",".join(f"127.0.0.1:{stack.verify_server.port}" for stack in stacks)
-    orchestrator = Orchestrator(
-        OrchestratorSettings(
-            port=0,
-            admin_port=0,
-            verify_address=addresses,
-            draft_address=f"127.0.0.1:{stacks[0].draft_server.port}",
-            max_waiting=1024,
-            **{"probe_interval_s": 0.1, **options},
-        )
-    )
+async def orchestrator_at(verify_address, draft_address, **options):
+    """Another orchestrator: itself, and clients of its two ports."""
+    values = {"max_waiting": 1024, "probe_interval_s": 0.1, **options}
+    addresses = {"verify_address": verify_address, "draft_address": draft_address}
+    orchestrator = Orchestrator(OrchestratorSettings(port=0, admin_port=0, **addresses, **values))
     await orchestrator.start()
     try:
         port, admin_port = orchestrator.ports
@@ -187,9 +178,18 @@ async def orchestrator_over(*stacks, **options):
             AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client,
             AdminClient(f"127.0.0.1:{admin_port}") as admin,
         ):
-            yield client, admin
+            yield orchestrator, client, admin
     finally:
         await orchestrator.stop(0)
+
+
+@asynccontextmanager
+async def orchestrator_over(*stacks, **options):
+    """Clients of another orchestrator, over several stacks' targets and the first one's drafter."""
+    targets = ",".join(f"127.0.0.1:{stack.verify_server.port}" for stack in stacks)
+    draft = f"127.0.0.1:{stacks[0].draft_server.port}"
+    async with orchestrator_at(targets, draft, **options) as (_, client, admin):
+        yield client, admin
 
 
 async def until_ready(admin, number: int) -> None:

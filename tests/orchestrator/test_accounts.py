@@ -6,25 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from flyspec.client import Chunk, GenerateOptions
+from flyspec.client import GenerateOptions
 from flyspec.rules import Rule
-from flyspec.values.tokens import Origin, SamplingParams
+from flyspec.values.tokens import SamplingParams
+from tests.examples import examples
 from tests.orchestrator.near_target import MARGIN, PROMPTS
-from tests.orchestrator.stacks import start_stack
+from tests.orchestrator.stacks import generate
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)])
 @pytest.mark.parametrize(("rule", "k"), [(Rule("exact"), 0), (Rule("exact"), 4), (MARGIN, 4)])
 async def test_logprobs_are_those_of_the_model(near_stack, near_models, sampling, rule, k):
     options = GenerateOptions(
-        rule=rule,
-        sampling=sampling,
-        seed=5,
-        num_speculative_tokens=k,
-        max_tokens=30,
-        logprobs=3,
+        rule=rule, sampling=sampling, seed=5, num_speculative_tokens=k, max_tokens=20, logprobs=3
     )
-    for prompt in PROMPTS[:3]:
+    for prompt in PROMPTS[: examples(1)]:
         generation = await near_stack.client.complete(prompt, options)
         tokens = list(generation.started.prompt_token_ids)
         assert len(generation.logprobs) == len(generation.token_ids)
@@ -43,8 +39,8 @@ async def test_logprobs_are_those_of_the_model(near_stack, near_models, sampling
 
 async def test_rounds_without_distributions_are_small(near_stack):
     for rule in (Rule("exact"), Rule("fly"), Rule("fly", fly_window_size=1), MARGIN):
-        options = GenerateOptions(rule=rule, num_speculative_tokens=15, max_tokens=60)
-        for prompt in PROMPTS:
+        options = GenerateOptions(rule=rule, num_speculative_tokens=15, max_tokens=40)
+        for prompt in PROMPTS[: examples(1)]:
             metrics = (await near_stack.client.complete(prompt, options)).completion.speculation
             assert 0 < metrics.round_bytes < 380 * metrics.num_rounds
             assert metrics.distribution_bytes == 0
@@ -65,54 +61,12 @@ async def test_distributions_travel_and_are_counted(near_stack, greedy):
 
 
 @pytest.mark.parametrize("drafter", ["model", "prompt_lookup", "multi_level", "token_recycling"])
-async def test_rejection_repeats_with_its_seed_and_survives_a_lost_target(near_dirs, drafter):
+async def test_rejection_repeats_with_its_seed_and_survives_a_lost_target(near_stack, drafter):
     options = GenerateOptions(
-        rule=Rule("rejection"),
-        sampling=SamplingParams(1.0),
-        drafter=drafter,
-        seed=11,
-        num_speculative_tokens=5,
-        max_tokens=40,
-        ignore_eos=True,
-    )
-    async with start_stack(near_dirs) as stack:
-        alone = await stack.client.complete(PROMPTS[0], options)
-        tokens: list[int] = []
-        async for event in stack.client.generate(PROMPTS[0], options):
-            if isinstance(event, Chunk):
-                if not tokens:
-                    await stack.restart_verify()
-                tokens += event.token_ids
-        assert tokens == alone.token_ids
-
-
-async def test_a_loop_turns_the_rest_exact(near_stack, near_models):
-    """Prompt lookup with everything accepted: the text copies itself until the guard intervenes."""
-    rule = Rule("random", random_acceptance=1.0, fly_window_size=0)
-    options = GenerateOptions(
-        rule=rule, drafter="prompt_lookup", num_speculative_tokens=60, max_tokens=150
-    )
-    prompt = "the cat the cat the cat the cat the"
-    # Draft from the first token on: only the first round copies the prompt.
-    options = replace(options, num_draft_tokens_per_round=[60])
-    generation = await near_stack.client.complete(prompt, options)
-    index = generation.completion.loop_guard_token_index
-    assert index == 61  # the round in which the cycle was complete, as a whole
-    assert Origin.LOOSE in generation.origins[:index]
-    assert Origin.LOOSE not in generation.origins[index:]
-    tokens = [*generation.started.prompt_token_ids, *generation.token_ids[:index]]
-    for token in generation.token_ids[index:]:
-        assert token == near_models.own(tokens)
-        tokens.append(token)
-    unguarded = await near_stack.client.complete(prompt, replace(options, disable_loop_guard=True))
-    assert unguarded.completion.loop_guard_token_index is None
-    exact = await near_stack.client.complete(prompt, replace(options, rule=Rule("exact")))
-    assert exact.completion.loop_guard_token_index is None
-
-
-async def test_warnings_are_told(near_stack):
-    options = GenerateOptions(rule=replace(MARGIN, margin_threshold=0.4), max_tokens=2)
-    started = (await near_stack.client.complete("x", options)).started
-    assert any("margin_threshold" in warning for warning in started.warnings)
-    options = GenerateOptions(rule=Rule("margin"), max_tokens=2)
-    assert not (await near_stack.client.complete("x", options)).started.warnings
+        rule=Rule("rejection"), sampling=SamplingParams(1.0), drafter=drafter, seed=11,
+        num_speculative_tokens=5, max_tokens=30, ignore_eos=True,
+    )  # fmt: skip
+    alone = await near_stack.client.complete(PROMPTS[0], options)
+    restart = near_stack.restart_verify
+    tokens, *_ = await generate(near_stack.client, PROMPTS[0], options, restart)
+    assert tokens == alone.token_ids

@@ -1,18 +1,34 @@
-"""Which requests run, wait or are refused: without services, on the event loop only."""
+"""Which requests run, wait or are refused, and whose they are: without services."""
 
 from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 
-from flyspec.errors import DeadlineExceededError, ResourceExhaustedError, UnavailableError
+from flyspec.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from orchestrator.admission import admission as waits
+from orchestrator.admission import clients as module
 from orchestrator.admission.admission import Admission, HoldTimes
-from orchestrator.admission.clients import ClientLimits
-from tests.orchestrator.clock import Clock
+from orchestrator.admission.clients import ClientLimits, address_of
+from orchestrator.front.grpc import caller_of
 from tests.waiting import until
+
+
+class Clock:
+    """A clock set by the test: returns `now`, in seconds."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class Requests:
@@ -130,17 +146,6 @@ async def test_a_share_of_the_slots_may_wait(capacity, waiting):
     await requests.close()
 
 
-async def test_nobody_may_wait():
-    requests = Requests(Admission(lambda: 1, max_waiting=0))
-    await requests.begin("a")
-    await requests.begin("b")
-    assert isinstance(await requests.error("b"), ResourceExhaustedError)
-    await requests.end("a")
-    await requests.begin("c")
-    assert requests.running == ["c"]
-    await requests.close()
-
-
 async def test_requests_that_are_being_read_count_as_waiting():
     admission = Admission(lambda: 1, max_waiting=1)
     async with admission.visit("a"), admission.visit("b"):
@@ -169,16 +174,6 @@ async def test_tokens_are_bounded_and_a_small_request_does_not_overtake():
     await requests.end("a")
     await requests.end("small")
     assert empty(requests.admission)
-
-
-async def test_whoever_waits_behind_one_that_leaves_moves_up():
-    requests = Requests(Admission(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
-    await requests.begin("a", 60)
-    await requests.begin("large", 50)
-    await requests.begin("small", 10)
-    await requests.cancel("large")
-    assert requests.running == ["a", "small"]
-    await requests.close()
 
 
 async def test_a_request_larger_than_the_bound_runs_alone():
@@ -368,3 +363,109 @@ async def test_whatever_comes_and_goes_nothing_is_left(seed):
     for client in "abcd":  # nothing of theirs is under way
         async with admission.visit(client), admission.visit(client), admission.visit(client):
             pass
+
+
+def client_of(peer="ipv4:10.0.0.7:4711", **metadata):
+    pairs = tuple((key.replace("_", "-"), value) for key, value in metadata.items())
+    context = SimpleNamespace(
+        invocation_metadata=lambda: pairs, peer=lambda: peer, time_remaining=lambda: None
+    )
+    return caller_of(context).client
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:4711", "10.0.0.7"),
+        ("ipv6:%5B::1%5D:50050", "::/64"),
+        ("ipv6:[2001:db8:1:2:3:4:5:6]:1", "2001:db8:1:2::/64"),
+        ("ipv6:%5B2001:db8:1:2:ffff::9%5D:2", "2001:db8:1:2::/64"),
+        ("ipv6:%5B::ffff:10.0.0.7%5D:4711", "10.0.0.7"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:4711", "fe80::/64"),
+        ("unix:/run/socket", "unix"),
+        ("unix:", "unix"),
+        ("ipv4:nonsense", "nonsense"),
+        ("", ""),
+    ],
+)
+def test_addresses(peer, address):
+    assert address_of(peer) == address
+
+
+def test_a_client_is_what_it_says_or_else_its_address():
+    assert client_of() == "10.0.0.7"
+    assert client_of(flyspec_client_id="") == "10.0.0.7"
+    assert client_of(other="x", flyspec_client_id="batch") == "id:batch"
+    # A name that looks like an address is not that address.
+    assert client_of(flyspec_client_id="10.0.0.7") != client_of()
+    with pytest.raises(InvalidArgumentError, match="flyspec-client-id: at most 128"):
+        client_of(flyspec_client_id="x" * 129)
+
+
+def test_requests_at_once():
+    limits = ClientLimits(max_concurrent=2)
+    limits.enter("a", 3.0)
+    limits.enter("a", 3.0)
+    limits.enter("b", 3.0)
+    with pytest.raises(
+        ResourceExhaustedError, match=r"concurrent requests .*\(2 running"
+    ) as caught:
+        limits.enter("a", 3.0)
+    assert caught.value.retry_after_s == 3.0
+    limits.leave("a")
+    limits.enter("a", 3.0)
+
+
+def test_requests_a_minute():
+    clock = Clock()
+    limits = ClientLimits(max_per_minute=6, clock=clock)
+    for _ in range(6):
+        limits.enter("a", 1.0)
+        limits.leave("a")
+    with pytest.raises(ResourceExhaustedError, match="6 requests per minute") as caught:
+        limits.enter("a", 1.0)
+    assert caught.value.retry_after_s == pytest.approx(10.0)
+    limits.enter("b", 1.0)
+    clock.now += 9.9
+    with pytest.raises(ResourceExhaustedError) as caught:
+        limits.enter("a", 1.0)
+    assert caught.value.retry_after_s == pytest.approx(0.1)
+    clock.now += 0.11
+    limits.enter("a", 1.0)
+    clock.now += 3600
+    for _ in range(6):  # no more than a minute's is saved up
+        limits.enter("a", 1.0)
+    with pytest.raises(ResourceExhaustedError):
+        limits.enter("a", 1.0)
+
+
+def test_a_refused_request_costs_nothing():
+    limits = ClientLimits(max_concurrent=1, max_per_minute=2, clock=Clock())
+    limits.enter("a", 1.0)
+    for _ in range(10):
+        with pytest.raises(ResourceExhaustedError, match="too many concurrent"):
+            limits.enter("a", 1.0)
+    limits.leave("a")
+    limits.enter("a", 1.0)
+
+
+def test_without_limits_nobody_is_remembered():
+    limits = ClientLimits()
+    limits.enter("a", 1.0)
+    assert limits.num_known == 0
+    limits.leave("a")
+
+
+def test_memory_is_bounded_whatever_names_are_sent(monkeypatch):
+    monkeypatch.setattr(module, "MAX_IDLE_CLIENTS", 50)
+    limits = ClientLimits(max_concurrent=1, max_per_minute=1, clock=Clock())
+    limits.enter("busy", 1.0)
+    for i in range(1000):
+        limits.enter(f"name {i}", 1.0)
+        limits.leave(f"name {i}")
+    assert limits.num_known == 51
+    with pytest.raises(ResourceExhaustedError):  # who is busy is not forgotten
+        limits.enter("busy", 1.0)
+    with pytest.raises(ResourceExhaustedError):  # nor are the latest
+        limits.enter("name 999", 1.0)
+    limits.enter("name 1", 1.0)

@@ -36,7 +36,7 @@ def judge_of(model_dirs, tmp_path_factory):
 
 
 def options(**changes):
-    parameters = {"max_tokens": 60, "ignore_eos": True, "num_speculative_tokens": 5, "seed": 1}
+    parameters = {"max_tokens": 30, "ignore_eos": True, "num_speculative_tokens": 5, "seed": 1}
     return GenerateOptions(**{"rule": Rule("autojudge"), **parameters, **changes})
 
 
@@ -106,7 +106,7 @@ async def test_a_generation_does_not_go_on_with_another_judge(model_dirs, judge_
 
         async def generate() -> None:
             nonlocal restarted
-            async for event in client.generate(PROMPT, options(max_tokens=150)):
+            async for event in client.generate(PROMPT, options(max_tokens=60)):
                 if hasattr(event, "token_ids") and not restarted:
                     restarted = True
                     one.verify_servicer = two.verify_servicer

@@ -10,23 +10,21 @@ import pytest
 from flyspec.draft_trees import children, main_path, paths
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import num_same
-from flyspec.values.admin import DrafterInfo, DraftServiceInfo, SessionStatus, VerifyServiceInfo
-from flyspec.values.generation import Chunk, Completion
-from flyspec.values.requests import GenerateOptions, GenerationRequest
+from flyspec.values.admin import DrafterInfo, VerifyServiceInfo
 from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
-from orchestrator.admission.clients import Caller
 from orchestrator.upstreams.proposal_checks import Answer, DrafterFaultError, DraftFault
 from tests.orchestrator.scripted import (
     Drafter,
     DrafterSession,
     Target,
     TargetSession,
+    expected,
+    request,
+    run,
     script,
     scripted,
 )
-
-PROMPT = [5, 6, 7]
 
 
 @pytest.fixture
@@ -38,9 +36,7 @@ def services(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     async def describe_target(self: Target, timeout_s: float = 1.0) -> VerifyServiceInfo:
         return replace(await describe(self, timeout_s), takes_trees=heard["takes_trees"])
 
-    async def describe_drafter(self: Drafter, timeout_s: float = 1.0) -> DraftServiceInfo:
-        offered = DrafterInfo("guess", "composed", num_top_tokens=1, makes_trees=True)
-        return DraftServiceInfo((offered,), SessionStatus(0, 16), 64)
+    offered = DrafterInfo("guess", "composed", num_top_tokens=1, makes_trees=True)
 
     async def proposing(self: Any, token_ids: Any, request: Any, timeout_s: float) -> DraftChunk:
         self.begin()
@@ -84,60 +80,41 @@ def services(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return replace(verdict, path=self.path, top_token_ids=tuple(top))
 
     monkeypatch.setattr(Target, "describe", describe_target)
-    monkeypatch.setattr(Drafter, "describe", describe_drafter)
+    monkeypatch.setattr(Drafter, "offered", (offered,))
     monkeypatch.setattr(DrafterSession, "propose", proposing)
     monkeypatch.setattr(TargetSession, "send", sending)
     monkeypatch.setattr(TargetSession, "read", reading)
     return heard
 
 
-async def run(inside: Any, **options: Any) -> tuple[list[int], Completion]:
-    request = GenerationRequest(PROMPT, GenerateOptions(max_tokens=40, **options))
-    tokens: list[int] = []
-    events = [event async for event in inside.generations.run(request, Caller())]
-    for event in events:
-        if isinstance(event, Chunk):
-            tokens += event.token_ids
-    (done,) = (event for event in events if isinstance(event, Completion))
-    return tokens, done
-
-
-def expected() -> list[int]:
-    tokens = list(PROMPT)
-    while len(tokens) < len(PROMPT) + 40:
-        tokens.append(script(tokens))
-    return tokens[len(PROMPT) :]
+ASKED = request(max_tokens=40)
 
 
 async def test_a_path_of_each_tree_becomes_text(services: dict[str, Any]) -> None:
     async with scripted(draft_trees="on", num_speculative_tokens=6) as inside:
-        tokens, done = await run(inside)
+        found = await run(inside, ASKED)
         assert not any(inside.left)
-    assert tokens == expected()
+    assert found.tokens == expected(40)
     assert (6, 6) in services["asked"]
     trees = [round_ for round_ in services["rounds"] if round_.draft_parents]
     assert trees
     assert all(round_.draft_survivals == () for round_ in trees)
-    metrics = done.speculation
+    metrics = found.completion.speculation
     # All drafts that the target read count; half of them are second choices.
     assert metrics.num_draft_tokens >= sum(len(round_.draft_token_ids) for round_ in trees)
     assert metrics.num_accepted_draft_tokens == pytest.approx(metrics.num_draft_tokens / 2, abs=3)
     assert metrics.num_rounds < 15
-    assert max(done.num_draft_tokens_per_round) == 6
+    assert max(found.completion.num_draft_tokens_per_round) == 6
 
 
-async def test_a_target_without_trees_gets_first_choices(services: dict[str, Any]) -> None:
-    services["takes_trees"] = False
-    async with scripted(draft_trees="on", num_speculative_tokens=6) as inside:
-        tokens, _ = await run(inside)
-    assert tokens == expected()
-    assert not any(tree for _, tree in services["asked"])
-
-
-async def test_trees_are_asked_for_only_if_that_is_set(services: dict[str, Any]) -> None:
-    async with scripted(num_speculative_tokens=6) as inside:
-        tokens, _ = await run(inside)
-    assert tokens == expected()
+@pytest.mark.parametrize(("takes_trees", "settings"), [(False, {"draft_trees": "on"}), (True, {})])
+async def test_trees_are_asked_for_only_if_that_is_set_and_the_target_takes_them(
+    services: dict[str, Any], takes_trees: bool, settings: dict[str, str]
+) -> None:
+    services["takes_trees"] = takes_trees
+    async with scripted(num_speculative_tokens=6, **settings) as inside:
+        found = await run(inside, ASKED)
+    assert found.tokens == expected(40)
     assert not any(tree for _, tree in services["asked"])
     assert not any(round_.draft_parents for round_ in services["rounds"])
 

@@ -1,4 +1,4 @@
-"""Drafting ahead: the drafter continues a proposal while the target verifies it."""
+"""Drafting early: while the target verifies, or reads the prompt."""
 
 from __future__ import annotations
 
@@ -9,25 +9,41 @@ import pytest
 from flyspec.rules import Rule
 from flyspec.values.rounds import DistributionSpec, DraftChunk
 from orchestrator.generation.following import Overtaken
+from orchestrator.generation.pace import FixedPace, NextRound
 from orchestrator.generation.sources import AHEAD, AHEAD_MEMORY
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
 from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import GOOD, World, text_of
 
+K = 6
 
-def generation(world: World = GOOD, offer: Offer | None = None, **changes) -> Fakes:
+
+class ImpatientPace(FixedPace):
+    """Waits for no proposal."""
+
+    def turn(self) -> NextRound:
+        return super().turn()._replace(patience_ns=0)
+
+
+def generation(world: World = GOOD, offer: Offer | None = None, pace=None, **changes) -> Fakes:
     plan = plan_of(**{"rule": Rule("exact"), "max_tokens": 80, **changes})
-    return Fakes(world, plan, TOKENIZER, window_size=0, offer=offer or Offer(1000))
+    offer = offer or Offer(1000)
+    return Fakes(world, plan, TOKENIZER, window_size=0, offer=offer, pace=pace)
 
 
-async def run(fakes: Fakes) -> list:
-    """Its rounds with drafts; the text is that of plain decoding."""
+async def all_rounds(fakes: Fakes) -> list:
+    """Its rounds; the text is that of plain decoding."""
     rounds, final = [], []
     async for round_, update in fakes.run():
         rounds.append(round_)
         final += [token.token_id for token in update.final]
     assert final == text_of(fakes.world, fakes.plan)
-    return [round_ for round_ in rounds if round_.proposal.token_ids]
+    return rounds
+
+
+async def run(fakes: Fakes) -> list:
+    """Its rounds with drafts."""
+    return [round_ for round_ in await all_rounds(fakes) if round_.proposal.token_ids]
 
 
 async def test_where_all_stands_nobody_waits_for_the_drafter() -> None:
@@ -102,3 +118,32 @@ async def test_a_drafter_with_a_limit_is_not_asked_for_more() -> None:
     finally:
         replica.info.max_speculative_tokens = before
     assert not any(r.proposal.ahead for r in rounds)
+
+
+# --- beside the prompt ----------------------------------------------------------------------
+
+
+def beside(agreement: float, delay: int, pace=None) -> Fakes:
+    world, changes = replace(GOOD, agreement=agreement), {"max_tokens": 40, "adaptive": True}
+    changes["num_speculative_tokens"] = K
+    return generation(world, Offer(1000, delay), pace or FixedPace(K), **changes)
+
+
+@pytest.mark.parametrize("delay", [0, 3, 20])
+@pytest.mark.parametrize(("agreement", "length", "ahead"), [(1.0, K - 1, K - 1), (0.0, K, 0)])
+async def test_only_behind_another_token_the_drafter_is_asked_again(
+    delay, agreement, length, ahead
+) -> None:
+    fakes = beside(agreement, delay)
+    first, second, *_ = await all_rounds(fakes)
+    if agreement:
+        assert not first.proposal.token_ids
+    assert second.start == first.start + 1
+    assert len(second.proposal.token_ids) == length
+    asked = [len(tokens) for tokens in fakes.draft.sequences.values()]
+    assert asked[:2] == [first.start, second.start + ahead], "the next one is drafted ahead"
+
+
+async def test_a_late_one_is_not_waited_for() -> None:
+    rounds = await all_rounds(beside(1.0, 60, ImpatientPace(K)))
+    assert not any(round_.proposal.token_ids for round_ in rounds[:2])

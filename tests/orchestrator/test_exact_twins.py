@@ -13,13 +13,14 @@ from flyspec.rules import Rule
 from flyspec.values.generation import FinishReason
 from flyspec.values.phases import Phase
 from orchestrator.exact_twins import TwinOutcome
+from tests.examples import examples
 from tests.orchestrator.stacks import slow, start_stack
 from tests.waiting import until
 from verify_service.verdicts import RoundJudge
 
 PROMPT = "The cat sat on the mat, and the dog sat"
 LOOSE = Rule("random", random_acceptance=0.5)
-FLY = GenerateOptions(rule=Rule("fly"), max_tokens=40, ignore_eos=True, num_speculative_tokens=4)
+FLY = GenerateOptions(rule=Rule("fly"), max_tokens=20, ignore_eos=True, num_speculative_tokens=4)
 WIDE = replace(FLY, rule=LOOSE)
 NAME = "flyspec_exact_twins_total"
 
@@ -70,19 +71,19 @@ async def test_a_loose_text_is_compared_up_to_where_it_parts(twins, greedy):
     text = await twins.client.complete(PROMPT, WIDE)
     assert text.completion.speculation.num_loose_tokens
     await twins.until_compared(1)
-    expected = greedy(text.started.prompt_token_ids, 40)
+    expected = greedy(text.started.prompt_token_ids, 20)
     same = next(i for i, (a, b) in enumerate(zip(text.token_ids, expected, strict=True)) if a != b)
     assert twins.outcomes == {TwinOutcome.DIFFERS: 1}
-    assert (twins.number("_tokens"), twins.number("_same_tokens")) == (40, same)
+    assert (twins.number("_tokens"), twins.number("_same_tokens")) == (20, same)
 
 
 async def test_a_text_without_loose_tokens_is_the_exact_one(twins):
-    for seed in range(3):
+    for seed in range(examples(1)):
         options = replace(FLY, rule=Rule("margin", margin_threshold=0.0), seed=seed)
         text = await twins.client.complete(f"{seed} {PROMPT}", options)
         assert not text.completion.speculation.num_loose_tokens
         await twins.until_compared(seed + 1)
-    assert twins.outcomes == {TwinOutcome.SAME: 3}
+    assert twins.outcomes == {TwinOutcome.SAME: examples(1)}
 
 
 async def test_a_text_of_phases_is_compared_if_one_of_them_is_lossy(twins):
@@ -125,12 +126,12 @@ async def test_a_twin_gives_way_to_requests(model_dirs):
     async with twin_stack(model_dirs) as stack:
         twins = Twins(stack)
         slow(stack)
-        long = replace(FLY, rule=LOOSE, max_tokens=100)
+        long = replace(FLY, rule=LOOSE, max_tokens=60)
         await stack.client.complete(PROMPT, long)
-        exact = replace(FLY, rule=Rule("exact"), max_tokens=60)
+        exact = replace(FLY, rule=Rule("exact"), max_tokens=20)
         work = [stack.client.complete(f"{n} {PROMPT}", exact) for n in range(8)]
         texts = await asyncio.gather(*work)
-        assert all(len(text.token_ids) == 60 for text in texts)
+        assert all(len(text.token_ids) == 20 for text in texts)
         await twins.until_compared(1)
         assert twins.outcomes == {TwinOutcome.GAVE_WAY: 1}
 

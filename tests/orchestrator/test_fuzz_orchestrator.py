@@ -7,13 +7,14 @@ import pytest
 
 from flyspec.rpc import malformed
 from flyspec.v1 import generation_pb2
+from tests.examples import examples
 from tests.hostile import fuzz, logged
 from tests.orchestrator.stacks import start_stack
 
 GENERATE = "/flyspec.v1.GenerationService/Generate"
 
 
-@pytest.mark.parametrize(("server", "messages"), [("generation", 400), ("admin", 1000)])
+@pytest.mark.parametrize(("server", "messages"), [("generation", 150), ("admin", 300)])
 async def test_hostile_messages_change_nothing(model_dirs, monkeypatch, server, messages):
     monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
     options = {"max_sessions": 40, "idle_timeout_s": 5.0}
@@ -21,8 +22,8 @@ async def test_hostile_messages_change_nothing(model_dirs, monkeypatch, server, 
         port, admin_port = stack.orchestrator.ports
         ports = {"generation": port, "admin": admin_port, "draft": stack.draft_server.port}
         addresses = {name: f"127.0.0.1:{number}" for name, number in ports.items()}
-        report = await fuzz(server, addresses, messages)
-        assert report.statuses["OK"] > 30
+        report = await fuzz(server, addresses, examples(messages))
+        assert report.statuses["OK"] > 10
         assert await stack.idle()
 
 
@@ -32,7 +33,7 @@ async def test_a_deadline_that_passes_leaves_no_trace(stack):
     request = generation_pb2.GenerateRequest(text="The cat", max_tokens=200, ignore_eos=True)
     async with grpc.aio.insecure_channel(address) as channel:
         with logged() as lines:
-            for deadline_s in (0.01, 0.02, 0.05, 0.1) * 5:
+            for deadline_s in (0.01, 0.02, 0.05, 0.1) * 2:
                 call = channel.unary_stream(GENERATE)(
                     request.SerializeToString(), timeout=deadline_s
                 )

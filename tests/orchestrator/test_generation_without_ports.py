@@ -20,21 +20,12 @@ from flyspec.errors import (
 )
 from flyspec.security import ApiKey, Scope
 from flyspec.values.chat import Chat
-from flyspec.values.generation import (
-    Chunk,
-    Completion,
-    FinishReason,
-    RecoveryKind,
-    RoundRecord,
-    Started,
-)
-from flyspec.values.requests import GenerateOptions, GenerationRequest
+from flyspec.values.generation import Chunk, FinishReason, RecoveryKind
 from flyspec.values.tokens import Origin
 from orchestrator.admission.clients import Caller
-from tests.orchestrator.scripted import EOS, Target, script, scripted
+from tests.orchestrator.scripted import EOS, Target, expected, request, run, script, scripted
 from tests.orchestrator.tokenizer import BUNDLE, TOKENIZER
-
-PROMPT = [5, 6, 7]
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -48,58 +39,35 @@ def no_ports(monkeypatch):
         monkeypatch.setattr(grpc.aio, name, refuse)
 
 
-def request(prompt=PROMPT, **options):
-    return GenerationRequest(prompt, GenerateOptions(**options))
-
-
-def expected(prompt, count, next_token=script):
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(next_token(tokens))
-    return tokens[len(prompt) :]
-
-
-async def run(inside, asked, **caller):
-    return [event async for event in inside.generations.run(asked, Caller(**caller))]
-
-
-def tokens_of(events):
-    return [token for e in events if isinstance(e, Chunk) for token in e.token_ids]
-
-
 @pytest.mark.parametrize("k", [0, 1, 4, 15])
 async def test_a_generation_is_the_script(k):
     async with scripted() as inside:
         asked = request(num_speculative_tokens=k, max_tokens=60, return_rounds=True)
-        started, *between, completion = await run(inside, asked, request_id="r-1")
-        assert isinstance(started, Started)
+        found = await run(inside, asked, request_id="r-1")
+        started, completion = found.started, found.completion
+        assert (found.events[0], found.events[-1]) == (started, completion)
         assert (started.request_id, started.model) == ("r-1", "scripted")
         assert started.drafter == ("guess" if k else "")
-        assert {type(e) for e in between} == {Chunk, RoundRecord}
-        assert tokens_of(between) == expected(PROMPT, 60)
-        chunks = [e for e in between if isinstance(e, Chunk)]
-        rounds = [e for e in between if isinstance(e, RoundRecord)]
-        assert "".join(c.text for c in chunks) == TOKENIZER.decode(tokens_of(between))
-        assert [c.num_final_tokens for c in chunks][-1] == 60
-        origins = {origin for c in chunks for origin in c.origins}
-        assert origins == ({Origin.PLAIN} if not k else origins - {Origin.PLAIN})
-        assert isinstance(completion, Completion)
+        assert found.tokens == expected(60)
+        assert found.text == TOKENIZER.decode(found.tokens)
+        assert found.chunks[-1].num_final_tokens == 60
+        assert set(found.origins) == {Origin.PLAIN} if not k else Origin.PLAIN not in found.origins
         assert completion.finish_reason is FinishReason.LENGTH
         assert (completion.prompt_tokens, completion.completion_tokens) == (3, 60)
         counts = completion.speculation
-        assert counts.num_rounds == len(rounds)
-        assert counts.num_draft_tokens == sum(len(r.decisions) for r in rounds)
+        assert counts.num_rounds == len(found.rounds)
+        assert counts.num_draft_tokens == sum(len(r.decisions) for r in found.rounds)
         assert counts.num_rollbacks == counts.num_loose_tokens == completion.num_recoveries == 0
-        assert [d.drafter for d in completion.drafters] == (["guess"] if k else [])
+        assert found.drafters == (["guess"] if k else [])
         assert 0 < completion.timings.time_to_first_token_ns <= completion.timings.total_ns
         assert not any(inside.left)
 
 
 async def test_text_and_chats_are_prompts_too():
     async with scripted() as inside:
-        started, *rest = await run(inside, request("The cat sat", max_tokens=9))
-        assert started.prompt_token_ids == TOKENIZER.encode("The cat sat")
-        assert tokens_of(rest) == expected(started.prompt_token_ids, 9)
+        found = await run(inside, request("The cat sat", max_tokens=9))
+        assert found.started.prompt_token_ids == TOKENIZER.encode("The cat sat")
+        assert found.tokens == expected(9, found.started.prompt_token_ids)
         with pytest.raises(InvalidArgumentError, match="chat: "):  # it has no template
             await run(inside, request(Chat.of_user("The cat sat")))
 
@@ -109,25 +77,15 @@ async def test_the_end_and_stop_strings_end_it():
         return EOS if len(tokens) >= 20 else script(tokens)
 
     async with scripted(next_token=ends) as inside:
-        *events, completion = await run(inside, request())
-        assert tokens_of(events) == expected(PROMPT, 18, ends)
-        assert (completion.finish_reason, completion.stop_reason) == (FinishReason.STOP, None)
-        text = "".join(e.text for e in events if isinstance(e, Chunk))
-        stop = text[5:7]
-        *events, completion = await run(inside, request(stop=[stop]))
-        assert completion.stop_reason == stop
-        assert "".join(e.text for e in events if isinstance(e, Chunk)) == text[: text.index(stop)]
-        assert not any(inside.left)
-
-
-async def test_generations_at_once_do_not_meet():
-    async with scripted(pause_s=0.001) as inside:
-        prompts = [[5, 6, n] for n in range(3, 15)]
-        all_events = await asyncio.gather(
-            *(run(inside, request(p, max_tokens=30), address=str(p)) for p in prompts)
-        )
-        for prompt, events in zip(prompts, all_events, strict=True):
-            assert tokens_of(events) == expected(prompt, 30)
+        whole = await run(inside, request())
+        assert whole.tokens == expected(18, next_token=ends)
+        ended = whole.completion
+        assert (ended.finish_reason, ended.stop_reason) == (FinishReason.STOP, None)
+        stop = whole.text[5:7]
+        for k in (0, 15):
+            cut = await run(inside, request(stop=[stop], num_speculative_tokens=k))
+            assert cut.completion.stop_reason == stop
+            assert cut.text == whole.text[: whole.text.index(stop)]
         assert not any(inside.left)
 
 
@@ -136,30 +94,22 @@ async def test_a_repeated_run_waits_for_its_drafter(rests):
     """Which times out without it, in this generation and, if it `rests`, in one before."""
     async with scripted() as inside:
         asked = request(max_tokens=30)
-        *first, done = await run(inside, asked)
-        ks = done.num_draft_tokens_per_round
+        first = await run(inside, asked)
+        ks = first.completion.num_draft_tokens_per_round
         assert max(ks) == 4
         drafter = inside.drafters["drafter:1"]
         drafter.timeout_s, drafter.pause_s = 0.05, 0.1
         if rests:
-            assert (await run(inside, asked))[-1].num_recoveries
+            assert (await run(inside, asked)).completion.num_recoveries
         asked = request(max_tokens=30, num_draft_tokens_per_round=ks, num_speculative_tokens=4)
-        *again, repeated = await run(inside, asked)
-        origins = [[o for e in events if isinstance(e, Chunk) for o in e.origins]
-                   for events in (first, again)]  # fmt: skip
-        assert origins[0] == origins[1]
+        again = await run(inside, asked)
+        assert again.origins == first.origins
+        repeated = again.completion
         assert repeated.num_draft_tokens_per_round == ks
         assert (repeated.num_recoveries, repeated.speculation.num_unrepeated_rounds) == (0, 0)
-
-
-async def test_a_repeated_run_says_where_its_drafter_was_lost():
-    async with scripted() as inside:
-        *_, done = await run(inside, request(max_tokens=30))
-        ks = done.num_draft_tokens_per_round
-        inside.drafters["drafter:1"].lost = True
-        asked = request(max_tokens=30, num_draft_tokens_per_round=ks, num_speculative_tokens=4)
-        *_, repeated = await run(inside, asked)
-        assert repeated.speculation.num_unrepeated_rounds > 0
+        drafter.lost = True
+        lost = await run(inside, asked)
+        assert lost.completion.speculation.num_unrepeated_rounds > 0
 
 
 async def test_a_tokenizer_that_cannot_be_read_is_named(monkeypatch):
@@ -170,11 +120,6 @@ async def test_a_tokenizer_that_cannot_be_read_is_named(monkeypatch):
     with pytest.raises(IncompatibleError, match="tokenizer of the verify service at target:1"):
         async with scripted():
             pass
-
-
-async def until(condition):
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
 
 
 async def test_one_that_is_closed_leaves_nothing_behind():
@@ -208,20 +153,12 @@ async def test_who_is_not_let_in_is_told_why():
         with pytest.raises(ResourceExhaustedError, match="all slots are taken") as caught:
             await run(inside, request())
         assert caught.value.retry_after_s > 0
-        assert all(
-            tokens_of(events) == expected(PROMPT, 8) for events in await asyncio.gather(*tasks)
-        )
+        assert all(each.tokens == expected(8) for each in await asyncio.gather(*tasks))
         key = ApiKey("k", frozenset([Scope.GENERATE]), max_tokens_per_request=10)
         with pytest.raises(PermissionDeniedError, match="prompt and output may reach 23 tokens"):
             await run(inside, request(max_tokens=20), key=key)
-        for asked, message in (
-            (request([]), "prompt: no token ids"),
-            (request([-1]), "prompt: token id -1 is out of range"),
-            (request(max_tokens=-1), "max_tokens must be at least 1, got -1"),
-            (request(num_speculative_tokens=-1), "num_speculative_tokens must be between 0 and 64"),
-        ):
-            with pytest.raises(InvalidArgumentError, match=message):
-                await run(inside, asked)
+        with pytest.raises(InvalidArgumentError, match="max_tokens must be at least 1, got -1"):
+            await run(inside, request(max_tokens=-1))
         inside.admission.drain()
         with pytest.raises(UnavailableError, match="the server is draining"):
             await run(inside, request())
@@ -253,31 +190,31 @@ async def test_a_deadline_ends_the_generation_and_not_what_its_reader_does():
 @pytest.mark.parametrize("targets", [1, 2])
 async def test_a_target_lost_in_mid_stream_is_opened_again(targets):
     async with scripted(targets=targets, pause_s=0.001, probe_interval_s=0.02) as inside:
-        events, hurt = [], None
-        async for event in inside.generations.run(request(max_tokens=100)):
-            events.append(event)
-            if isinstance(event, Chunk) and hurt is None:
-                (hurt,) = [t for t in inside.targets.values() if t.sessions]
-                hurt.lost = True
-                asyncio.get_running_loop().call_later(0.1, setattr, hurt, "lost", False)
-        assert tokens_of(events) == expected(PROMPT, 100)
-        (recovery,) = events[-1].recoveries
+        hurt = []
+
+        async def lose():
+            hurt.extend(target for target in inside.targets.values() if target.sessions)
+            hurt[0].lost = True
+            asyncio.get_running_loop().call_later(0.1, setattr, hurt[0], "lost", False)
+
+        found = await run(inside, request(max_tokens=100), {1: lose})
+        assert found.tokens == expected(100)
+        (recovery,) = found.completion.recoveries
         assert recovery.kind is RecoveryKind.TARGET_REOPENED
         assert "is lost" in recovery.reason
-        assert (recovery.successor == hurt.address) == (targets == 1)
-        assert sum(t.opened for t in inside.targets.values()) >= 2
+        assert [recovery.successor == target.address for target in hurt] == [targets == 1]
         assert not any(inside.left)
 
 
 async def test_a_lost_drafter_costs_nothing_but_its_drafts():
     async with scripted(pause_s=0.001) as inside:
-        (drafter,) = inside.drafters.values()
-        events = []
-        async for event in inside.generations.run(request(max_tokens=100)):
-            events.append(event)
-            drafter.lost = len(events) > 5
-        assert tokens_of(events) == expected(PROMPT, 100)
-        assert events[-1].recoveries[0].kind is RecoveryKind.DRAFTER_FALLBACK
+
+        async def lose():
+            inside.drafters["drafter:1"].lost = True
+
+        found = await run(inside, request(max_tokens=100), {10: lose})
+        assert found.tokens == expected(100)
+        assert found.completion.recoveries[0].kind is RecoveryKind.DRAFTER_FALLBACK
         assert not any(inside.left)
 
 

@@ -1,16 +1,20 @@
-"""The proposals of a target's head that come with verdicts."""
+"""Proposals of a target's head: their share of its time, and where a relay hands over."""
 
 from __future__ import annotations
 
+import pytest
+
 from flyspec.values.requests import SamplingParams
 from flyspec.values.rounds import (
+    DraftChunk,
     DraftOpen,
     HeadProposal,
     HeadRequest,
     Verdict,
     VerifyTimings,
 )
-from orchestrator.generation.head_drafts import HeadDrafts
+from flyspec.values.tokens import Origin
+from orchestrator.generation.head_drafts import MAX_BLOCK, Handover, HeadDrafts
 
 REQUEST = HeadRequest("head", 8)
 TOKENS = [1, 2, 3]
@@ -42,17 +46,57 @@ def test_two_proposals_of_one_verdict_share_the_heads_time():
         assert (of_round.timings.model_ns if of_round else 0) == times[0]
 
 
-def test_a_verdict_without_the_requested_proposal_is_a_miss():
-    found = heads()
-    for number in range(1, 4):
-        found.received(REQUEST, verdict(0))
-        assert found.misses == number
-        assert found.take(TOKENS, 8) is None
-    found.received(REQUEST, verdict(3))
-    assert found.misses == 0
-    proposal = found.take(TOKENS, 2)
-    assert proposal is not None
-    assert proposal.token_ids == [7, 7]
-    found.received(REQUEST, verdict(3))
-    found.keep(2)
-    assert found.take(TOKENS, 8) is None, "something else follows"
+def block(confidences, start=10):
+    tokens = list(range(100, 100 + len(confidences)))
+    origins = [Origin.EXACT_MODEL] * len(tokens)
+    return DraftChunk(
+        start_position=start, token_ids=tokens, origins=origins, confidences=confidences
+    )
+
+
+def length(handover, *confidences):
+    return len(handover.kept(block(confidences)).token_ids)
+
+
+def test_the_head_goes_on_while_it_is_sure():
+    handover = Handover()
+    assert length(handover, 0.9, 0.8, 0.79, 0.9) == 2
+    assert length(handover, 0.4, 0.9) == 0
+    assert length(handover, *[1.0] * 9) == MAX_BLOCK
+    assert length(handover) == 0
+
+
+def hand_over(handover, confidence, of_service, follows):
+    """Hand over at a second token, and let the text go on with these tokens behind position 10."""
+    whole = block([0.95, confidence])
+    kept = handover.kept(whole)
+    assert len(kept.token_ids) == 1
+    handover.handed(whole, kept, of_service)
+    handover.learn([*range(10), *follows])
+
+
+def test_the_head_goes_on_where_it_has_been_right_more_often():
+    handover = Handover()
+    hand_over(handover, 0.6, 7, [100, 101])  # the head's token was right
+    assert length(handover, 0.6, 0.79) == 2
+    assert length(handover, 0.6, 0.49) == 1  # a class of its own
+    hand_over(handover, 0.3, 7, [100, 7])
+    hand_over(handover, 0.3, 7, [100, 101])
+    assert length(handover, 0.3) == 0
+    hand_over(handover, 0.3, 7, [100, 101])
+    assert length(handover, 0.3) == 1
+
+
+@pytest.mark.parametrize(
+    ("of_service", "follows"),
+    [
+        (7, [99, 101]),  # an earlier token was rejected
+        (7, [100]),  # the sequence ends before the place
+        (101, [100, 101]),  # both had the same token
+        (7, [100, 5]),  # neither was right
+    ],
+)
+def test_nothing_is_learnt_where_neither_was_better(of_service, follows):
+    handover = Handover()
+    hand_over(handover, 0.6, of_service, follows)
+    assert length(handover, 0.6) == 0

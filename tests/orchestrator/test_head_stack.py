@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 
 import pytest
 import torch
 
-from flyspec.client import Chunk, Completion, GenerateOptions, Started
+from flyspec.client import Chunk, GenerateOptions
 from flyspec.engine.loading import load_model
-from flyspec.rules import Rule, WindowScope
-from flyspec.values.generation import RecoveryKind, RoundRecord
+from flyspec.rules import Rule
+from flyspec.values.generation import RoundRecord
 from flyspec.values.rounds import Outcome
 from flyspec.values.tokens import Origin, SamplingParams
-from orchestrator.generation import head_rounds
 from tests.orchestrator.stacks import start_stack
 from tests.scripted_heads import ScriptedHead
 from verify_service import warm_target
@@ -54,7 +52,7 @@ async def stack(model_dirs, head_of):
 
 
 def options(**changes):
-    values = {"rule": EXACT, "max_tokens": 60, "ignore_eos": True, "num_speculative_tokens": 4}
+    values = {"rule": EXACT, "max_tokens": 40, "ignore_eos": True, "num_speculative_tokens": 4}
     return GenerateOptions(**{**values, **changes})
 
 
@@ -78,12 +76,14 @@ async def test_a_head_is_listed_with_what_is_known_of_it(stack):
     assert (relay.kind, relay.usable) == ("relay", True)
 
 
-@pytest.mark.parametrize("drafter", ["head", "relay"])
-@pytest.mark.parametrize("k", [1, 4, 15, "auto"])
+@pytest.mark.parametrize(
+    ("drafter", "k"),
+    [("head", 1), ("head", "auto"), ("relay", 4), ("relay", 15), ("relay", "auto")],
+)
 async def test_greedy_text_is_transformers_own(stack, greedy, drafter, k):
     asked = options(drafter=drafter, num_speculative_tokens=k)
     found = await stack.client.complete(PROMPT, asked)
-    assert found.token_ids == greedy(found.started.prompt_token_ids, 60)
+    assert found.token_ids == greedy(found.started.prompt_token_ids, 40)
     if k != "auto":
         assert [share.drafter for share in found.completion.drafters] == [drafter]
         assert found.origins.count(Origin.EXACT_MODEL) > 10
@@ -98,27 +98,25 @@ async def test_greedy_text_is_transformers_own(stack, greedy, drafter, k):
 async def test_sampled_text_is_that_of_plain_decoding(stack, sampling):
     async def text(drafter, k):
         return await tokens_of(
-            stack,
-            options(drafter=drafter, num_speculative_tokens=k, sampling=sampling, seed=5),
+            stack, options(drafter=drafter, num_speculative_tokens=k, sampling=sampling, seed=5)
         )
 
     plain = await text("", 0)
-    for drafter in ("head", "relay"):
-        for k in (1, 4, 9):
-            assert await text(drafter, k) == plain
+    for drafter, k in (("head", 4), ("relay", 9)):
+        assert await text(drafter, k) == plain
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [Rule("fly"), Rule("margin"), Rule("fuzzy"), Rule("rejection"), Rule("ensemble")],
-    ids=lambda rule: rule.name,
-)
-@pytest.mark.parametrize("drafter", ["head", "relay"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+    ("rule", "drafter", "temperature"),
+    [
+        ("fly", "head", 0.0), ("margin", "relay", 0.0), ("fuzzy", "relay", 0.0),
+        ("fuzzy", "head", 1.0), ("rejection", "head", 1.0), ("ensemble", "relay", 1.0),
+    ],
+)  # fmt: skip
 async def test_every_rule_runs_with_heads(stack, rule, drafter, temperature):
     """Windows, budgets, distributions and log-probabilities go with a head's drafts."""
     asked = options(
-        rule=rule, drafter=drafter, max_loose_tokens=5, return_rounds=True, logprobs=2,
+        rule=Rule(rule), drafter=drafter, max_loose_tokens=5, return_rounds=True, logprobs=2,
         sampling=SamplingParams(temperature), seed=3,
     )  # fmt: skip
     rounds, tokens = [], []
@@ -127,7 +125,7 @@ async def test_every_rule_runs_with_heads(stack, rule, drafter, temperature):
             rounds.append(event)
         elif isinstance(event, Chunk):
             tokens += event.token_ids
-    assert len(tokens) == 60
+    assert len(tokens) == 40
     assert max(len(r.draft_token_ids) for r in rounds) == 4
     outcomes = [d.outcome for r in rounds for d in r.decisions]
     assert outcomes.count(Outcome.LOOSE) + outcomes.count(Outcome.PROVISIONAL) <= 12
@@ -138,91 +136,14 @@ async def test_every_rule_runs_with_heads(stack, rule, drafter, temperature):
     assert await stack.idle()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "rule",
-    [
-        EXACT, Rule("fly"), Rule("margin", margin_threshold=2.0), Rule("typical"),
-        Rule("margin", margin_threshold=2.0, window_scope=WindowScope.ACROSS_ROUNDS,
-             fly_window_size=3),
-    ],
-    ids=lambda rule: f"{rule.name}-{rule.fly_window_size}",
-)  # fmt: skip
-async def test_rounds_that_a_head_goes_on_with_are_those_that_would_be_sent(
-    stack, monkeypatch, rule, temperature
-):
-    sampling = SamplingParams(temperature)
-    asked = options(
-        rule=rule, drafter="head", max_tokens=90, return_rounds=True, logprobs=1, seed=3,
-        sampling=sampling,
-    )  # fmt: skip
-    together = await stack.client.complete(PROMPT, asked)
-    monkeypatch.setattr(head_rounds, "MAX_ROUNDS", 0)
-    apart = await stack.client.complete(PROMPT, asked)
-    assert together.token_ids == apart.token_ids
-    assert together.rounds == apart.rounds
-    assert together.origins == apart.origins
-    assert together.logprobs == apart.logprobs
-    assert await stack.idle()
-
-
-async def test_ten_swaps_under_sixteen_streams_leave_every_text_alone(stack, greedy):
-    names, count = iter(("head", "model", "relay", "head", "model") * 2), 0
-
-    async def one(number):
-        nonlocal count
-        tokens, used, prompt = [], set(), None
-        asked = options(drafter="", max_tokens=90)
-        async for event in stack.client.generate(f"{PROMPT} {number}", asked):
-            if isinstance(event, Started):
-                prompt = event.prompt_token_ids
-            elif isinstance(event, Chunk):
-                tokens += event.token_ids
-                before, count = count, count + len(event.token_ids)
-                if before // 120 < count // 120 and (name := next(names, None)):
-                    await stack.admin.activate_drafter(name)
-            elif isinstance(event, Completion):
-                used = {share.drafter for share in event.drafters}
-        assert tokens == greedy(prompt, 90)
-        return used
-
-    before = (await stack.admin.status()).verify.process
-    used = await asyncio.gather(*(one(number) for number in range(16)))
-    assert next(names, None) is None
-    assert set().union(*used) >= {"head", "relay", "model"}
-    after = (await stack.admin.status()).verify.process
-    assert after.instance_id == before.instance_id
-    assert after.num_model_loads == before.num_model_loads
-    assert await stack.idle()
-
-
-async def test_a_restarted_target_drafts_again_at_once(stack, greedy):
-    tokens, completion, restarted = [], None, False
-    async for event in stack.client.generate(PROMPT, options(drafter="head", max_tokens=80)):
-        if isinstance(event, Chunk):
-            tokens += event.token_ids
-            if len(tokens) > 20 and not restarted:
-                restarted = True
-                await stack.restart_verify()
-        elif hasattr(event, "prompt_token_ids"):
-            prompt = event.prompt_token_ids
-        elif hasattr(event, "recoveries"):
-            completion = event
-    assert tokens == greedy(prompt, 80)
-    assert RecoveryKind.TARGET_REOPENED in {r.kind for r in completion.recoveries}
-    shares = {share.drafter: share for share in completion.drafters}
-    assert shares["head"].num_draft_tokens > 40
-    assert await stack.idle()
-
-
 async def test_a_head_that_breaks_mid_text_gives_way(stack, greedy):
     (head,) = stack.verify_engine.heads._heads.values()
     head.fails = lambda step: len(step.token_ids) < 5 and step.start > 40
     try:
-        found = await stack.client.complete(PROMPT, options(drafter="head", max_tokens=80))
+        found = await stack.client.complete(PROMPT, options(drafter="head", max_tokens=50))
     finally:
         head.fails = lambda step: False
-    assert found.token_ids == greedy(found.started.prompt_token_ids, 80)
+    assert found.token_ids == greedy(found.started.prompt_token_ids, 50)
     drafters = [share.drafter for share in found.completion.drafters]
     assert drafters[0] == "head"
     assert len(drafters) > 1

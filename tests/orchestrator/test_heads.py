@@ -11,53 +11,19 @@ from hypothesis import strategies as st
 
 from flyspec.errors import InvalidArgumentError, NotFoundError
 from flyspec.rules import Rule
-from flyspec.values.generation import Chunk, Completion, RecoveryKind, RoundRecord
-from flyspec.values.requests import GenerateOptions, GenerationRequest
+from flyspec.values.generation import RecoveryKind
 from flyspec.values.rounds import HeadRequest, VerifyRound
 from flyspec.values.tokens import Origin, SamplingParams
-from orchestrator.admission.clients import Caller
 from orchestrator.generation.head_rounds import num_uncut
-from tests.orchestrator.scripted import guess, script, scripted
+from tests.orchestrator.scripted import PROMPT, expected, guess, request, script, scripted
+from tests.orchestrator.scripted import run as scripted_run
 
-PROMPT = [5, 6, 7]
-HEADS = {
-    "right": script,
-    "mostly": guess,
-    "garbage": lambda tokens: 3 + sum(tokens) % 150,
-}
-
-
-def expected(count):
-    tokens = list(PROMPT)
-    for _ in range(count):
-        tokens.append(script(tokens))
-    return tokens[len(PROMPT) :]
-
-
-class Run:
-    """A finished generation."""
-
-    def __init__(self, events):
-        self.events = events
-        self.tokens = [t for e in events if isinstance(e, Chunk) for t in e.token_ids]
-        self.origins = [o for e in events if isinstance(e, Chunk) for o in e.origins]
-        self.rounds = [e for e in events if isinstance(e, RoundRecord)]
-        self.completion = next(e for e in events if isinstance(e, Completion))
-        self.drafters = [share.drafter for share in self.completion.drafters]
+HEADS = {"right": script, "mostly": guess, "garbage": lambda tokens: 3 + sum(tokens) % 150}
 
 
 async def run(inside, at=None, **options):
-    """Run a generation; `at` maps numbers of tokens to what is then awaited."""
-    asked = GenerateOptions(
-        **{"max_tokens": 60, "num_speculative_tokens": 4, "return_rounds": True, **options}
-    )
-    events, count, at = [], 0, dict(at or {})
-    async for event in inside.generations.run(GenerationRequest(PROMPT, asked), Caller()):
-        events.append(event)
-        count += len(event.token_ids) if isinstance(event, Chunk) else 0
-        for due in [due for due in at if due <= count]:
-            await at.pop(due)()
-    return Run(events)
+    asked = {"max_tokens": 60, "num_speculative_tokens": 4, "return_rounds": True, **options}
+    return await scripted_run(inside, request(**asked), at)
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -138,22 +104,6 @@ async def test_swapping_between_a_head_and_a_draft_service():
         assert found.drafters == ["guess", "right", "mostly"]
         assert {r.kind for r in found.completion.recoveries} == {RecoveryKind.DRAFTER_SWAPPED}
         assert target.opened == 1
-        assert not any(inside.left)
-
-
-async def test_swaps_under_load():
-    async with scripted(heads=HEADS) as inside:
-        drafters = inside.fleet.drafters
-        inside.targets["target:1"].limit = 16
-        await inside.fleet.targets.refresh()
-
-        async def swap():
-            for name in ("right", "guess", "relay", "mostly", "garbage") * 2:
-                drafters.activate(name, None)
-                await asyncio.sleep(0.005)
-
-        *found, _ = await asyncio.gather(*(run(inside, max_tokens=150) for _ in range(16)), swap())
-        assert all(each.tokens == expected(150) for each in found)
         assert not any(inside.left)
 
 

@@ -1,11 +1,11 @@
-"""Budgets, acceptance and loss, round by round."""
+"""What of a round the state machines accept and count; `test_rounds_machine` has the rest."""
 
 from __future__ import annotations
 
 import pytest
 
+from flyspec.errors import FlyspecError
 from flyspec.values.rounds import (
-    Budget,
     Decision,
     DraftChunk,
     DraftTimings,
@@ -14,69 +14,11 @@ from flyspec.values.rounds import (
     Verdict,
     VerifyTimings,
 )
-from flyspec.values.tokens import Origin
+from flyspec.values.tokens import Origin, TokenLogprobs
 from orchestrator.generation.ledger import Ledger, RoundOutcome
-from orchestrator.generation.window import RollBack, Token
-from tests.orchestrator.fakes import Fakes, plan_of
-from tests.orchestrator.tokenizer import TOKENIZER
-from tests.orchestrator.world import World
+from orchestrator.generation.window import Checked, Token, WindowState, step
 
 EXACT, LOOSE = Decision(Outcome.EXACT), Token(7, Origin.LOOSE, 0.5)
-WINDOW = OpenWindow(10, 3, 2, 0.75)
-
-
-def round_of(decisions, start, keep_length, committed_length, commands=()):
-    verdict = Verdict(keep_length, 5, tuple(decisions), start_length=start, round_id=1)
-    return RoundOutcome(commands, verdict, start, committed_length, 0)
-
-
-def test_an_open_window_has_its_share_of_the_budget():
-    ledger = Ledger(Budget(3, 2.0))
-    assert ledger.budget(None) == Budget(3, 2.0)
-    assert ledger.budget(WINDOW) == Budget(2, 1.25)
-    ledger.record(round_of([Decision(Outcome.LOOSE, 3, None, 0.5)], 8, 9, 10), [LOOSE])
-    assert ledger.budget(WINDOW) == Budget(1, 0.75)
-    assert ledger.budget(None) == Budget(2, 1.5)  # as after a rollback
-    ledger.record(round_of([EXACT], 10, 11, 12), [LOOSE, LOOSE])
-    assert ledger.budget(WINDOW) == Budget(0, 0.0)
-    assert Ledger().budget(WINDOW) == Budget(None, None)
-
-
-def test_accepted_drafts_count_once_no_window_can_drop_them():
-    ledger = Ledger()
-    provisional = Decision(Outcome.PROVISIONAL, 3, None, 0.75)
-    ledger.record(round_of([EXACT, EXACT, provisional, EXACT], 8, 12, 10), [])
-    assert ledger.metrics.acceptance_histogram == []
-    ledger.record(round_of([EXACT], 13, 14, 10), [])
-    rejected = Decision(Outcome.REJECTED, 3, None, 4.0)
-    rolled_back = round_of([EXACT, rejected], 15, 10, 11, [RollBack(10, 3, 0.75)])
-    ledger.record(rolled_back, [])
-    assert ledger.metrics.acceptance_histogram == [2, 0, 1]
-    assert ledger.metrics.num_accepted_draft_tokens == 2
-    assert (ledger.metrics.num_spec_steps, ledger.metrics.num_draft_tokens) == (3, 7)
-    assert (ledger.metrics.num_rollbacks, ledger.metrics.num_rejected_tokens) == (1, 2)
-    assert ledger.metrics.rejected_cost_nats == pytest.approx(4.75)
-
-
-def test_the_end_of_the_output_leaves_an_open_window_behind():
-    ledger = Ledger()
-    provisional = Decision(Outcome.PROVISIONAL, 3, None, 0.75)
-    ledger.record(round_of([EXACT, EXACT, provisional, EXACT], 8, 12, 10), [])
-    ledger.finish()
-    assert ledger.metrics.acceptance_histogram == [0, 0, 1]
-    assert ledger.metrics.num_rejected_tokens == 0
-
-
-def test_a_window_that_fails_without_a_round_is_no_round():
-    ledger = Ledger()
-    drafted = DraftChunk(timings=DraftTimings(model_ns=30))
-    ledger.record(RoundOutcome([RollBack(10, 3, 0.75)], None, 15, 11, 0, proposal=drafted), [LOOSE])
-    assert (
-        ledger.metrics.num_rounds,
-        ledger.metrics.num_spec_steps,
-        ledger.metrics.num_rollbacks,
-    ) == (0, 0, 1)
-    assert (ledger.metrics.num_loose_tokens, ledger.timings.draft_model_ns) == (1, 30)
 
 
 def test_times_in_the_target_and_of_judging_are_sums():
@@ -100,33 +42,62 @@ def test_the_first_round_and_the_proposal_made_beside_it_are_the_opening():
     assert (times.opening_draft_model_ns, times.draft_model_ns) == (30, 39)
 
 
-def test_rejections_of_tokens_that_match_are_no_mismatches():
-    ledger = Ledger()
-    ledger.record(round_of([Decision(Outcome.REJECTED, 3)], 8, 8, 9), [])
-    assert ledger.metrics.num_rejected_tokens == 0
+MODEL, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
+OUTCOMES = {
+    "e": Decision(Outcome.EXACT),
+    "l": Decision(Outcome.LOOSE, 90, None, 0.25),
+    "p": Decision(Outcome.PROVISIONAL, 91, None, 0.5),
+    "r": Decision(Outcome.REJECTED, 92, None, 4.0),
+    "n": Decision(Outcome.NOT_REACHED),
+}
 
 
-class TwoMismatches(World):
-    """All agree except two drafts that the rule would accept: positions 5 and 11."""
+def checked(outcomes, keep_length, next_token, open_window=None, logprobs=()):
+    """Drafts 10, 11, ... with these outcomes."""
+    drafts = list(range(10, 10 + len(outcomes)))
+    verdict = Verdict(
+        keep_length,
+        next_token,
+        tuple(OUTCOMES[o] for o in outcomes),
+        open_window,
+        logprobs=logprobs,
+    )
+    return Checked(verdict, drafts, [MODEL] * len(drafts))
 
-    def own(self, prefix):
-        return 3
 
-    def guess(self, prefix):
-        return 4 if len(prefix) in (5, 11) else 3
-
-    def passes(self, prefix, token):
-        return True
+def state(length=5, limit=50, **changes):
+    return WindowState(length, limit, **changes)
 
 
-@pytest.mark.parametrize(("budget", "loose"), [(None, [5, 11]), (1, [5]), (2, [5, 11])])
-async def test_a_window_that_closes_has_spent_its_share_in_the_same_round(budget, loose):
-    """Rounds from 4, 8 and 13 on: the second closes the first window, then meets a mismatch."""
-    plan = plan_of(max_loose_tokens=budget, max_tokens=30)
-    fakes = Fakes(TwoMismatches(), plan, TOKENIZER, window_size=3)
-    rounds, final = {}, []
-    async for round_, update in fakes.run():
-        rounds[round_.start] = round_.request
-        final += update.final
-    assert [3 + i for i, t in enumerate(final) if t.origin is Origin.LOOSE] == loose
-    assert rounds[8].budget.loose_tokens == (None if budget is None else budget - 1)
+def opened(eager=False, limit=50):
+    """A window of two matches at position 6, opened by a round of three drafts at length 5."""
+    window = OpenWindow(6, 91, 1, 0.5, TokenLogprobs(-1.0))
+    before, commands = step(state(eager=eager, limit=limit), checked("epe", 8, 70, window))
+    return window, before, commands
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        checked("ee", 8, 60),  # more than was drafted
+        checked("ee", 4, 60),  # a rollback without a window
+        checked("ee", 7, 60, OpenWindow(4, 1, 1, 0.0)),  # a window before the round
+        checked("ee", 7, 60, OpenWindow(7, 1, 1, 0.0)),  # a window at the bonus
+        checked("ee", 7, 60, None, [TokenLogprobs(-1.0)]),
+        Checked(checked("e", 6, 60).verdict, [10, 11], [MODEL] * 2),
+    ],
+)
+def test_verdicts_that_no_rule_gives_are_refused(event):
+    with pytest.raises(FlyspecError, match="verify service"):
+        step(state(), event)
+
+
+def test_a_window_cannot_move_or_fail_elsewhere():
+    _, before, _ = opened()
+    for event in (
+        checked("e", 10, 60, OpenWindow(7, 1, 1, 0.0)),
+        checked("e", 7, 60),
+        checked("e", 6, 60, OpenWindow(6, 1, 1, 0.0)),
+    ):
+        with pytest.raises(FlyspecError, match="verify service"):
+            step(before, event)

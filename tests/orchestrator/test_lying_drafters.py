@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -20,15 +21,12 @@ from loadtest.chaos.lying_drafter import LIES, LyingDrafter
 from orchestrator.fleet.breaker import MAX_FAULTS
 from orchestrator.telemetry.state_metrics import fleet_metrics
 from orchestrator.upstreams.proposal_checks import LIMITS, DraftFault
+from tests.examples import examples
 from tests.orchestrator.stacks import start_stack
 from tests.waiting import until
 
 PROMPT = "The cat sat on the mat, and the dog sat"
-EXACT = GenerateOptions(
-    rule=Rule("exact"), num_speculative_tokens=4, max_tokens=16, ignore_eos=True
-)
-MOST_REQUESTS = 60
-"""It is excluded after a few faults; this waits for the rests between them."""
+EXACT = GenerateOptions(rule=Rule("exact"), num_speculative_tokens=4, max_tokens=6, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +39,7 @@ async def probed(model_dirs):
 
 @pytest.fixture(scope="module")
 async def fault_free(probed):
-    options = GenerateOptions(
-        rule=Rule("exact"), num_speculative_tokens=0, max_tokens=16, ignore_eos=True
-    )
+    options = replace(EXACT, num_speculative_tokens=0)
     return (await probed.client.complete(PROMPT, options)).token_ids
 
 
@@ -60,12 +56,10 @@ async def liar(stack):
 
 def options_for(lie):
     """Requests that ask the liar for what the lie is about; all give the exact text."""
-    rule = Rule("exact")
-    if lie.top_k is not None:  # accepts matches alone
-        rule = Rule("fuzzy", divergence_threshold=0.0, divergence_top_k=lie.top_k)
-    return GenerateOptions(
-        rule=rule, num_speculative_tokens=4, max_tokens=16, ignore_eos=True, drafter="liar"
-    )
+    if lie.top_k is None:
+        return replace(EXACT, drafter="liar")
+    matches = Rule("fuzzy", divergence_threshold=0.0, divergence_top_k=lie.top_k)
+    return replace(EXACT, drafter="liar", rule=matches)
 
 
 async def told(stack, address):
@@ -73,33 +67,37 @@ async def told(stack, address):
     return next(d for d in (await stack.admin.status()).drafters if d.address == address)
 
 
+async def lie_until_out(stack, drafter, lie, expected):
+    """Ask for the lie until the liar is excluded; return its replica."""
+    (replica,) = stack.orchestrator.fleet.drafters.get("liar").replicas
+    drafter.lie = lie.tell
+    while not replica.breaker.is_out:
+        generation = await stack.client.complete(PROMPT, options_for(lie))
+        assert generation.token_ids == expected
+        assert generation.completion.finish_reason is FinishReason.LENGTH
+        if not replica.breaker.is_out:
+            replica.breaker.retry_at = 0.0  # its rest is over
+            await until(lambda: replica.usable or replica.breaker.is_out)
+    return replica
+
+
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
 async def test_a_lie_costs_nobody_but_the_liar(probed, fault_free, lie):
     async with liar(probed) as drafter:
+        replica = await lie_until_out(probed, drafter, lie, fault_free)
         registered = probed.orchestrator.fleet.drafters.get("liar")
-        (replica,) = registered.replicas
-        drafter.lie = lie.tell
-        for _ in range(MOST_REQUESTS):
-            generation = await probed.client.complete(PROMPT, options_for(lie))
-            assert generation.token_ids == fault_free
-            assert generation.completion.finish_reason is FinishReason.LENGTH
-            if replica.breaker.is_out:
-                break
-            await asyncio.sleep(0.02)
-        assert set(registered.faults) == {lie.fault}
-        assert registered.faults[lie.fault] == replica.faults_total == MAX_FAULTS
+        assert registered.faults == {lie.fault: MAX_FAULTS}
         status = await told(probed, drafter.address)
         assert (status.ready, status.breaker) == (False, BreakerState.OPEN)
-        assert status.faults_total == MAX_FAULTS
+        assert status.faults_total == replica.faults_total == MAX_FAULTS
         assert "expected at most" in status.last_fault
         assert status.last_fault[:40] in status.error
         # What it may have had sent until it was cut off, on the trial and for each fault.
         assert drafter.num_bytes < (1 + 2 * MAX_FAULTS) * 16 * LIMITS.message_bytes
         asked, opened = drafter.num_asked, drafter.num_opened
-        for _ in range(2):
-            generation = await probed.client.complete(PROMPT, options_for(lie))
-            assert generation.token_ids == fault_free
-            assert [share.drafter for share in generation.completion.drafters] == ["model"]
+        generation = await probed.client.complete(PROMPT, options_for(lie))
+        assert generation.token_ids == fault_free
+        assert [share.drafter for share in generation.completion.drafters] == ["model"]
         assert (drafter.num_asked, drafter.num_opened) == (asked, opened)
 
 
@@ -110,41 +108,19 @@ async def test_a_drafter_that_lies_is_not_registered(probed):
             await probed.admin.register_drafter("liar", drafter.address, "model")
 
 
-def _without_drafters(told):
-    del told.drafters[:]
-
-
-def _with_many(told):
-    told.drafters.extend([told.drafters[0]] * 100)
-
-
-def _without_name(told):
-    told.drafters[0].name = ""
-
-
-def _with_one_twice(told):
-    told.drafters.append(told.drafters[0])
-
-
-def _without_drafts(told):
-    told.max_speculative_tokens = 0
-
-
-def _with_every_draft(told):
-    told.max_speculative_tokens = 2**32 - 1
-
-
-def _with_every_id(told):
-    told.drafters[0].model.vocab_size = 2**32 - 1
-
-
 @pytest.mark.parametrize(
     "describe",
     [
-        _without_drafters, _with_many, _without_name, _with_one_twice, _without_drafts,
-        _with_every_draft, _with_every_id,
+        lambda told: told.ClearField("drafters"),
+        lambda told: told.drafters.extend([told.drafters[0]] * 100),
+        lambda told: told.drafters.append(told.drafters[0]),
+        lambda told: setattr(told.drafters[0], "name", ""),
+        lambda told: setattr(told.drafters[0].model, "vocab_size", 2**32 - 1),
+        lambda told: setattr(told, "max_speculative_tokens", 0),
+        lambda told: setattr(told, "max_speculative_tokens", 2**32 - 1),
     ],
-)  # fmt: skip
+    ids=["none", "many", "one twice", "no name", "every id", "no drafts", "every draft"],
+)
 async def test_a_drafter_that_lies_of_itself_is_not_used(probed, fault_free, describe):
     async with liar(probed) as drafter:
         drafter.description = describe
@@ -165,20 +141,12 @@ async def _is_out(stack, address):
 
 
 async def test_after_its_rest_a_drafter_is_tried_again(probed, fault_free):
-    options = replace(EXACT, drafter="liar")
     async with liar(probed) as drafter:
-        (replica,) = probed.orchestrator.fleet.drafters.get("liar").replicas
-        drafter.lie = LIES[0].tell
-        for _ in range(MOST_REQUESTS):
-            await probed.client.complete(PROMPT, options)
-            if replica.breaker.is_out:
-                break
-            await asyncio.sleep(0.02)
-        assert replica.breaker.is_out
+        replica = await lie_until_out(probed, drafter, LIES[0], fault_free)
         drafter.lie = None
         replica.breaker.retry_at = 0.0  # its rest is over
         await until(lambda: replica.usable)
-        generation = await probed.client.complete(PROMPT, options)
+        generation = await probed.client.complete(PROMPT, options_for(LIES[0]))
         assert generation.token_ids == fault_free
         assert [share.drafter for share in generation.completion.drafters] == ["liar"]
         assert not replica.breaker.is_out
@@ -226,18 +194,13 @@ RULES = [
 SAMPLING = [SamplingParams(), SamplingParams(1.0), SamplingParams(0.8, top_p=0.6, top_k=40)]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("drafter", ["model", "multi_level", "prompt_lookup", "composed"])
-async def test_an_honest_drafter_has_no_faults(probed, drafter, rule):
-    for sampling, k in zip(SAMPLING, (8, AUTO, 4), strict=True):
+async def test_an_honest_drafter_has_no_faults(probed, drafter):
+    ways = list(product(RULES, zip(SAMPLING, (8, AUTO, 4), strict=True)))
+    for rule, (sampling, k) in ways[:: 1 if examples(1) > 1 else 4]:
         options = GenerateOptions(
             rule=rule, num_speculative_tokens=k, sampling=sampling, seed=4,
-            max_tokens=40, ignore_eos=True, drafter=drafter,
+            max_tokens=20, ignore_eos=True, drafter=drafter,
         )  # fmt: skip
         await probed.client.complete(PROMPT, options)
     assert not probed.orchestrator.fleet.drafters.get(drafter).faults
-
-
-def test_the_table_has_thirty_ways_and_every_kind():
-    assert len({lie.name for lie in LIES}) == len(LIES) >= 30
-    assert {lie.fault for lie in LIES} == set(DraftFault) - {DraftFault.DESCRIPTION}

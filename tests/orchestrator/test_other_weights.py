@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
-import torch
 
 from flyspec.client import GenerateOptions
-from flyspec.engine.loading import load_model
 from flyspec.errors import TargetChangedError
 from flyspec.rules import Rule
+from flyspec.values.admin import ModelInfo
+from orchestrator.fleet import target
 from orchestrator.fleet import target as target_module
 from orchestrator.fleet.discovery import Addresses
+from orchestrator.fleet.target import Kinds, difference
 from orchestrator.telemetry.state_metrics import fleet_metrics
+from tests.orchestrator.near_target import greedy_of
 from tests.orchestrator.stacks import generate, orchestrator_over, slow, start_stack, until_ready
 from tests.tiny import make_model
 from tests.waiting import until
 
 PROMPT = "The cat sat on the mat, and the dog sat"
-OPTIONS = GenerateOptions(rule=Rule("exact"), max_tokens=40, ignore_eos=True)
-LONG = GenerateOptions(rule=Rule("exact"), max_tokens=120, ignore_eos=True)
+OPTIONS = GenerateOptions(rule=Rule("exact"), max_tokens=20, ignore_eos=True)
+LONG = GenerateOptions(rule=Rule("exact"), max_tokens=60, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +32,9 @@ def other_dirs(tmp_path_factory, model_dirs):
     return str(make_model(tmp_path_factory.mktemp("other"), seed=4)), model_dirs[1]
 
 
-def greedy_of(directory: str):
-    """transformers' own greedy continuation in float64."""
-    model = load_model(directory, "cpu", "float64").model
-
-    def generate(token_ids, max_new_tokens):
-        ids = torch.tensor([list(token_ids)])
-        mask = torch.ones_like(ids)
-        with torch.inference_mode():
-            output = model.generate(
-                ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False
-            )
-        return output[0, len(token_ids) :].tolist()
-
-    return generate
+@pytest.fixture(scope="module")
+def other_greedy(other_dirs):
+    return greedy_of(other_dirs[0])
 
 
 async def restart_as(stack, servicer) -> None:
@@ -63,27 +55,19 @@ async def test_other_weights_of_the_same_shape_are_kept_out(model_dirs, other_di
         assert targets[0].model.weights_fingerprint in targets[1].error
         texts = await asyncio.gather(*(client.complete(f"{n} {PROMPT}", OPTIONS) for n in range(6)))
         for text in texts:
-            assert text.token_ids == greedy(text.started.prompt_token_ids, 40)
+            assert text.token_ids == greedy(text.started.prompt_token_ids, 20)
         assert two.verify_engine.sessions.opened_total == 0
-
-
-async def test_a_replica_that_does_not_fit_is_a_metric(model_dirs, other_dirs):
-    async with start_stack(model_dirs) as one, start_stack(other_dirs) as two:
-        ports = [stack.verify_server.port for stack in (one, two)]
-        addresses = [f"127.0.0.1:{port}" for port in ports]
-        await one.orchestrator.fleet.targets.add(Addresses(",".join(addresses), "--x"))
-        found = {metric.name: metric for metric in fleet_metrics(one.orchestrator.fleet)}
-        misfits = {
-            sample.labels["address"]: sample.value
-            for sample in found["flyspec_upstream_misfit"].samples
-            if sample.labels["service"] == "verify"
-        }
-        assert misfits == dict(zip(addresses, (0, 1), strict=True))
+        addresses = [f"127.0.0.1:{stack.verify_server.port}" for stack in (one, two)]
+        fleet = one.orchestrator.fleet
+        await fleet.targets.add(Addresses(",".join(addresses), "--x"))
+        (misfit,) = (m for m in fleet_metrics(fleet) if m.name == "flyspec_upstream_misfit")
+        told = {s.labels["address"]: s.value for s in misfit.samples}
+        assert [told[address] for address in addresses] == [0, 1]
 
 
 @pytest.mark.parametrize("k", [0, 4])
 async def test_a_target_that_comes_back_with_other_weights_ends_its_streams(
-    model_dirs, other_dirs, greedy, k
+    model_dirs, other_dirs, greedy, other_greedy, k
 ):
     """No model continues another's text; new texts are the new model's."""
     async with (
@@ -98,9 +82,7 @@ async def test_a_target_that_comes_back_with_other_weights_ends_its_streams(
             await restart_as(one, two.verify_servicer)
 
         async def stream():
-            options = GenerateOptions(
-                rule=Rule("exact"), max_tokens=120, ignore_eos=True, num_speculative_tokens=k
-            )
+            options = replace(LONG, num_speculative_tokens=k)
             async for event in client.generate(PROMPT, options):
                 if hasattr(event, "token_ids"):
                     if not served:
@@ -112,11 +94,11 @@ async def test_a_target_that_comes_back_with_other_weights_ends_its_streams(
         await until_ready(admin, 1)
         text = await client.complete(PROMPT, OPTIONS)
         ids = text.started.prompt_token_ids
-        assert served == greedy(ids, 120)[: len(served)]
-        assert text.token_ids == greedy_of(other_dirs[0])(ids, 40) != greedy(ids, 40)
+        assert served == greedy(ids, 60)[: len(served)]
+        assert text.token_ids == other_greedy(ids, 20) != greedy(ids, 20)
 
 
-async def test_a_session_says_which_model_it_began_with(model_dirs, other_dirs, greedy):
+async def test_a_session_says_which_model_it_began_with(model_dirs, other_dirs, other_greedy):
     """A target that has changed since its last probe refuses what its predecessor began."""
     async with (
         start_stack(model_dirs) as one,
@@ -127,13 +109,12 @@ async def test_a_session_says_which_model_it_began_with(model_dirs, other_dirs, 
         with pytest.raises(TargetChangedError):
             await client.complete(PROMPT, OPTIONS)
         text = await client.complete(PROMPT, OPTIONS)
-        assert text.token_ids == greedy_of(other_dirs[0])(text.started.prompt_token_ids, 40)
+        assert text.token_ids == other_greedy(text.started.prompt_token_ids, 20)
 
 
-async def test_rolling_to_another_target(model_dirs, other_dirs, greedy, monkeypatch):
+async def test_rolling_to_another_target(model_dirs, other_dirs, greedy, other_greedy, monkeypatch):
     """Replicas change one after the other; each text comes from a single model."""
     monkeypatch.setattr(target_module, "REMEMBERED_S", 0.5)
-    other = greedy_of(other_dirs[0])
     async with (
         start_stack(model_dirs) as one,
         start_stack(model_dirs) as two,
@@ -154,38 +135,16 @@ async def test_rolling_to_another_target(model_dirs, other_dirs, greedy, monkeyp
 
         for _ in range(2):  # the one that the text is on, or the other one
             tokens, ids, completion = await generate(client, PROMPT, LONG, first_replica)
-            assert tokens == greedy(ids, 120)
+            assert tokens == greedy(ids, 60)
             known.append(completion)
         assert [t.ready for t in (await admin.status()).targets] == [False, True]
         await restart_as(two, new.verify_servicer)
         await until_ready(admin, 2)
         text = await client.complete(PROMPT, OPTIONS)
-        assert text.token_ids == other(text.started.prompt_token_ids, 40)
+        assert text.token_ids == other_greedy(text.started.prompt_token_ids, 20)
         assert text.started.model == new.verify_engine.info.name
         models = await client.list_models()
         assert models.target.weights_fingerprint == new.verify_engine.info.weights_fingerprint
-
-
-async def test_most_replicas_decide_and_texts_stay_where_they_are(model_dirs, other_dirs, greedy):
-    """With two of three replaced, new generations use the new model; running ones keep the old."""
-    async with (
-        start_stack(model_dirs) as old,
-        start_stack(model_dirs) as one,
-        start_stack(other_dirs) as new,
-        orchestrator_over(old, one, new) as (client, admin),
-    ):
-        slow(old)
-        slow(one)
-
-        async def roll():
-            gone = one if old.verify_engine.sessions.active else old
-            await restart_as(gone, new.verify_servicer)
-            await until_ready(admin, 2)
-
-        tokens, ids, _ = await generate(client, PROMPT, LONG, roll)
-        assert tokens == greedy(ids, 120)
-        text = await client.complete(PROMPT, OPTIONS)
-        assert text.token_ids == greedy_of(other_dirs[0])(ids, 40)
 
 
 async def test_other_numerics_are_kept_out_unless_they_are_let_in(model_dirs, greedy):
@@ -213,4 +172,51 @@ async def test_other_numerics_are_kept_out_unless_they_are_let_in(model_dirs, gr
         await one.restart_verify()
         text = await client.complete(PROMPT, OPTIONS)
         assert not text.completion.mixed_numerics
-        assert text.token_ids == greedy(text.started.prompt_token_ids, 40)
+        assert text.token_ids == greedy(text.started.prompt_token_ids, 20)
+
+
+OLD = ModelInfo("old", "t", 400, 256, num_parameters=7, weights_fingerprint="aa", numerics="x")
+NEW = ModelInfo("new", "t", 400, 256, num_parameters=7, weights_fingerprint="bb", numerics="x")
+FLOAT = ModelInfo("old", "t", 400, 256, num_parameters=7, weights_fingerprint="aa", numerics="y")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(target.time, "monotonic", lambda: now[0])
+    return now
+
+
+def counts(kinds, expected=()):
+    return kinds.count(OLD, expected), kinds.count(NEW, expected)
+
+
+def test_a_replica_counts_as_what_it_said_last(clock):
+    kinds = Kinds(allow_mixed_numerics=False)
+    for address in ("a", "b"):
+        kinds.note(address, OLD)
+    kinds.note("c", NEW)
+    assert counts(kinds) == (2, 1)
+    kinds.note("a", NEW)
+    assert counts(kinds) == (1, 2)
+
+
+def test_one_that_is_silent_counts_for_a_while_and_longer_where_it_is_expected(clock):
+    kinds = Kinds(allow_mixed_numerics=False)
+    kinds.note("a", OLD)
+    kinds.note("b", OLD)
+    clock[0] += target.REMEMBERED_S + 1
+    kinds.note("c", NEW)
+    assert counts(kinds) == (0, 1)
+    assert counts(kinds, {"a", "c"}) == (1, 1)
+    clock[0] += target.EXPECTED_S
+    assert counts(kinds, {"a", "c"}) == (0, 0)
+
+
+@pytest.mark.parametrize(("mixed", "expected"), [(False, (1, 0)), (True, (2, 0))])
+def test_numerics_make_another_kind_unless_they_may_differ(clock, mixed, expected):
+    kinds = Kinds(mixed)
+    kinds.note("a", OLD)
+    kinds.note("b", FLOAT)
+    assert counts(kinds) == expected
+    assert bool(difference(OLD, FLOAT, mixed)) == (not mixed)

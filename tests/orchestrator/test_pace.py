@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from contextlib import ExitStack
@@ -35,7 +34,6 @@ from orchestrator.generation.pace import (
 )
 from orchestrator.pace.acceptance import Acceptance, SharedAcceptance
 from orchestrator.pace.costs import Costs as MeasuredCosts
-from orchestrator.pace.costs import TimeLine
 from orchestrator.pace.policy import MAX_LOSS, MAX_TEXT_LOSS, AdaptivePace, Experience
 from tests.examples import examples
 from tests.orchestrator.fakes import plan_of
@@ -77,10 +75,7 @@ def pace_of(
 # --- an earlier run -------------------------------------------------------------------------
 
 
-@given(
-    ks=st.lists(st.sampled_from([0, 0, 0, 1, 3, 7]), min_size=1, max_size=30),
-    data=st.data(),
-)
+@given(ks=st.lists(st.sampled_from([0, 0, 0, 1, 3, 7]), min_size=1, max_size=30), data=st.data())
 def test_what_was_recorded_is_repeated(ks, data):
     """Whatever the verdicts accept, and however many plain tokens each has."""
     rest = FixedPace(5, at_once=True)
@@ -182,26 +177,6 @@ def test_room_is_where_the_targets_window_closes(reach, length, k, data):
         assert Room(reach, length).at(index, k) == walk.allows(index)
 
 
-def test_shares_come_to_what_is_accepted():
-    """Here 3 of 4 are accepted at the first position, and half of those at the second."""
-    shared = SharedAcceptance(False, 4)
-    text = Acceptance(shared)
-    for accepted in [0, 1, 1, 2, 3, 0, 2, 1] * 100:
-        text.saw(shared.checked(drafted(3, accepted).verdict.decisions, (), Room()))
-    expected = text.accepted(3, Room())
-    numbers = [6 / 8, 6 / 8 + 3 / 8, 6 / 8 + 3 / 8 + 1 / 8]
-    assert expected == pytest.approx(numbers, abs=0.2)
-
-
-def test_a_drafter_that_is_too_sure_of_itself_is_believed_less():
-    for rate, sure in ((0.5, 0.9), (0.9, 0.5)):
-        shared = SharedAcceptance(False, MOST)
-        for number in range(600):
-            accepted = int((number + 1) * rate) - int(number * rate)
-            shared.checked(drafted(1, accepted).verdict.decisions, [sure], Room())
-        assert shared.chance(sure) == pytest.approx(rate, abs=0.05)
-
-
 def test_a_lossy_rule_is_learnt_where_its_window_has_room():
     room, loose = Room(2, 0), Decision(Outcome.LOOSE, 1, None, 1.0)
     shared = SharedAcceptance(True, MOST)
@@ -214,34 +189,7 @@ def test_a_lossy_rule_is_learnt_where_its_window_has_room():
     assert shared.loosened() > 0.9
 
 
-def test_a_text_is_taken_for_like_others_as_far_as_those_are_alike():
-    weights = []
-    for rates in ([0.8] * 40, [0.5, 0.98] * 20):
-        shared, noise = SharedAcceptance(False, MOST), random.Random(1)
-        for rate in rates:
-            text = Acceptance(shared)
-            for _ in range(10):
-                accepted = sum(1 for _ in itertools.takewhile(
-                    lambda _: noise.random() < rate, range(4)))  # noqa: B023  # fmt: skip
-                text.saw(shared.checked(drafted(4, accepted).verdict.decisions, (), Room()))
-            shared.ended(text)
-        weights.append(shared.text_weight)
-    assert weights[0] > 2 * weights[1]
-
-
 # --- times ----------------------------------------------------------------------------------
-
-
-def test_a_line_is_learnt_from_noisy_times_and_cut_off_ones():
-    noise, line = random.Random(3), TimeLine(0.0, 1.0, 5 * MS)
-    for number in range(200):
-        count = noise.randint(1, 15)
-        time = 20 * MS + count * 3 * MS + noise.gauss(0, MS)
-        line.observe(count, time + 1000 * MS * (number % 40 == 39))
-    assert line(0) == pytest.approx(20 * MS, rel=0.2)
-    assert line(10) == pytest.approx(50 * MS, rel=0.1)
-    assert line(10, 1.0) > line(10) > line(10, -1.0)
-    assert line(10, 1.0) - line(10) < 2 * MS
 
 
 def test_drafts_are_charged_for_what_they_delay_others():
@@ -257,28 +205,6 @@ def test_drafts_are_charged_for_what_they_delay_others():
         # Each of its rows holds up two others.
         assert delay() == pytest.approx(3 * alone)
     assert (costs.running, alone) == (0, pytest.approx(4 * MS))
-
-
-def test_plain_decoding_is_timed_only_while_nobody_drafts():
-    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
-    costs = experience.costs
-    drafts, decodes = pace_of(experience), pace_of(experience, most=0)
-    for pace in (drafts, decodes):
-        pace.checked(plain(1))
-    before = costs.plain_ns()
-    drafts.checked(drafted(4, 4))
-    decodes.checked(plain(1)._replace(round_ns=90 * MS))
-    assert costs.plain_ns() == before
-    drafts.close()
-    for _ in range(50):
-        decodes.checked(plain(1)._replace(round_ns=20 * MS))
-    assert costs.plain_ns() == pytest.approx(20 * MS, rel=0.1)
-
-
-def test_a_target_without_measured_steps_is_timed():
-    costs = MeasuredCosts()
-    costs.decoded(4, 40 * MS)
-    assert costs.plain_ns() == pytest.approx(10 * MS)
 
 
 # --- simulated texts ------------------------------------------------------------------------

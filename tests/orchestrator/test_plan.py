@@ -208,6 +208,8 @@ def test_exact_inside_alone_makes_one_phase(plan: Any) -> None:
 def test_rules_of_phases_may_need_draft_distributions(plan: Any) -> None:
     phases = [{"rule": {"name": "fuzzy"}, "until": ["a"]}, {"rule": {"name": "exact"}}]
     assert plan(speculation=speculation(phases=phases)).drafts.distribution == DistributionSpec(50)
+    undrafted = {"rule": {"name": "fuzzy"}, "num_speculative_tokens": 0}
+    assert plan(speculation=undrafted).drafts.distribution is None
 
 
 def test_an_older_verify_service_has_one_rule(plan: Any) -> None:
@@ -218,6 +220,39 @@ def test_an_older_verify_service_has_one_rule(plan: Any) -> None:
         ):
             plan(speculation=speculation(phases=phases), max_rules=max_rules)
     assert plan(speculation=speculation(phases=[{}]), max_rules=0).judging.phases
+
+
+@pytest.mark.parametrize(
+    ("phases", "message"),
+    [
+        ([{}] * 17, "speculation.phases: at most 16"),
+        ([{}, {}], "speculation.phases[0].until: give a text"),
+        ([{"until": ["a"]}], "speculation.phases[0].until: the last phase has no"),
+        ([{"until": [""]}, {}], "phases[0].until: each string must have 1 to 1024"),
+        ([{"until": ["a"] * 17}, {}], "phases[0].until: at most 16 strings allowed, got 17"),
+        ([{"until_token_ids": [10**6]}, {}], "phases[0].until_token_ids: token id 1000000 is out"),
+        ([{"until": ["a"]}, {"rule": {"name": "fyl"}}], "did you mean fly"),
+        (
+            [{"until": ["a"]}, {"rule": {"name": "fly", "margin_threshold": 1.0}}],
+            "speculation.phases[1].rule.margin_threshold does not apply",
+        ),
+        ([{"max_loose_cost_nats": -1.0}], "phases[0].max_loose_cost_nats must be finite and at"),
+        (
+            [{"rule": {"name": "fuzzy"}, "until": ["a"]},
+             {"rule": {"name": "kl", "divergence_top_k": 3}}],
+            "the rules 'fuzzy' and 'kl' need different draft distributions",
+        ),
+        (
+            [{"rule": {"name": "rejection"}, "until": ["a"]}, {"rule": {"name": "cactus"}}],
+            "the rules 'rejection' and 'cactus' need different draft distributions",
+        ),
+    ],
+)  # fmt: skip
+def test_phases_that_make_no_sense_are_refused(plan: Any, phases: Any, message: str) -> None:
+    warm = common_pb2.SamplingParams(temperature=1.0)
+    with pytest.raises(InvalidArgumentError) as caught:
+        plan(sampling=warm, speculation=speculation(rule={"name": "exact"}, phases=phases))
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -245,55 +280,17 @@ def test_limits_hold_in_every_phase(plan: Any, limits: Any, phase: Any, message:
         ({"logprobs": 21}, "logprobs must be between 0 and 20, got 21"),
         (
             {"max_tokens": 5, "sampling": {"min_tokens": 6}},
-            "sampling.min_tokens must be between 0 and 5 (max_tokens, or the room left in the "
-            "context), got 6",
+            "between 0 and 5 (max_tokens, or the room left in the context), got 6",
         ),
         ({"sampling": {"min_tokens": 62}}, "sampling.min_tokens must be between 0 and 61"),
         (
             {"max_tokens": 62},
-            "max_tokens: this model's maximum context length is 64 tokens, of which the prompt has "
-            "3: at most 61 are left, got 62; ask for fewer, or shorten the prompt",
+            "context length is 64 tokens, of which the prompt has 3: at most 61 are left, got 62;",
         ),
-        (
-            {"sampling": {"logit_bias": {400: 1.0}}},
-            "sampling.logit_bias: token id 400 is out of range; target has ids 0 to 399",
-        ),
+        ({"sampling": {"logit_bias": {400: 1.0}}}, "sampling.logit_bias: token id 400 is out of"),
         ({"sampling": {"logit_bias": {4: math.nan}}}, "sampling.logit_bias[4] must be between"),
         ({"sampling": {"temperature": math.nan}}, "sampling.temperature must be 0 (greedy)"),
-        ({"sampling": {"repetition_penalty": 0.0}}, "sampling.repetition_penalty must be greater"),
-        (
-            {"speculation": {"rule": {"name": "fly", "guarded_token_ids": [1, 400]}}},
-            "rule.guarded_token_ids: token id 400 is out of range; target has ids 0 to 399",
-        ),
-        (
-            {"speculation": {"num_speculative_tokens": 33}},
-            "speculation.num_speculative_tokens must be between 0 and 32, got 33",
-        ),
-        (
-            {"speculation": {"num_draft_tokens_per_round": [4, 0, 33]}},
-            "speculation.num_draft_tokens_per_round[2] must be between 0 and 32, got 33",
-        ),
-        (
-            {"speculation": {"num_speculative_tokens": 4, "num_draft_tokens_per_round": [4, 5]}},
-            "speculation.num_draft_tokens_per_round[1] must be between 0 and 4, got 5",
-        ),
-        (
-            {"speculation": {"adaptive": True, "num_speculative_tokens": 4}},
-            "adaptive and num_speculative_tokens are both given; set one of them",
-        ),
-        (
-            {"speculation": {"max_loose_cost_nats": -0.5}},
-            "speculation.max_loose_cost_nats must be finite and at least 0, got -0.5",
-        ),
-        ({"speculation": {"max_loose_cost_nats": math.nan}}, "and at least 0, got nan"),
-        ({"speculation": {"max_loose_cost_nats": math.inf}}, "and at least 0, got inf"),
-        ({"speculation": {"rule": {"name": "x"}}}, "rule.name must be one of exact, fly, "),
-        (
-            {"speculation": {"rule": {"margin_threshold": 0.1}}},
-            f"rule.margin_threshold does not apply to the rule {DEFAULT_RULE!r}",
-        ),
-        ({"speculation": {"rule": {"window_scope": 9}}}, "rule.window_scope: 9 is not one of"),
-        ({"token_ids": {"ids": [400]}}, "prompt: token id 400 is out of range"),
+        ({"token_ids": {"ids": [400]}}, "token id 400 is out of range; target has ids 0 to 399"),
         ({"token_ids": {"ids": []}}, "prompt: no token ids"),
         ({"token_ids": {"ids": [1] * 64}}, "length is 64 tokens, but it has 64;"),
         ({"text": ""}, "prompt: text is empty"),
@@ -308,6 +305,39 @@ def test_what_is_refused(plan: Any, fields: dict[str, Any], message: str) -> Non
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rule": {"name": "x"}}, "rule.name must be one of exact, fly, "),
+        ({"rule": {"margin_threshold": 0.1}}, f"does not apply to the rule {DEFAULT_RULE!r}"),
+        ({"rule": {"window_scope": 9}}, "rule.window_scope: 9 is not one of"),
+        ({"rule": {"name": "fly", "fly_window_size": 2000}}, "between 0 and 1024, got 2000"),
+        ({"rule": {"name": "fly-paper", "fly_entropy_threshold": 1.5}}, "between 0 and 1"),
+        (
+            {"rule": {"name": "fly", "guarded_token_ids": [1, 400]}},
+            "rule.guarded_token_ids: token id 400 is out of range; target has ids 0 to 399",
+        ),
+        ({"num_speculative_tokens": 33}, "num_speculative_tokens must be between 0 and 32, got 33"),
+        ({"num_draft_tokens_per_round": [4, 0, 33]}, "per_round[2] must be between 0 and 32"),
+        (
+            {"num_speculative_tokens": 4, "num_draft_tokens_per_round": [4, 5]},
+            "speculation.num_draft_tokens_per_round[1] must be between 0 and 4, got 5",
+        ),
+        (
+            {"adaptive": True, "num_speculative_tokens": 4},
+            "adaptive and num_speculative_tokens are both given; set one of them",
+        ),
+        ({"max_loose_cost_nats": -0.5}, "must be finite and at least 0, got -0.5"),
+        ({"max_loose_cost_nats": math.nan}, "and at least 0, got nan"),
+        ({"max_loose_cost_nats": math.inf}, "and at least 0, got inf"),
+    ],
+)
+def test_speculation_that_is_refused(plan: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        plan(speculation=fields)
+    assert message in str(caught.value)
+
+
 def test_a_request_without_a_prompt() -> None:
     with pytest.raises(InvalidArgumentError, match="prompt: set one of text, token_ids, chat"):
         wire.decode(GenerationRequest, generation_pb2.GenerateRequest())
@@ -317,20 +347,6 @@ def test_a_request_without_a_prompt() -> None:
 def test_only_lossy_rules_have_a_loop_guard(plan: Any, name: str) -> None:
     made = plan(speculation=speculation(rule=common_pb2.Rule(name=name)))
     assert made.judging.loop_guard == (name not in ("exact", "rejection"))
-
-
-def test_distributions_are_asked_for_only_where_a_rule_needs_them(plan: Any) -> None:
-    def of(rule: dict[str, Any], temperature: float = 0.0, k: int = 4) -> Any:
-        return plan(
-            sampling=common_pb2.SamplingParams(temperature=temperature),
-            speculation={"rule": rule, "num_speculative_tokens": k},
-        ).drafts.distribution
-
-    assert of({"name": "fly"}) is None
-    assert of({"name": "fuzzy", "divergence_top_k": 9}) == DistributionSpec(9)
-    assert of({"name": "fuzzy"}, k=0) is None
-    assert of({"name": "rejection"}) is None
-    assert of({"name": "rejection"}, 1.0) == DistributionSpec(0, draw_from_it=True)
 
 
 def test_a_judge_gives_its_threshold_and_stays_the_same(plan: Any) -> None:
@@ -343,23 +359,6 @@ def test_a_judge_gives_its_threshold_and_stays_the_same(plan: Any) -> None:
     limited = RuleBook.model_validate({"limits": {"max_judge_threshold": 0.2}})
     with pytest.raises(InvalidArgumentError, match=r"at most 0\.2 .*got 0\.25, the rule's default"):
         plan(rules=limited, speculation={"rule": {"name": "autojudge"}})
-
-
-def test_warnings(plan: Any) -> None:
-    def of(rule: dict[str, Any], k: int = 15, vocab_size: int = VOCAB_SIZE) -> Any:
-        fields = {"rule": rule, "num_speculative_tokens": k}
-        return plan(vocab_size=vocab_size, speculation=fields).warnings
-
-    (loops,) = of({"name": "margin", "margin_threshold": 0.4})
-    assert "rule.margin_threshold 0.4 is above 0.3" in loops
-    (window,) = of({"name": "fly-paper"}, k=4)
-    assert "rule.fly_window_size 6 does not fit" in window
-    (small,) = of({"name": "fly"}, k=4)
-    assert "rule.fly_window_size is 3 instead of 6" in small
-    assert of({"name": "fly", "fly_window_size": 3}, k=4) == ()
-    assert of({"name": "fuzzy-reference"}) == ()
-    (megabytes,) = of({"name": "fuzzy-reference"}, vocab_size=128_256)
-    assert "up to 3.8 MB per round" in megabytes
 
 
 def test_the_servers_defaults(plan: Any) -> None:
@@ -377,53 +376,28 @@ def test_the_servers_defaults(plan: Any) -> None:
     )
 
 
-def test_the_window_comes_of_the_k_that_was_requested(plan: Any) -> None:
-    def window(settings: dict[str, Any], **fields: Any) -> Any:
-        fields = {"rule": {"name": "fly"}} | fields
-        return plan(settings=settings, speculation=fields).judging.rule.fly_window_size
-
-    assert [window({}, num_speculative_tokens=k) for k in (2, 4, 7, 15)] == [1, 3, 6, 6]
-    assert window({}) == 6
-    assert window({"num_speculative_tokens": 4}) == 3
-    assert window({"num_speculative_tokens": 4}, num_speculative_tokens=15) == 6
-    message = r"num_speculative_tokens must be 0 or at least 2 for the rule 'fly'"
-    with pytest.raises(InvalidArgumentError, match=message):
-        window({}, num_speculative_tokens=1)
-    assert window({}, num_speculative_tokens=1, rule={"name": "fly", "fly_window_size": 0}) == 0
-
-
 def test_k_adapts_if_asked_to_or_behind_the_rounds_of_an_earlier_run(plan: Any) -> None:
-    fixed = {"num_speculative_tokens": 4}
-    made = plan(settings=fixed, speculation=speculation(adaptive=True))
-    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (True, MAX_DRAFT)
-    assert (made.judging.rule, made.judging.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
-    earlier = speculation(num_draft_tokens_per_round=[3, 0, 32])
-    made = plan(settings=fixed, speculation=earlier)
-    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (True, MAX_DRAFT)
-    assert [*made.drafts.num_draft_tokens_per_round] == [3, 0, 32]
-    assert (made.judging.rule, made.judging.judged_k) == (resolve_rule(Rule(DEFAULT_RULE), 15), 15)
-    earlier = {"num_draft_tokens_per_round": [3, 0], "num_speculative_tokens": 4}
-    made = plan(speculation=earlier)
-    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens, made.judging.judged_k) == (
-        False,
-        4,
-        0,
-    )
-    assert [*made.drafts.num_draft_tokens_per_round] == [3, 0]
-    across = {
-        "name": "margin",
-        "margin_threshold": 1.0,
-        "window_scope": "WINDOW_SCOPE_ACROSS_ROUNDS",
-    }
-    made = plan(speculation=speculation(adaptive=True, rule=across))
-    assert made.drafts.num_speculative_tokens == 15
-    made = plan(speculation={"adaptive": True, "rule": {"name": "exact"}})
-    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (True, MAX_DRAFT)
-    assert made.judging.judged_k == 0
-    made = plan(settings=fixed)
-    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (False, 4)
-    made = plan(settings={"num_speculative_tokens": "auto"}, speculation=speculation(**fixed))
-    assert (made.drafts.adaptive, made.drafts.num_speculative_tokens) == (False, 4)
+    fixed, auto = {"num_speculative_tokens": 4}, {"num_speculative_tokens": "auto"}
+    across = {"name": "margin", "margin_threshold": 1.0}
+    across["window_scope"] = "WINDOW_SCOPE_ACROSS_ROUNDS"
+    earlier = {"num_draft_tokens_per_round": [3, 0]}
+    for settings, fields, expected in (
+        (fixed, {"adaptive": True}, (True, MAX_DRAFT, 15)),
+        (fixed, earlier, (True, MAX_DRAFT, 15)),
+        ({}, earlier | fixed, (False, 4, 0)),
+        ({}, {"adaptive": True, "rule": across}, (True, 15, 15)),
+        ({}, {"adaptive": True, "rule": {"name": "exact"}}, (True, MAX_DRAFT, 0)),
+        (fixed, {}, (False, 4, 0)),
+        (auto, fixed, (False, 4, 0)),
+    ):
+        made = plan(settings=settings, speculation=speculation(**fields))
+        drafts, judging = made.drafts, made.judging
+        found = drafts.adaptive, drafts.num_speculative_tokens, judging.judged_k
+        assert found == expected, (settings, fields)
+        if judging.judged_k and "rule" not in fields:
+            assert judging.rule == resolve_rule(Rule(DEFAULT_RULE), 15)
+        recorded = fields.get("num_draft_tokens_per_round", [])
+        assert [*drafts.num_draft_tokens_per_round] == recorded
 
 
 def test_a_window_that_a_named_rule_gives_is_chosen(plan: Any) -> None:
@@ -433,17 +407,11 @@ def test_a_window_that_a_named_rule_gives_is_chosen(plan: Any) -> None:
 
 
 def test_the_operators_limits(plan: Any) -> None:
-    book = RuleBook.model_validate(
-        {
-            "limits": {
-                "max_num_speculative_tokens": 8,
-                "max_loose_tokens": 3,
-                "max_loose_cost_nats": 1.5,
-                "max_margin_threshold": 0.3,
-                "require_loop_guard": True,
-            }
-        }
-    )
+    limits = {
+        "max_num_speculative_tokens": 8, "max_loose_tokens": 3, "max_loose_cost_nats": 1.5,
+        "max_margin_threshold": 0.3, "require_loop_guard": True,
+    }  # fmt: skip
+    book = RuleBook.model_validate({"limits": limits})
     made = plan(rules=book)
     assert made.drafts.num_speculative_tokens == 8
     assert made.judging.allowed == Budget(3, 1.5)

@@ -108,7 +108,7 @@ def test_it_waits_for_agreement():
 # --- in generations -------------------------------------------------------------------------------
 
 PROMPT = "the cat"
-PLAIN = GenerateOptions(max_tokens=150, num_speculative_tokens=0, ignore_eos=True)
+PLAIN = GenerateOptions(max_tokens=100, num_speculative_tokens=0, ignore_eos=True)
 
 
 @pytest.fixture(scope="session")
@@ -119,34 +119,35 @@ async def plain(stack):
 @pytest.fixture
 def predicted(plain):
     """The tokens themselves, with one passage changed. (As text they are not the same tokens.)"""
-    return [*plain.token_ids[:60], 11, 12, *plain.token_ids[66:]]
+    return [*plain.token_ids[:40], 11, 12, *plain.token_ids[46:]]
 
 
-@pytest.mark.parametrize("k", [None, 4, 16, "auto"])
-@pytest.mark.parametrize("drafter", ["model", "prompt_lookup"])
+@pytest.mark.parametrize(
+    ("k", "drafter"), [(None, "model"), (4, "prompt_lookup"), (16, "model"), ("auto", "model")]
+)
 async def test_exact_texts_stay_the_same_and_take_fewer_rounds(stack, plain, predicted, k, drafter):
     options = GenerateOptions(
-        max_tokens=150, rule=Rule("exact"), num_speculative_tokens=k, drafter=drafter,
+        max_tokens=100, rule=Rule("exact"), num_speculative_tokens=k, drafter=drafter,
         ignore_eos=True,
     )  # fmt: skip
     without = await stack.client.complete(PROMPT, options)
     helped = await stack.client.complete(PROMPT, replace(options, prediction=predicted))
     assert helped.token_ids == without.token_ids == plain.token_ids
-    assert helped.origins.count(Origin.PREDICTED) > 60
+    assert helped.origins.count(Origin.PREDICTED) > 40
     shares = {share.drafter: share for share in helped.completion.drafters}
     share = shares["prediction"]
     assert share.num_accepted_draft_tokens >= helped.origins.count(Origin.PREDICTED)
     most = 0.75 if k == 4 else 0.5
     assert helped.completion.speculation.num_rounds < most * max(
-        without.completion.speculation.num_rounds, 60
+        without.completion.speculation.num_rounds, 40
     )
     assert await stack.idle()
 
 
-@pytest.mark.parametrize("rule", ["fly", "margin", "fuzzy", "rejection", "typical"])
+@pytest.mark.parametrize("rule", ["fly", "fuzzy", "rejection"])
 async def test_any_rule_applies_and_the_run_can_be_repeated(stack, predicted, rule):
     options = GenerateOptions(
-        max_tokens=100, rule=Rule(rule), prediction=predicted, seed=3, ignore_eos=True,
+        max_tokens=60, rule=Rule(rule), prediction=predicted, seed=3, ignore_eos=True,
         return_rounds=True,
     )  # fmt: skip
     first = await stack.client.complete(PROMPT, options)

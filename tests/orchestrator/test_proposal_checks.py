@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import struct
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
-from orchestrator.upstreams.proposal_checks import LIMITS, Answer, DrafterFaultError, DraftFault
+from orchestrator.upstreams.half_floats import all_impossible, any_impossible, are_log_probs
+from orchestrator.upstreams.proposal_checks import Answer, DrafterFaultError, DraftFault
 
 
 def answer_to(spec):
@@ -48,28 +52,21 @@ def test_what_was_drawn_has_a_probability(token, log_probs, ids, honest):
     assert raised.value.fault is DraftFault.DISTRIBUTIONS
 
 
-@pytest.mark.parametrize("tokens", [[], [5]])
-def test_of_endless_pieces_no_more_are_taken_than_asked_for(tokens):
-    answer = answer_to(None)
-
-    def take(number):
-        place, origins = 2 + number * len(tokens), [Origin.EXACT_MODEL] * len(tokens)
-        answer.add(DraftChunk(1, 1, 4, place, tokens, origins, last=False), 1)
-
-    most = 2 * len(tokens)
-    for number in range(most):
-        take(number)
-    with pytest.raises(DrafterFaultError):
-        take(most)
-    assert answer.proposal.token_ids == most * tokens
+PATTERNS = st.lists(
+    st.integers(0, 0xFFFF)
+    | st.sampled_from([0, 0x8000, 0x7C00, 0xFC00, 0x7C01, 0xFC01, 0x1418, 0x1419, 0x141A, 0xFFFF]),
+    max_size=12,
+)
+LIKELY = st.lists(st.integers(0x8000, 0xFC00), max_size=12)
 
 
-def test_a_message_is_measured_before_it_is_read():
-    for spec, most in (
-        (None, LIMITS.answer_bytes + 2 * LIMITS.token_bytes),
-        (DistributionSpec(), LIMITS.answer_bytes + 2 * (LIMITS.token_bytes + 16)),
-    ):
-        answer = answer_to(spec)
-        answer.check_size(most)
-        with pytest.raises(DrafterFaultError, match=f"{most + 1}-byte message"):
-            answer.check_size(most + 1)
+@given(PATTERNS | LIKELY)
+def test_each_is_looked_at(patterns):
+    row = struct.pack(f"<{len(patterns)}H", *patterns)
+    values = struct.unpack(f"<{len(patterns)}e", row)
+    (rounding,) = struct.unpack("<e", struct.pack("<e", 1e-3))
+    good = all(value <= rounding for value in values)  # NaN is not
+    assert are_log_probs(row) == good
+    if good:
+        assert any_impossible(row) == (-math.inf in values)
+        assert all_impossible(row) == all(value == -math.inf for value in values)

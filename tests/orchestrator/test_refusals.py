@@ -15,18 +15,12 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from flyspec import wire
-from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.errors import (
-    FlyspecError,
-    InvalidArgumentError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from flyspec.client import GenerateOptions
+from flyspec.errors import InvalidArgumentError, ResourceExhaustedError
 from flyspec.rules import Rule
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from orchestrator.front.grpc import GenerationServicer
-from tests.orchestrator.call_context import Taker
-from tests.orchestrator.scripted import scripted
+from tests.orchestrator.scripted import Taker, scripted
 from tests.orchestrator.stacks import held, start_stack
 from tests.waiting import until
 
@@ -65,29 +59,6 @@ async def test_a_refusal_carries_retry_info(model_dirs):
         # Who is patient gets it.
         assert (await stack.client.complete(PROMPT, SHORT, patience_s=60.0)).token_ids
         await task
-        assert await stack.idle()
-
-
-async def test_limits_by_client(model_dirs):
-    async with start_stack(
-        model_dirs, max_concurrent_per_client=1, max_requests_per_minute_per_client=2
-    ) as stack:
-        port, _ = stack.orchestrator.ports
-        async with AsyncClient(f"127.0.0.1:{port}", client_id="other", max_retries=0) as other:
-            with held(stack):
-                task = await running(stack)
-                with pytest.raises(ResourceExhaustedError, match="too many concurrent"):
-                    await stack.client.complete(PROMPT, SHORT)
-            for _ in range(2):
-                assert (await other.complete(PROMPT, SHORT)).token_ids
-            with pytest.raises(ResourceExhaustedError, match="2 requests per minute") as caught:
-                await other.complete(PROMPT, SHORT)
-            assert 0 < caught.value.retry_after_s <= 30
-            await task
-            assert (await stack.client.complete(PROMPT, SHORT)).token_ids
-        async with AsyncClient(f"127.0.0.1:{port}", client_id="x" * 200, max_retries=0) as nameless:
-            with pytest.raises(InvalidArgumentError, match="at most 128 characters"):
-                await nameless.complete(PROMPT, SHORT)
         assert await stack.idle()
 
 
@@ -210,22 +181,3 @@ async def test_a_request_beyond_the_largest_is_not_read(stack):
 async def test_a_prompt_that_is_only_too_long_is_counted_exactly(stack):
     with pytest.raises(InvalidArgumentError, match=r"length is \d+ tokens, but it has"):
         await stack.client.complete("the cat " * 300, SHORT)
-
-
-async def test_a_drain_refuses_what_waits_and_lets_the_rest_finish(model_dirs):
-    async with start_stack(model_dirs, max_concurrent=1, max_waiting=5) as stack:
-        with held(stack):
-            first = await running(stack)
-            waiting = [asyncio.create_task(stack.client.complete(PROMPT, SHORT)) for _ in range(3)]
-            await stack.until(waiting_generations=3)
-            stopping = asyncio.create_task(stack.orchestrator.stop(60.0))
-            refused = await asyncio.gather(*waiting, return_exceptions=True)
-            assert {type(r) for r in refused} == {UnavailableError}
-            assert all("draining" in str(r) for r in refused)
-            assert not first.done()
-            with pytest.raises(FlyspecError) as late:
-                await stack.client.complete(PROMPT, SHORT)
-            assert late.value.status == "UNAVAILABLE"
-        generation = await first
-        assert generation.completion.completion_tokens == 150
-        await stopping

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 
 import pytest
 
-from flyspec.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
+from flyspec.errors import (
+    ConfigError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
 from flyspec.values.admin import BreakerState, ProcessInfo
 from orchestrator.fleet import replicas
 from orchestrator.fleet.breaker import HUNG_FIRST_S, Breaker
@@ -77,9 +83,23 @@ def pool_of(spec, says=None, interval_s=0.005, rest_s=0.001, trial=works):
     )
 
 
-async def test_prompts_that_begin_alike_share_a_replica_until_it_is_busy():
-    pool = pool_of("a:1,b:1,c:1")
-    await pool.start()
+@pytest.fixture
+async def started():
+    """Starts pools, and closes them in the end."""
+    pools = []
+
+    async def start(spec, *args, **options):
+        pools.append(pool_of(spec, *args, **options))
+        await pools[-1].start()
+        return pools[-1]
+
+    yield start
+    for pool in pools:
+        await pool.close()
+
+
+async def test_prompts_that_begin_alike_share_a_replica_until_it_is_busy(started):
+    pool = await started("a:1,b:1,c:1")
     chosen = {pool.choose([7, n], 1).address for n in range(40)}
     assert chosen == {"a:1", "b:1", "c:1"}
     prompt = list(range(300))
@@ -89,12 +109,10 @@ async def test_prompts_that_begin_alike_share_a_replica_until_it_is_busy():
     other = pool.choose(prompt, 10)
     assert other is not home
     assert pool.choose(prompt, 10, [other]) not in (other, home)
-    await pool.close()
 
 
-async def test_work_is_counted_while_a_session_lasts():
-    pool = pool_of("a:1")
-    await pool.start()
+async def test_work_is_counted_while_a_session_lasts(started):
+    pool = await started("a:1")
     (replica,) = pool.replicas
     sessions = [Session() for _ in range(3)]
     for weight, session in enumerate(sessions, 1):
@@ -103,13 +121,11 @@ async def test_work_is_counted_while_a_session_lasts():
     replica.leave(sessions[1])
     replica.leave(sessions[1])
     assert (replica.outstanding, len(replica.sessions)) == (4, 2)
-    await pool.close()
 
 
-async def test_one_that_refuses_calls_gets_nothing_new_and_keeps_what_it_has():
+async def test_one_that_refuses_calls_gets_nothing_new_and_keeps_what_it_has(started):
     says = {}
-    pool = pool_of("a:1,b:1", says)
-    await pool.start()
+    pool = await started("a:1,b:1", says)
     session = Session()
     (a, b) = pool.replicas
     a.join(session, 1)
@@ -120,13 +136,11 @@ async def test_one_that_refuses_calls_gets_nothing_new_and_keeps_what_it_has():
     assert session.cuts == 0
     del says["a:1"]
     await until(lambda: a.usable)
-    await pool.close()
 
 
-async def test_one_that_hangs_is_cut_after_two_silences(monkeypatch):
+async def test_one_that_hangs_is_cut_after_two_silences(started):
     says = {}
-    pool = pool_of("a:1", says)
-    await pool.start()
+    pool = await started("a:1", says)
     (a,) = pool.replicas
     session = Session()
     a.join(session, 1)
@@ -141,19 +155,16 @@ async def test_one_that_hangs_is_cut_after_two_silences(monkeypatch):
     del says["a:1"]
     await until(lambda: a.usable)
     assert a.misses == 0
-    await pool.close()
 
 
-async def test_one_that_does_not_fit_is_not_used_and_says_why():
+async def test_one_that_does_not_fit_is_not_used_and_says_why(started):
     says = {"a:1": "another model"}
-    pool = pool_of("a:1", says)
-    await pool.start()
+    pool = await started("a:1", says)
     assert pool.choose([1], 1) is None
     assert pool.replicas[0].problem == "it is another model"
     says["a:1"] = "fine"
     await pool.changed(5.0)
     assert pool.choose([1], 1) is pool.replicas[0]
-    await pool.close()
 
 
 async def test_replicas_join_and_leave(monkeypatch):
@@ -178,19 +189,16 @@ async def test_replicas_join_and_leave(monkeypatch):
     await pool.close()
 
 
-async def test_a_failure_in_a_session_is_looked_after_at_once():
-    pool = pool_of("a:1", interval_s=60.0)
-    await pool.start()
+async def test_a_failure_in_a_session_is_looked_after_at_once(started):
+    pool = await started("a:1", interval_s=60.0)
     (a,) = pool.replicas
     a.failed(UnavailableError("lost"))
     assert not a.usable
     await until(lambda: a.usable)
-    await pool.close()
 
 
-async def test_one_that_was_silent_rests_for_longer():
-    pool = pool_of("a:1", interval_s=60.0)
-    await pool.start()
+async def test_one_that_was_silent_rests_for_longer(started):
+    pool = await started("a:1", interval_s=60.0)
     (a,) = pool.replicas
     for number in range(3):
         before = time.monotonic()
@@ -198,17 +206,15 @@ async def test_one_that_was_silent_rests_for_longer():
         assert a.breaker.retry_at >= before + HUNG_FIRST_S * 2**number / 2
         a.breaker.retry_at = 0.0  # its rest is over
         a.breaker.answered(time.monotonic())
-    await pool.close()
 
 
 @pytest.mark.parametrize("number", [1, 5])
-async def test_the_watch_goes_on_whatever_a_service_says(number):
+async def test_the_watch_goes_on_whatever_a_service_says(number, started):
     says = {"a:1": RuntimeError("a bug")}
     with pytest.raises(RuntimeError):
         await pool_of("a:1", says).start()
     says.clear()
-    pool = pool_of("a:1", says)
-    await pool.start()
+    pool = await started("a:1", says)
     for _ in range(number):
         says["a:1"] = RuntimeError("a bug")
         asked = pool.replicas[0].service.asked
@@ -217,43 +223,24 @@ async def test_the_watch_goes_on_whatever_a_service_says(number):
         await until(lambda: pool.replicas[0].problem == "it is unwell")
         says["a:1"] = "fine"
         await until(lambda: pool.replicas[0].usable)
-    await pool.close()
 
 
-async def test_one_that_hung_and_then_died_is_not_asked_without_rest():
+@pytest.mark.parametrize("error", [UnavailableError("connection refused"), RuntimeError("a bug")])
+async def test_one_that_hung_and_then_fails_otherwise_is_not_asked_without_rest(started, error):
     says = {"a:1": SilentError("did not answer in time")}
-    pool = pool_of("a:1", says, interval_s=60.0, rest_s=60.0)
-    await pool.start()
+    pool = await started("a:1", says, interval_s=60.0, rest_s=60.0)
     (a,) = pool.replicas
     await until(lambda: a.misses)
-    says["a:1"] = UnavailableError("connection refused")
-    await until(lambda: "refused" in a.problem)
-    assert a.misses == 0
-    asked = a.service.asked
-    for _ in range(100):  # turns of the loop; without rest it is asked every few
-        await asyncio.sleep(0)
-    assert a.service.asked == asked
-    await pool.close()
-
-
-async def test_one_that_hung_and_then_says_what_nobody_expects_is_not_asked_without_rest():
-    says = {"a:1": SilentError("did not answer in time")}
-    pool = pool_of("a:1", says, interval_s=60.0, rest_s=60.0)
-    await pool.start()
-    (a,) = pool.replicas
-    await until(lambda: a.misses)
-    says["a:1"] = RuntimeError("a bug")
+    says["a:1"] = error
     asked = a.service.asked
     await until(lambda: a.service.asked > asked)
     for _ in range(100):  # turns of the loop; without rest it is asked every few
         await asyncio.sleep(0)
     assert a.service.asked <= asked + 2
-    await pool.close()
 
 
-async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
-    pool = pool_of("a:1", interval_s=60.0, trial=None)
-    await pool.start()
+async def test_a_trial_that_ends_without_outcome_makes_room_for_another(started):
+    pool = await started("a:1", interval_s=60.0, trial=None)
     (a,) = pool.replicas
     a.failed(UnavailableError("lost"))
     await until(lambda: a.usable)
@@ -267,10 +254,9 @@ async def test_a_trial_that_ends_without_outcome_makes_room_for_another():
     a.breaker.succeeded()
     a.leave(second)
     assert a.usable
-    await pool.close()
 
 
-async def test_one_that_nobody_uses_is_tried_by_its_watcher():
+async def test_one_that_nobody_uses_is_tried_by_its_watcher(started):
     """Else it would stay on trial until a session comes, and admit only that one."""
     says, fails, tried = {"a:1": SilentError("busy")}, [], []
 
@@ -281,8 +267,7 @@ async def test_one_that_nobody_uses_is_tried_by_its_watcher():
             raise fails.pop()
         return 7
 
-    pool = pool_of("a:1", says, trial=trial)
-    await pool.start()
+    pool = await started("a:1", says, trial=trial)
     (a,) = pool.replicas
     assert not tried
     del says["a:1"]
@@ -295,10 +280,9 @@ async def test_one_that_nobody_uses_is_tried_by_its_watcher():
     a.disturbed.set()
     await until(lambda: a.breaker.state is BreakerState.CLOSED)
     assert (len(tried), a.reason) == (4, "")
-    await pool.close()
 
 
-async def test_one_that_is_full_is_not_at_fault_and_one_that_cannot_is_not_used():
+async def test_one_that_is_full_is_not_at_fault_and_one_that_cannot_is_not_used(started):
     errors = [InvalidArgumentError("it cannot"), ResourceExhaustedError("all sessions are in use")]
 
     async def trial(replica):
@@ -306,8 +290,7 @@ async def test_one_that_is_full_is_not_at_fault_and_one_that_cannot_is_not_used(
             raise errors.pop()
         return 7
 
-    pool = pool_of("a:1", interval_s=60.0, trial=trial)
-    await pool.start()
+    pool = await started("a:1", interval_s=60.0, trial=trial)
     (a,) = pool.replicas
     assert a.usable, "a session may try it"
     assert a.breaker.state is BreakerState.HALF_OPEN
@@ -315,13 +298,11 @@ async def test_one_that_is_full_is_not_at_fault_and_one_that_cannot_is_not_used(
     assert a.problem == "a:1 refuses to work: it cannot"
     await pool.refresh()
     assert a.breaker.state is BreakerState.CLOSED
-    await pool.close()
 
 
-async def test_what_a_process_did_wrong_is_forgotten_with_it():
+async def test_what_a_process_did_wrong_is_forgotten_with_it(started):
     says = {}
-    pool = pool_of("a:1", says)
-    await pool.start()
+    pool = await started("a:1", says)
     (a,) = pool.replicas
     while not a.breaker.is_out:
         a.faulted("it said something wrong")
@@ -331,4 +312,34 @@ async def test_what_a_process_did_wrong_is_forgotten_with_it():
     other.process = ProcessInfo("another")
     says["a:1"] = other
     await until(lambda: a.usable)
-    await pool.close()
+
+
+async def test_a_list_is_taken_as_it_is_each_once():
+    addresses = Addresses("a:1, b:2,[::1]:3,a:1", "--x")
+    assert await addresses.find() == ["a:1", "b:2", "[::1]:3"]
+    assert not addresses.changes
+
+
+@pytest.mark.parametrize(
+    "spec", ["", ",", "a", "a:", "a:0", "a:65536", "::1:5", "dns:///a", "a b:1"]
+)
+def test_what_cannot_be_read_names_the_flag_and_says_what_to_give(spec):
+    with pytest.raises(ConfigError, match=r"--x: .*host:port"):
+        Addresses(spec, "--x")
+
+
+async def test_a_name_stands_for_all_its_addresses_and_keeps_them_while_dns_fails(monkeypatch):
+    answers = [["10.0.0.1", "10.0.0.2"], OSError("no answer"), ["10.0.0.2", "fd00::3"]]
+
+    async def getaddrinfo(host, port, **_):
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in answer]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo, raising=False)
+    addresses = Addresses("dns:///draft:50051,x:1", "--x")
+    assert addresses.changes
+    assert await addresses.find() == ["x:1", "10.0.0.1:50051", "10.0.0.2:50051"]
+    assert await addresses.find() == ["x:1", "10.0.0.1:50051", "10.0.0.2:50051"]
+    assert await addresses.find() == ["x:1", "10.0.0.2:50051", "[fd00::3]:50051"]

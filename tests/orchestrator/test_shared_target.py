@@ -8,20 +8,18 @@ from contextlib import aclosing
 
 import pytest
 
-from flyspec.client import AdminClient, AsyncClient, GenerateOptions, Started
-from flyspec.config import OrchestratorSettings
+from flyspec.client import AsyncClient, GenerateOptions, Started
 from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
-from flyspec.values.rounds import SessionStatus, VerifyOpen
+from flyspec.values.rounds import VerifyOpen
 from flyspec.values.tokens import SamplingParams
 from orchestrator.admission.admission import Admission, HoldTimes
-from orchestrator.server import Orchestrator
-from tests.orchestrator.stacks import start_stack
+from tests.orchestrator.stacks import orchestrator_at, start_stack
 from tests.waiting import idle, until
 from verify_service.slot_queue import SlotQueue
 
 SLOTS = 4
-LONG = GenerateOptions(rule=Rule("exact"), max_tokens=200, ignore_eos=True)
+LONG = GenerateOptions(rule=Rule("exact"), max_tokens=50, ignore_eos=True)
 
 
 class Shared:
@@ -136,36 +134,6 @@ async def test_longer_queues_of_the_orchestrators_are_merged_by_arrival(names):
     assert shared.served == list(range(30))
 
 
-async def test_who_asks_the_service_knows_better_than_what_was_seen_of_the_others():
-    shared = Shared("ab")
-    a = shared.admissions["a"]
-    shared.seen = {"a": 0, "b": SLOTS}
-    for number in range(SLOTS):
-        await shared.arrive(number, "b")
-    assert shared.queue.others("a") == SLOTS  # and a believes that all are free
-    await shared.arrive(4, "a")
-    assert shared.queue.waiting == 1
-    await shared.arrive(5, "a")
-    assert shared.refused() == [5]
-    await shared.end(0)
-    shared.seen["a"] = 2 * SLOTS  # now it believes that none is
-    await shared.end(1)
-    await shared.arrive(6, "a")
-    assert 6 in shared.running
-    assert a.refusals["queue_full"] == 1
-    await shared.close()
-
-
-async def test_an_orchestrator_alone_keeps_its_queue_to_itself():
-    shared = Shared("a", max_waiting=5)
-    for number in range(9):
-        await shared.arrive(number, "a")
-    await shared.look()
-    assert (shared.admissions["a"].waiting, shared.queue.waiting) == (5, 0)
-    await shared.close()
-    assert shared.served == list(range(9))
-
-
 # --- over gRPC, with a model -------------------------------------------------------------------
 
 
@@ -193,51 +161,33 @@ class Reader:
 async def test_two_orchestrators_share_four_slots(model_dirs):
     verify = {"max_sessions": SLOTS, "max_waiting": 1}
     async with start_stack(model_dirs, verify=verify, probe_interval_s=0.05) as stack:
-        engine = stack.verify_engine
-        other = Orchestrator(
-            OrchestratorSettings(
-                port=0,
-                admin_port=0,
-                verify_address=f"127.0.0.1:{stack.verify_server.port}",
-                draft_address=f"127.0.0.1:{stack.draft_server.port}",
-                probe_interval_s=0.05,
-            )
-        )
-        await other.start()
-        for replica in other.fleet.targets.replicas:
-            replica.service.orchestrator_id = "other"  # it would be a process of its own
-        port, admin_port = other.ports
-        held = [taken(engine, "other") for _ in range(SLOTS)]
-        try:
-            async with (
-                AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client,
-                AdminClient(f"127.0.0.1:{admin_port}") as admin,
-            ):
-                mine = stack.orchestrator.fleet
-                await until(lambda: mine.others == SLOTS)
-                await until(lambda: other.fleet.others is None)
-                for _ in range(2):  # so that both know that others are there
-                    engine.close(held.pop(0))
-                    held.append(taken(engine, "third"))
-                await until(lambda: other.fleet.others == 2)
-                early = Reader(stack.client)
-                await until(lambda: engine.sessions.waiting == 1)
-                assert not early.started.is_set()
-                late = Reader(client)
-                with pytest.raises(ResourceExhaustedError) as caught:
-                    await late.task
-                assert caught.value.retry_after_s
-                assert not late.started.is_set()
+        engine, mine = stack.verify_engine, stack.orchestrator.fleet
+        addresses = [f"127.0.0.1:{s.port}" for s in (stack.verify_server, stack.draft_server)]
+        async with orchestrator_at(*addresses, max_waiting=None, probe_interval_s=0.05) as found:
+            other, client, admin = found
+            for replica in other.fleet.targets.replicas:
+                replica.service.orchestrator_id = "other"  # it would be a process of its own
+            held = [taken(engine, "other") for _ in range(SLOTS)]
+            await until(lambda: mine.others == SLOTS)
+            await until(lambda: other.fleet.others is None)
+            for _ in range(2):  # so that both know that others are there
+                engine.close(held.pop(0))
+                held.append(taken(engine, "third"))
+            await until(lambda: other.fleet.others == 2)
+            early = Reader(stack.client)
+            await until(lambda: engine.sessions.waiting == 1)
+            assert not early.started.is_set()
+            late = Reader(client)
+            with pytest.raises(ResourceExhaustedError) as caught:
+                await late.task
+            assert caught.value.retry_after_s
+            assert not late.started.is_set()
+            engine.close(held.pop())
+            await early.started.wait()
+            early.go_on.set()
+            await early.task
+            while held:
                 engine.close(held.pop())
-                await early.started.wait()
-                early.go_on.set()
-                await early.task
-                while held:
-                    engine.close(held.pop())
-                assert await idle(admin)
-                assert engine.sessions == SessionStatus(
-                    0, SLOTS, 7, engine.sessions.prefix_cache_queries,
-                    engine.sessions.prefix_cache_hits,
-                )  # fmt: skip
-        finally:
-            await other.stop(0)
+            assert await idle(admin)
+            sessions = engine.sessions
+            assert (sessions.active, sessions.waiting, sessions.opened_total) == (0, 0, 7)

@@ -5,13 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from flyspec.values.rounds import (
-    Decision,
-    OpenWindow,
-    Outcome,
-    Verdict,
-    VerifyRound,
-)
+from flyspec.values.rounds import Decision, OpenWindow, Outcome, Verdict, VerifyRound
 from flyspec.values.tokens import TokenLogprobs
 
 EOS = 1

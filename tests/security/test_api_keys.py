@@ -78,21 +78,17 @@ async def keys(model_dirs, tmp_path_factory):
 
 
 async def test_missing_wrong_and_expired_keys_are_unauthenticated(keys):
-    async with keys.client("") as client:
-        with pytest.raises(UnauthenticatedError, match=r"no API key; .*FLYSPEC_API_KEY"):
-            await client.complete("a", SHORT)
-        with pytest.raises(UnauthenticatedError, match="no API key"):
-            await client.list_models()
-    async with keys.client(new_key()) as client:
-        with pytest.raises(UnauthenticatedError, match="invalid API key"):
-            await client.complete("a", SHORT)
-    async with keys.client("fsk_" + "x" * 5000) as client:
-        with pytest.raises(UnauthenticatedError, match="must be `Bearer` followed by"):
-            await client.complete("a", SHORT)
     keys.add("late", expires=datetime.datetime.now(datetime.UTC))
-    async with keys.client("late") as client:
-        with pytest.raises(UnauthenticatedError, match="API key of late has expired"):
-            await client.complete("a", SHORT)
+    for key, message in (
+        ("", r"no API key; .*FLYSPEC_API_KEY"),
+        (new_key(), "invalid API key"),
+        ("fsk_" + "x" * 5000, "must be `Bearer` followed by"),
+        ("late", "API key of late has expired"),
+    ):
+        async with keys.client(key) as client:
+            for call in (client.complete("a", SHORT), client.list_models()):
+                with pytest.raises(UnauthenticatedError, match=message):
+                    await call
 
 
 async def test_a_key_opens_the_ports_of_its_scopes(keys):
@@ -156,24 +152,12 @@ async def test_nothing_is_read_of_a_request_without_a_key(keys):
         assert await asyncio.wait_for(silent.code(), 30) is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_refusals_are_counted_with_their_status(keys):
-    labels = {"method": "flyspec.v1.GenerationService/ListModels", "code": "UNAUTHENTICATED"}
-    before = await settled(keys.registry)
-    async with keys.client("") as client:
-        with pytest.raises(UnauthenticatedError):
-            await client.list_models()
-    added = (await settled(keys.registry)).since(before)
-    assert added.total("flyspec_rpc_calls_total", **labels) == 1
-
-
 async def test_a_key_has_limits_of_its_own_and_says_when_to_come_back(keys):
     keys.add("slow", max_requests_per_minute=2)
     async with keys.client("slow") as client:
         await client.complete("a", SHORT)
         await client.complete("a", SHORT)
-        with pytest.raises(
-            ResourceExhaustedError, match="limit of 2 requests per minute"
-        ) as caught:
+        with pytest.raises(ResourceExhaustedError, match="2 requests per minute") as caught:
             await client.complete("a", SHORT)
         assert 20 < caught.value.retry_after_s <= 30
     keys.add("narrow", max_concurrent=1)
@@ -192,9 +176,7 @@ async def test_a_key_has_limits_of_its_own_and_says_when_to_come_back(keys):
     keys.add("small", max_tokens_per_request=40)
     async with keys.client("small") as client:
         await client.complete("a", SHORT)
-        with pytest.raises(
-            PermissionDeniedError, match=r"key small allows 40 per request; shorten"
-        ):
+        with pytest.raises(PermissionDeniedError, match="small allows 40 per request; shorten"):
             await client.complete("a", GenerateOptions(max_tokens=50))
 
 

@@ -96,6 +96,8 @@ def test_what_is_wrong_in_a_file_is_told_and_no_key_with_it(tmp_path, text, mess
     with pytest.raises(ConfigError, match=f"--api-keys-file .*keys.toml: .*{message}") as caught:
         read_keys(str(file))
     assert "fsk_secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--api-keys-file .*no: No such file"):
+        read_keys(str(tmp_path / "no"))
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import sys
-from contextlib import aclosing
 
 import grpc
 import psutil
@@ -32,12 +31,12 @@ from tests.security.authority import (
     flags,
     replace_files,
     unchecked,
-)
+)  # fmt: skip
 from tests.tiny import make_model
 from tests.waiting import until
 
 EXACT = GenerateOptions(
-    rule=Rule("exact"), max_tokens=120, ignore_eos=True, num_speculative_tokens=2
+    rule=Rule("exact"), max_tokens=60, ignore_eos=True, num_speculative_tokens=2
 )
 NUM_PORTS = 7
 """Generation, admin, draft, verify, and three of metrics."""
@@ -93,13 +92,6 @@ async def secure(tmp_path_factory):
     found = Secure(tmp_path_factory.mktemp("secure"))
     async with Stack(found.options) as found.stack:
         yield found
-
-
-async def test_a_client_with_a_key_generates(secure):
-    async with secure.client() as client:
-        generation = await client.complete("the cat", EXACT)
-        assert len(generation.token_ids) == 120
-        assert not generation.completion.recoveries
 
 
 @pytest.mark.parametrize("port", ["verify_address", "draft_address", "admin_address"])
@@ -202,8 +194,8 @@ async def test_nothing_listens_in_the_clear(secure):
 async def test_new_certificates_on_all_sides_under_load_drop_no_stream(secure):
     async with secure.client() as client:
         expected = (await client.complete("the cat", EXACT)).token_ids
-        running = [asyncio.create_task(client.complete("the cat", EXACT)) for _ in range(8)]
-        for step in range(4):
+        running = [asyncio.create_task(client.complete("the cat", EXACT)) for _ in range(4)]
+        for step in range(3):
             await asyncio.sleep(0.15)
             replace_files(secure.service, secure.ours.server(f"service-{step}"))
             replace_files(
@@ -214,7 +206,7 @@ async def test_new_certificates_on_all_sides_under_load_drop_no_stream(secure):
         for generation in await asyncio.gather(*running):
             assert generation.token_ids == expected
             assert not generation.completion.recoveries
-        # The watch over the services goes on with the new ones, too.
+        # The watch over the services goes on with the new ones, too: after two of its probes.
         await asyncio.sleep(2.5)
         async with secure.admin(secure.operator) as admin:
 
@@ -223,8 +215,8 @@ async def test_new_certificates_on_all_sides_under_load_drop_no_stream(secure):
                 return status.ready and all(u.ready for u in (*status.targets, *status.drafters))
 
             await until(all_ready)
-        async with aclosing(client.generate("a", EXACT)) as events:
-            assert await anext(events)
+        generation = await client.complete("the cat", EXACT)
+        assert not generation.completion.recoveries
 
 
 def flyspec(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -251,28 +243,20 @@ async def test_the_command_line_takes_keys_and_certificates_from_the_environment
     assert "Handshake failed" not in made.stderr  # gRPC's own words
     made = await run("drafters", "list", "--admin-address", stack.admin_address, "--json")
     assert json.loads(made.stdout)["drafters"]
-    made = await run("healthcheck", "--address", stack.options.verify_address)
-    assert made.returncode == 0, made.stdout
-    made = await run(
-        "healthcheck", "--address", stack.options.verify_address, FLYSPEC_SSL_CERTFILE="",
-        FLYSPEC_SSL_KEYFILE="",
-    )  # fmt: skip
+    probe = ("healthcheck", "--address", stack.options.verify_address)
+    assert (await run(*probe)).returncode == 0
+    made = await run(*probe, FLYSPEC_SSL_CERTFILE="", FLYSPEC_SSL_KEYFILE="")
     assert made.returncode == 1
     assert "give --ssl-certfile and --ssl-keyfile" in made.stdout
 
 
 @pytest.mark.usefixtures("default_ports")
-async def test_serve_says_at_once_what_is_not_secure(secure):
-    for arguments, message in {
-        ("--host", "0.0.0.0"): "--host 0.0.0.0: would listen unencrypted",
-        ("--ssl-certfile", secure.service.certfile): "--ssl-certfile is given without",
-        ("--api-keys-file", "/no/such/file"): "--api-keys-file /no/such/file: No such file",
-    }.items():
-        said = await asyncio.to_thread(
-            flyspec, "serve", "--port", "0", "--admin-port", "0", *arguments, env={**os.environ}
-        )
-        assert said.returncode == 2
-        assert f"error: {message}" in said.stderr
+def test_serve_says_at_once_what_is_not_secure(secure):
+    """One of `preflight`'s checks, whose errors have tests of their own."""
+    given = ("--port", "0", "--admin-port", "0", "--ssl-certfile", secure.service.certfile)
+    said = flyspec("serve", *given, env={**os.environ})
+    assert said.returncode == 2
+    assert "error: --ssl-certfile is given without" in said.stderr
 
 
 def test_services_with_certificates_by_environment_are_spoken_to_over_tls(monkeypatch):

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import grpc
 import pytest
 
@@ -9,7 +13,7 @@ from flyspec import rpc
 from flyspec.client import AsyncClient, Credentials
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, UnavailableError
-from flyspec.security import ChannelSecurity
+from flyspec.security import ChannelSecurity, TlsFiles
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.upstreams.connector import GrpcConnector
 from tests.security.authority import DAY, credentials, files, unchecked
@@ -123,3 +127,33 @@ async def test_a_replica_found_by_a_name_must_have_that_name_in_its_certificate(
             assert problem in replica.problem
             await pool.close()
         await fleet.close()
+
+
+SCRIPT = Path(__file__).resolve().parents[2] / "deploy" / "demo_certificates.sh"
+
+
+def make(folder: Path, *names: str) -> None:
+    subprocess.run(["sh", str(SCRIPT), str(folder), *names], check=True, capture_output=True)
+
+
+def content(file: str) -> bytes:
+    return Path(file).read_bytes()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+async def test_its_certificates_are_accepted_and_can_be_made_anew(tmp_path):
+    make(tmp_path, "verify", "client")
+    file = {n: {f: str(tmp_path / n / f) for f in ("tls.crt", "tls.key", "ca.crt")}
+            for n in ("verify", "client")}  # fmt: skip
+    given = Credentials(
+        ssl_ca_certs=file["client"]["ca.crt"],
+        ssl_certfile=file["client"]["tls.crt"],
+        ssl_keyfile=file["client"]["tls.key"],
+    )
+    async with listening(TlsFiles(*file["verify"].values())) as address:
+        for _ in range(2):
+            async with AsyncClient(address, credentials=given, max_retries=0) as client:
+                assert await client.check_health() == "SERVING"
+            before = content(file["verify"]["tls.crt"])
+            make(tmp_path, "verify")
+            assert content(file["verify"]["tls.crt"]) != before
