@@ -218,7 +218,7 @@ def test_any_rounds_equal_recomputing(kind, loaded):
         pass
 
     Machine.runner, Machine.drafter = runner, drafters[kind]
-    run_machine(Machine, settings=settings(max_examples=examples(15), stateful_step_count=12))
+    run_machine(Machine, settings=settings(max_examples=examples(7), stateful_step_count=12))
     assert runner.cache.num_free == 2
 
 

@@ -320,7 +320,7 @@ def test_any_rounds(loaded):
 
     Machine.runner, Machine.drafter = runner, composed(runner)
     run_state_machine_as_test(
-        Machine, settings=settings(max_examples=examples(15), stateful_step_count=10)
+        Machine, settings=settings(max_examples=examples(7), stateful_step_count=10)
     )
     assert runner.cache.num_free == 2
 

@@ -64,6 +64,7 @@ def test_compiled_attention_reads_the_listed_blocks_alone():
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.full
 def test_compiled_draws_have_the_same_bits():
     for rows in (1, 6):
         logits = torch.randn(rows, 500, generator=torch.Generator().manual_seed(rows))
