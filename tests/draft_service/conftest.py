@@ -1,25 +1,16 @@
 """A tiny random draft model on disk, runners over it, and draft services on free ports."""
 
-from __future__ import annotations
-
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from flyspec.config import DraftSettings
-from flyspec.engine.loading import LoadedModel, load_model
+from flyspec.engine.loading import load_model
 from tests.draft_service.draft_harness import (
     CONTEXT_LENGTH,
     VOCAB_SIZE,
     CountingRunner,
-    Service,
-    StartService,
     start_service,
 )
 
@@ -27,7 +18,7 @@ TEXT = "the cat sat on the mat and the dog sat on the log while the cat saw the 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _one_thread() -> Iterator[None]:
+def _one_thread():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -35,9 +26,9 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model_dir(tmp_path_factory):
     """A random Llama in Hugging Face format, with a byte-level BPE tokenizer."""
-    directory: Path = tmp_path_factory.mktemp("draft-model")
+    directory = tmp_path_factory.mktemp("draft-model")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -68,26 +59,26 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def loaded(model_dir: str) -> LoadedModel:
+def loaded(model_dir):
     return load_model(model_dir, "cpu", "float64")
 
 
 @pytest.fixture(scope="session")
-def served(model_dir: str) -> LoadedModel:
+def served(model_dir):
     """A model for runners, which replace its attention; `loaded` is what they are compared with."""
     return load_model(model_dir, "cpu", "float64")
 
 
 @pytest.fixture
-def runner(served: LoadedModel) -> CountingRunner:
+def runner(served):
     return CountingRunner(served, num_slots=4)
 
 
 @pytest.fixture(scope="session")
-def service_with(model_dir: str) -> StartService:
+def service_with(model_dir):
     """Starts a service with the tiny model in float64; arguments are settings."""
 
-    def start(**settings: Any) -> AbstractAsyncContextManager[Service]:
+    def start(**settings):
         values = {"model": model_dir, "dtype": "float64", "device": "cpu", "threads": 1, "port": 0}
         return start_service(DraftSettings(**{**values, **settings}))
 
@@ -95,14 +86,13 @@ def service_with(model_dir: str) -> StartService:
 
 
 @pytest.fixture(scope="session")
-async def service(service_with: StartService) -> AsyncIterator[Service]:
+async def service(service_with):
     """A service shared by tests that leave no session behind."""
     async with service_with() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def prompt(loaded: LoadedModel) -> list[int]:
+def prompt(loaded):
     """Token ids of a text that repeats itself."""
-    ids: list[int] = Tokenizer.from_buffer(loaded.tokenizer.tokenizer_json).encode(TEXT[:110]).ids
-    return ids
+    return Tokenizer.from_buffer(loaded.tokenizer.tokenizer_json).encode(TEXT[:110]).ids

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 
-from draft_service.drafters.base import DrafterSession
-from draft_service.drafters.retrieval import RetrievalDrafter, prompt_lookup
+from draft_service.drafters.base import Scored
+from draft_service.drafters.retrieval import prompt_lookup
 from draft_service.server import SERVICE_NAME, build
 from draft_service.service import DraftService
 from draft_service.sessions import Engine, Sessions
 from flyspec import rpc, wire
-from flyspec.config import DraftSettings
-from flyspec.engine.model import Rows, Step
+from flyspec.engine.model import Draw
 from flyspec.engine.runner import ModelRunner
 from flyspec.lookup.shared import Scopes
 from flyspec.v1 import draft_pb2_grpc
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
-from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
+from flyspec.values.tokens import Drafted, SamplingParams
 
 CONTEXT_LENGTH = 160
 VOCAB_SIZE = 300
@@ -39,7 +37,7 @@ SPECS = [
 ]
 
 
-def lookup_drafter(max_length: int = 0) -> RetrievalDrafter:
+def lookup_drafter(max_length=0):
     """Return the drafter `prompt_lookup`."""
     return prompt_lookup(Scopes(), max_length)
 
@@ -49,102 +47,89 @@ class CountingRunner(ModelRunner):
 
     steps = 0
 
-    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+    def forward(self, steps):
         self.steps += len(steps)
         return super().forward(steps)
 
 
-def drive(
-    runner: ModelRunner, session: DrafterSession, max_tokens: int
-) -> tuple[list[int], list[Origin]]:
-    """Return a whole proposal, as the engine would create it for one session."""
-    tokens, origins, _ = drive_all(runner, session, max_tokens)
-    return tokens, origins
-
-
-def drive_all(
-    runner: ModelRunner, session: DrafterSession, max_tokens: int
-) -> tuple[list[int], list[Origin], list[TokenDistribution]]:
-    """As `drive`, with the distributions."""
-    tokens: list[int] = []
-    origins: list[Origin] = []
-    distributions: list[TokenDistribution] = []
-    work = session.propose(max_tokens)
-    drawn: Drafted | None = None
-    while True:
+def run(runner, session, *asked):
+    """Return scores and a whole proposal, as the engine would get them for one session."""
+    scores, whole = [], Drafted([], [], [], [])
+    work = session.propose(*asked)
+    item = next(work, None)
+    while item is not None:
         try:
-            item = next(work) if drawn is None else work.send(drawn)
+            if isinstance(item, Draw):
+                item = work.send(runner.draw([item])[0])
+                continue
         except StopIteration:
-            return tokens, origins, distributions
-        drawn = None
-        if isinstance(item, Drafted):
-            tokens += item.token_ids
-            origins += item.origins
-            distributions += item.distributions
+            break
+        if isinstance(item, Scored):
+            scores.append(list(item.agreements))
         else:
-            (drawn,) = runner.draw([item])
+            whole = whole.joined(item)
+        item = next(work, None)
+    return scores, whole
 
 
-def tokens_of(chunks: Sequence[DraftChunk]) -> list[int]:
+def drive(runner, session, max_tokens):
+    """Return a proposal's tokens and origins."""
+    return [*map(list, run(runner, session, max_tokens)[1][:2])]
+
+
+def drive_all(runner, session, max_tokens):
+    """As `drive`, with the distributions."""
+    return [*map(list, run(runner, session, max_tokens)[1][:3])]
+
+
+def tokens_of(chunks):
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
 class Client:
     """One `Draft` stream, in our types."""
 
-    def __init__(self, stub: Any) -> None:
+    def __init__(self, stub):
         self.call = stub.Draft()
         self._rounds = 0
 
     async def open(
         self,
-        token_ids: Sequence[int],
-        sampling: SamplingParams = GREEDY,
-        seed: int = 1,
-        drafter: str = "",
-        prompt_length: int = 0,
-        distribution: DistributionSpec | None = None,
-        fingerprint: str = "",
-    ) -> Client:
+        token_ids,
+        sampling=GREEDY,
+        seed=1,
+        drafter="",
+        prompt_length=0,
+        distribution=None,
+        fingerprint="",
+    ):
         open_ = DraftOpen(
             token_ids, sampling, seed, drafter, prompt_length, distribution, fingerprint
         )
         await self.call.write(wire.encode(open_))
         return self
 
-    async def send(
-        self,
-        keep_length: int,
-        append: Sequence[int] = (),
-        max_tokens: int = 8,
-        round_id: int | None = None,
-    ) -> None:
+    async def send(self, keep_length, append=(), max_tokens=8, round_id=None):
         """Request a proposal; rounds are numbered from 1 unless given."""
         self._rounds += 1
         round_id = self._rounds if round_id is None else round_id
         advance = DraftAdvance(round_id, keep_length, append, max_tokens)
         await self.call.write(wire.encode(advance))
 
-    async def read(self) -> DraftChunk:
+    async def read(self):
         response = await self.call.read()
         if response is grpc.aio.EOF:
             raise AssertionError(f"stream ended: {await self.call.details()}")
         return wire.decode(DraftChunk, response)
 
-    async def advance(
-        self,
-        keep_length: int,
-        append: Sequence[int] = (),
-        max_tokens: int = 8,
-        round_id: int | None = None,
-    ) -> list[DraftChunk]:
+    async def advance(self, keep_length, append=(), max_tokens=8, round_id=None):
         await self.send(keep_length, append, max_tokens, round_id)
         chunks = [await self.read()]
         while not chunks[-1].last:
             chunks.append(await self.read())
         return chunks
 
-    async def status(self) -> tuple[grpc.StatusCode, str]:
+    async def status(self):
         """Return how the stream ended, ignoring what else it sends."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             while await self.call.read() is not grpc.aio.EOF:
@@ -162,14 +147,14 @@ class Service:
     port: int
 
     @property
-    def stub(self) -> Any:
+    def stub(self):
         return draft_pb2_grpc.DraftServiceStub(self.channel)
 
-    def client(self) -> Client:
+    def client(self):
         return Client(self.stub)
 
     @property
-    def active(self) -> int:
+    def active(self):
         return self.sessions.describe().sessions.active
 
 
@@ -177,7 +162,7 @@ StartService = Callable[..., AbstractAsyncContextManager[Service]]
 
 
 @asynccontextmanager
-async def start_service(settings: DraftSettings) -> AsyncIterator[Service]:
+async def start_service(settings):
     """A draft service with these settings on a free port, and a channel to it."""
     sessions, engine = await build(settings)
     add = draft_pb2_grpc.add_DraftServiceServicer_to_server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -14,7 +13,7 @@ from draft_service.loading import AHEAD_SLOTS
 from flyspec import wire
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk
 from flyspec.values.tokens import SamplingParams
-from tests.draft_service.draft_harness import Client, Service, StartService, tokens_of
+from tests.draft_service.draft_harness import Client, tokens_of
 from tests.waiting import until
 
 K = 5
@@ -23,30 +22,28 @@ K = 5
 class AheadClient(Client):
     """A client that asks for proposals ahead, which are told apart from answers."""
 
-    def __init__(self, stub: object, held: int) -> None:
+    def __init__(self, stub, held):
         super().__init__(stub)
         self.held, self.round_id = held, 0
-        self.reading: asyncio.Future[DraftChunk] | None = None
+        self.reading = None
 
-    async def ask(
-        self, keep: int, append: Sequence[int], max_tokens: int, ahead: DraftAhead | None
-    ) -> list[int]:
+    async def ask(self, keep, append, max_tokens, ahead):
         self.round_id += 1
         advance = DraftAdvance(self.round_id, keep, append, max_tokens, ahead=ahead)
         await self.call.write(wire.encode(advance))
-        chunks: list[DraftChunk] = []
+        chunks = []
         while not chunks or not chunks[-1].last:
             chunk = await self.read()
             if not chunk.ahead:
                 chunks.append(chunk)
         return tokens_of(chunks)
 
-    async def pushed(self, most: int) -> list[DraftChunk]:
+    async def pushed(self, most):
         """Return the next proposals made ahead, fewer if no more come for a moment."""
-        found: list[DraftChunk] = []
+        found = []
         while len(found) < most:
             self.reading = self.reading or asyncio.ensure_future(super().read())
-            if not (await asyncio.wait((self.reading,), timeout=0.2))[0]:
+            if not (await asyncio.wait((self.reading,), timeout=0.5))[0]:
                 break
             chunk = await self.read()
             assert chunk.ahead
@@ -55,12 +52,12 @@ class AheadClient(Client):
             found.append(chunk)
         return found
 
-    async def read(self) -> DraftChunk:
+    async def read(self):
         reading, self.reading = self.reading, None
         return await (reading or super().read())
 
 
-async def fresh(service: Service, tokens: Sequence[int], sampling: SamplingParams) -> list[int]:
+async def fresh(service, tokens, sampling):
     client = await service.client().open(tokens, sampling, prompt_length=8)
     found = tokens_of(await client.advance(len(tokens), max_tokens=K))
     client.call.cancel()
@@ -75,11 +72,11 @@ class Place:
     before: list[int]
 
     @property
-    def end(self) -> list[int]:
+    def end(self):
         return [*self.before, *self.chunk.token_ids]
 
 
-def follows(place: Place, root: int, known: dict[int, Place]) -> bool:
+def follows(place, root, known):
     while place.chunk.ahead_id and place.chunk.follows_ahead_id in known:
         if place.chunk.follows_ahead_id == root:
             return True
@@ -91,13 +88,7 @@ def follows(place: Place, root: int, known: dict[int, Place]) -> bool:
     ("drafter", "sampling"),
     [("model", SamplingParams(temperature=0.8)), ("multi_level", SamplingParams())],
 )
-async def test_random_verdicts(
-    service: Service,
-    prompt: list[int],
-    drafter: str,
-    sampling: SamplingParams,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_random_verdicts(service, prompt, drafter, sampling, monkeypatch):
     """Whatever is confirmed, kept or dropped, each proposal is that of a fresh session."""
     for chance in ("MIN_CHANCE", "MIN_DEEP_CHANCE"):
         monkeypatch.setattr(ahead, chance, 0.0)
@@ -106,7 +97,7 @@ async def test_random_verdicts(
     client = AheadClient(service.stub, len(tokens))
     await client.open(tokens, sampling, drafter=drafter)
     keep, append, confirmed, num_pushed, num_deep = len(tokens), [], None, 0, 0
-    known: dict[int, Place] = {}
+    known = {}
     for _ in range(24):
         count = rng.choice([1, 2, 4, 8])
         if confirmed is None:
@@ -146,9 +137,7 @@ async def test_random_verdicts(
     client.call.cancel()
 
 
-async def test_what_follows_a_confirmed_proposal_is_not_made_again(
-    service: Service, prompt: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_follows_a_confirmed_proposal_is_not_made_again(service, prompt, monkeypatch):
     for chance in ("MIN_CHANCE", "MIN_DEEP_CHANCE"):
         monkeypatch.setattr(ahead, chance, 0.0)
     client = AheadClient(service.stub, 8)
@@ -167,7 +156,7 @@ async def test_what_follows_a_confirmed_proposal_is_not_made_again(
     client.call.cancel()
 
 
-async def test_slots_come_back(service_with: StartService, prompt: list[int]) -> None:
+async def test_slots_come_back(service_with, prompt):
     async with service_with(max_sessions=2) as own:
         assert own.sessions.cache is not None
         clients = []
@@ -184,9 +173,7 @@ async def test_slots_come_back(service_with: StartService, prompt: list[int]) ->
         await until(lambda: own.sessions.cache.num_free == 2 + AHEAD_SLOTS)
 
 
-async def test_branches_leave_slots_to_sessions(
-    service_with: StartService, prompt: list[int]
-) -> None:
+async def test_branches_leave_slots_to_sessions(service_with, prompt):
     async with service_with(max_sessions=2) as own:
         greedy = [AheadClient(own.stub, 8) for _ in range(2)]
         for client in greedy:
@@ -209,9 +196,7 @@ async def test_branches_leave_slots_to_sessions(
         (DraftAdvance(1, 8, [], 4, ahead=DraftAhead(1, 4)), "prompt_lookup makes at most 0"),
     ],
 )
-async def test_what_cannot_be_asked_for(
-    service: Service, prompt: list[int], advance: DraftAdvance, said: str
-) -> None:
+async def test_what_cannot_be_asked_for(service, prompt, advance, said):
     drafter = "prompt_lookup" if "prompt_lookup" in said else ""
     client = await service.client().open(prompt[:8], drafter=drafter)
     await client.call.write(wire.encode(advance))
@@ -220,7 +205,7 @@ async def test_what_cannot_be_asked_for(
     assert said in details
 
 
-async def test_lookup_may_be_asked_for_nothing_ahead(service: Service, prompt: list[int]) -> None:
+async def test_lookup_may_be_asked_for_nothing_ahead(service, prompt):
     client = AheadClient(service.stub, 8)
     await client.open(prompt[:8], drafter="prompt_lookup")
     for _ in range(2):

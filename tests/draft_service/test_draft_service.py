@@ -1,15 +1,18 @@
 """The draft service over gRPC: proposals, errors, limits, hostile messages, cancellation."""
 
-from __future__ import annotations
-
 import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+from contextlib import contextmanager
 
 import grpc
 import pytest
 import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from draft_service import service as service_module
 from draft_service.loading import AHEAD_SLOTS
@@ -17,34 +20,25 @@ from flyspec import wire
 from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.engine import cache_size, loading
 from flyspec.engine.device_memory import DeviceMemory
-from flyspec.engine.loading import LoadedModel
-from flyspec.engine.model import Rows, Step
 from flyspec.errors import ConfigError
 from flyspec.rpc import malformed
-from flyspec.v1 import draft_pb2
+from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import DraftServiceInfo
-from flyspec.values.rounds import DistributionSpec, DraftChunk
+from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
-from tests.draft_service.draft_harness import (
-    CONTEXT_LENGTH,
-    GREEDY,
-    VOCAB_SIZE,
-    Service,
-    StartService,
-    tokens_of,
-)
+from tests.draft_service.draft_harness import CONTEXT_LENGTH, GREEDY, VOCAB_SIZE, tokens_of
 from tests.hostile import fuzz
 from tests.waiting import until
 
 Code = grpc.StatusCode
 
 
-def runner_of(service: Service) -> Any:
+def runner_of(service):
     assert service.engine is not None
     return service.engine.model
 
 
-async def test_describe(service: Service, loaded: LoadedModel) -> None:
+async def test_describe(service, loaded):
     response = await service.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
     info = wire.decode(DraftServiceInfo, response)
     assert {d.name for d in info.drafters} == set(DRAFTER_KINDS) - NEED_DATASTORE
@@ -63,9 +57,7 @@ async def test_describe(service: Service, loaded: LoadedModel) -> None:
     ("drafter", "sampling"),
     [("multi_level", SamplingParams(1.0, top_p=0.95)), ("prompt_lookup", GREEDY)],
 )
-async def test_rounds_equal_fresh_sessions(
-    service: Service, prompt: list[int], drafter: str, sampling: SamplingParams
-) -> None:
+async def test_rounds_equal_fresh_sessions(service, prompt, drafter, sampling):
     client = await service.client().open(prompt, sampling, 9, drafter)
     tokens = list(prompt)
     for round_id, (accepted, append) in enumerate([(0, []), (4, [7]), (0, [8, 9]), (8, [3])], 1):
@@ -89,7 +81,7 @@ async def test_rounds_equal_fresh_sessions(
     await until(lambda: service.active == 0)
 
 
-async def test_chunks_timings_and_origins(service_with: StartService, prompt: list[int]) -> None:
+async def test_chunks_timings_and_origins(service_with, prompt):
     async with service_with(chunk_tokens=3) as service:
         client = await service.client().open(prompt)
         chunks = await client.advance(len(prompt), max_tokens=8, round_id=5)
@@ -101,7 +93,7 @@ async def test_chunks_timings_and_origins(service_with: StartService, prompt: li
         assert chunks[0].timings.service_ns == 0
 
 
-async def test_zero_tokens_only_moves(service: Service, prompt: list[int]) -> None:
+async def test_zero_tokens_only_moves(service, prompt):
     client = await service.client().open(prompt)
     (chunk,) = await client.advance(3, [9, 9], max_tokens=0)
     assert (chunk.token_ids, chunk.keep_length, chunk.next_token_id) == ([], 4, 9)
@@ -111,57 +103,46 @@ async def test_zero_tokens_only_moves(service: Service, prompt: list[int]) -> No
     await until(lambda: service.active == 0)
 
 
-ERRORS: list[tuple[str, dict[str, Any], dict[str, Any] | None, Code, str]] = [
-    ("unknown drafter", {"drafter": "oracle"}, None, Code.NOT_FOUND,
-     "no drafter 'oracle'; this service has model, multi_level, prompt_lookup, token_recycling, "
-     "composed"),
-    ("empty prompt", {"token_ids": []}, None, Code.INVALID_ARGUMENT, "at least one token"),
-    ("prompt id", {"token_ids": [1, VOCAB_SIZE]}, None, Code.INVALID_ARGUMENT,
-     "open.token_ids[1]: 300 is not below the draft model's vocabulary size 300"),
-    ("long prompt", {"token_ids": [1] * (CONTEXT_LENGTH + 1)}, None, Code.INVALID_ARGUMENT,
-     "161 tokens, but the drafter model holds at most 160; shorten the prompt"),
-    ("temperature", {"sampling": SamplingParams(-1.0)}, None, Code.INVALID_ARGUMENT,
-     "sampling.temperature"),
-    ("NaN", {"sampling": SamplingParams(float("nan"))}, None, Code.INVALID_ARGUMENT,
-     "sampling.temperature"),
-    ("NaN bias", {"sampling": SamplingParams(logit_bias=((4, float("nan")),))}, None,
-     Code.INVALID_ARGUMENT, "sampling.logit_bias[4]"),
-    ("bias id", {"sampling": SamplingParams(logit_bias=((4, 1.0), (300, 1.0)))}, None,
-     Code.INVALID_ARGUMENT, "open.sampling.logit_bias: 300 is not below the draft model's voc"),
-    ("prompt length", {"prompt_length": 4}, None, Code.INVALID_ARGUMENT,
-     "open.prompt_length must be between 0 (all) and 3, the number of token_ids, got 4"),
-    ("top_k", {"distribution": DistributionSpec(1025)}, None, Code.INVALID_ARGUMENT,
-     "open.distribution.top_k must be between 0 (the whole vocabulary) and 1024, got 1025"),
-    ("keep too long", {}, {"keep_length": 4}, Code.FAILED_PRECONDITION,
-     "advance.keep_length is 4 but this session holds 3 tokens"),
-    ("nothing left", {}, {"keep_length": 0}, Code.INVALID_ARGUMENT, "at least one token"),
-    ("appended id", {}, {"keep_length": 3, "append": [400]}, Code.INVALID_ARGUMENT,
-     "advance.append_token_ids[0]: 400"),
-    ("too long", {}, {"keep_length": 3, "append": [1] * (CONTEXT_LENGTH - 2)},
-     Code.INVALID_ARGUMENT,
-     "161 tokens kept and appended, but the drafter model holds at most 160; use another drafter "
-     "for the rest"),
-    ("too many", {}, {"keep_length": 3, "max_tokens": 65}, Code.INVALID_ARGUMENT,
-     "at most 64; request fewer or raise --max-speculative-tokens"),
-]  # fmt: skip
+CODES = {"oracle": Code.NOT_FOUND, "keep_length is 4": Code.FAILED_PRECONDITION}
+BAD_OPENINGS = [
+    ("no drafter 'oracle'; this service has model, multi_level, prompt_", {"drafter": "oracle"}),
+    ("at least one token", {"token_ids": []}),
+    ("open.token_ids[1]: 300 is not below the draft model's voc", {"token_ids": [1, VOCAB_SIZE]}),
+    ("161 tokens, but the drafter model holds at most 160; shorten", {"token_ids": [1] * 161}),
+    ("sampling.temperature", {"sampling": SamplingParams(-1.0)}),
+    ("sampling.temperature", {"sampling": SamplingParams(float("nan"))}),
+    ("sampling.logit_bias[4]", {"sampling": SamplingParams(logit_bias=((4, float("nan")),))}),
+    ("logit_bias: 300 is not below", {"sampling": SamplingParams(logit_bias=((300, 1.0),))}),
+    ("open.prompt_length must be between 0 (all) and 3, the number of", {"prompt_length": 4}),
+    ("top_k must be between 0 (the whole vocab", {"distribution": DistributionSpec(1025)}),
+]
+BAD_ADVANCES = [
+    ("advance.keep_length is 4 but this session holds 3 tokens", {"keep_length": 4}),
+    ("at least one token", {"keep_length": 0}),
+    ("advance.append_token_ids[0]: 400", {"keep_length": 3, "append": [400]}),
+    ("161 tokens kept and appended, but", {"keep_length": 3, "append": [1] * 158}),
+    ("at most 64; request fewer or raise --max-spec", {"keep_length": 3, "max_tokens": 65}),
+]
 
 
-@pytest.mark.parametrize("case", ERRORS, ids=[e[0] for e in ERRORS])
-async def test_errors_close_that_session_only(service: Service, case: Any) -> None:
-    _, open_, advance, code, message = case
+@pytest.mark.parametrize(
+    ("message", "opened", "advance"),
+    [(m, fields, None) for m, fields in BAD_OPENINGS] + [(m, {}, a) for m, a in BAD_ADVANCES],
+)
+async def test_errors_close_that_session_only(service, message, opened, advance):
     other = await service.client().open([1, 2])
-    client = await service.client().open(**{"token_ids": [1, 2, 3], **open_})
+    client = await service.client().open(**{"token_ids": [1, 2, 3], **opened})
     if advance is not None:
         await client.send(**advance)
     status, details = await client.status()
-    assert status is code
-    assert message in details
+    (code,) = [code for part, code in CODES.items() if part in message] or [Code.INVALID_ARGUMENT]
+    assert (status, message in details) == (code, True), details
     assert len(tokens_of(await other.advance(2))) == 8
     other.call.cancel()
     await until(lambda: service.active == 0)
 
 
-async def test_open_must_come_first_and_once(service: Service) -> None:
+async def test_open_must_come_first_and_once(service):
     client = service.client()
     await client.send(1)
     status, details = await client.status()
@@ -183,7 +164,7 @@ async def test_open_must_come_first_and_once(service: Service) -> None:
     await until(lambda: service.active == 0)
 
 
-async def test_limit_and_reuse_of_slots(service_with: StartService) -> None:
+async def test_limit_and_reuse_of_slots(service_with):
     async with service_with(max_sessions=2) as service:
         first, second = [await service.client().open([1, 2]) for _ in range(2)]
         await first.advance(2)
@@ -199,7 +180,7 @@ async def test_limit_and_reuse_of_slots(service_with: StartService) -> None:
         assert service.sessions.describe().sessions.opened_total == 3
 
 
-async def test_idle_session_is_closed(service_with: StartService) -> None:
+async def test_idle_session_is_closed(service_with):
     async with service_with(idle_timeout_s=1.0) as service:
         idle = await service.client().open([1, 2])
         busy = await service.client().open([1, 2])
@@ -220,25 +201,22 @@ async def test_idle_session_is_closed(service_with: StartService) -> None:
 class Gate:
     """Holds the engine before a step until the test lets it go."""
 
-    def __init__(self, service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, service, monkeypatch):
         runner = runner_of(service)
         self.steps = 0
         self.go, self.waiting = threading.Semaphore(0), threading.Event()
         forward = runner.forward
 
-        def gated(steps: Sequence[Step]) -> list[Rows]:
+        def gated(steps):
             self.waiting.set()
             self.go.acquire()
             self.steps += 1
-            result: list[torch.Tensor] = forward(steps)
-            return result
+            return forward(steps)
 
         monkeypatch.setattr(runner, "forward", gated)
 
 
-async def test_cancel_in_mid_proposal_frees_the_slot_within_a_step(
-    service_with: StartService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_cancel_in_mid_proposal_frees_the_slot_within_a_step(service_with, monkeypatch):
     async with service_with(max_sessions=1) as service:
         gate = Gate(service, monkeypatch)
         client = await service.client().open([1, 2])
@@ -261,9 +239,7 @@ async def test_cancel_in_mid_proposal_frees_the_slot_within_a_step(
 
 
 @pytest.mark.parametrize("drafter", ["model", "multi_level"])
-async def test_the_next_request_ends_a_proposal(
-    service_with: StartService, monkeypatch: pytest.MonkeyPatch, drafter: str
-) -> None:
+async def test_the_next_request_ends_a_proposal(service_with, monkeypatch, drafter):
     async with service_with() as service:
         fresh = await service.client().open([1, 2, 3], drafter=drafter)
         expected = tokens_of(await fresh.advance(3, max_tokens=6))
@@ -286,16 +262,16 @@ async def test_the_next_request_ends_a_proposal(
         assert tokens_of(second) == expected
 
 
-async def test_the_last_request_is_answered_in_full(service: Service) -> None:
+async def test_the_last_request_is_answered_in_full(service):
     """Whenever it arrives: while the previous one is being answered, or just after."""
     fresh = await service.client().open([1, 2, 3])
     expected = tokens_of(await fresh.advance(3, max_tokens=6))
     client = await service.client().open([1, 2])
-    for number in range(80):
+    for number in range(40):
         await client.send(2, max_tokens=4)
         await asyncio.sleep(0.0001 * (number % 40))
         await client.send(2, [3], max_tokens=6)
-        found: list[DraftChunk] = []
+        found = []
         for _ in range(2):
             found = [await client.read()]
             while not found[-1].last:
@@ -305,9 +281,7 @@ async def test_the_last_request_is_answered_in_full(service: Service) -> None:
     client.call.cancel()
 
 
-async def test_drafts_of_logits_that_are_not_finite_are_not_sent(
-    service_with: StartService,
-) -> None:
+async def test_drafts_of_logits_that_are_not_finite_are_not_sent(service_with):
     async with service_with(log_level="error") as service:
         weights = runner_of(service).model.model.norm.weight
         well = weights.detach().clone()
@@ -325,7 +299,7 @@ async def test_drafts_of_logits_that_are_not_finite_are_not_sent(
         assert len(tokens_of(await client.advance(2))) == 8
 
 
-async def test_default_drafter(service_with: StartService, model_dir: str) -> None:
+async def test_default_drafter(service_with, model_dir):
     async with service_with(drafter="prompt_lookup") as service:
         names = [d.name for d in service.sessions.describe().drafters]
         assert names[0] == "prompt_lookup"
@@ -341,7 +315,7 @@ async def test_default_drafter(service_with: StartService, model_dir: str) -> No
             pass
 
 
-async def test_max_model_len_bounds_sequences(service_with: StartService) -> None:
+async def test_max_model_len_bounds_sequences(service_with):
     async with service_with(max_model_len=10) as service:
         for drafter in ("model", "prompt_lookup"):
             client = await service.client().open([1] * 8, drafter=drafter)
@@ -350,9 +324,7 @@ async def test_max_model_len_bounds_sequences(service_with: StartService) -> Non
             assert "holds at most 10" in (await client.status())[1]
 
 
-async def test_a_target_may_be_longer_than_its_drafter(
-    service_with: StartService, loaded: LoadedModel, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_target_may_be_longer_than_its_drafter(service_with, loaded, caplog):
     """`flyspec serve --max-model-len` applies to both; the draft model's limit may be lower."""
     limit = loaded.info.context_length
     async with service_with(max_model_len=limit + 7) as service:
@@ -364,8 +336,8 @@ async def test_a_target_may_be_longer_than_its_drafter(
 
 
 async def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_read(
-    service_with: StartService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    service_with, monkeypatch
+):
     monkeypatch.setattr(cache_size, "device_memory", lambda _: DeviceMemory(10**6, 10**4))
     monkeypatch.setattr(loading, "AutoModelForCausalLM", None)
     with pytest.raises(ConfigError, match=r"not even one session fits on cpu: weights .* kB"):
@@ -373,20 +345,18 @@ async def test_a_draft_model_that_does_not_fit_is_refused_before_it_is_read(
             pass
 
 
-async def test_thousands_of_hostile_messages_change_nothing(
-    service_with: StartService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_hundreds_of_hostile_messages_change_nothing(service_with, monkeypatch):
     for module in (malformed, service_module):
         monkeypatch.setattr(module, "REQUEST_TIMEOUT_S", 2.0)
     async with service_with(max_sessions=40, idle_timeout_s=6.0) as service:
-        report = await fuzz("draft", {"draft": f"127.0.0.1:{service.port}"}, 1000)
-        assert report.statuses["OK"] > 20
-        assert report.statuses["INVALID_ARGUMENT"] > 40
+        report = await fuzz("draft", {"draft": f"127.0.0.1:{service.port}"}, 400)
+        assert report.statuses["OK"] > 8
+        assert report.statuses["INVALID_ARGUMENT"] > 16
         await until(lambda: service.active == 0)
 
 
 @pytest.mark.parametrize("ids", [(5, 5), (2**64 - 1, 0)])
-async def test_rounds_come_once_and_in_order(service: Service, ids: tuple[int, int]) -> None:
+async def test_rounds_come_once_and_in_order(service, ids):
     client = await service.client().open([1, 2, 3])
     await client.advance(3, round_id=ids[0])
     await client.send(3, round_id=ids[1])
@@ -407,10 +377,8 @@ async def test_rounds_come_once_and_in_order(service: Service, ids: tuple[int, i
     ],
     ids=["append", "open", "bias"],
 )
-async def test_absurd_lists_are_refused_unread(
-    service: Service, message: draft_pb2.DraftRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(message: draft_pb2.DraftRequest) -> None:
+async def test_absurd_lists_are_refused_unread(service, message, monkeypatch):
+    def read(message):
         if message.ByteSize() > 10_000:
             raise AssertionError("read")
 
@@ -425,7 +393,7 @@ async def test_absurd_lists_are_refused_unread(
     await until(lambda: service.active == 0)
 
 
-async def test_long_sequences_without_a_model_hold_up_nobody(service: Service) -> None:
+async def test_long_sequences_without_a_model_hold_up_nobody(service):
     """They are indexed in a thread; meanwhile others are answered repeatedly."""
     period = list(range(1000, 1013))
     text = (period * 8000)[:100_000]
@@ -449,7 +417,62 @@ async def test_long_sequences_without_a_model_hold_up_nobody(service: Service) -
     await until(lambda: service.active == 0)
 
 
-async def test_a_request_beyond_all_sizes_is_refused_by_grpc(service: Service) -> None:
+async def test_a_request_beyond_all_sizes_is_refused_by_grpc(service):
     client = service.client()
     await client.call.write(draft_pb2.DraftRequest(open={"token_ids": [1 << 31] * 3_000_000}))
     assert (await client.status())[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+# Any attempt to import one of these fails as if it were not installed.
+WITHOUT_TORCH = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {"torch", "transformers", "numpy", "safetensors"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocker())
+from draft_service.__main__ import main
+main()
+"""
+
+
+@contextmanager
+def process(*flags):
+    """A draft service without torch, and the port that it announced."""
+    read, write = os.pipe()
+    command = [sys.executable, "-c", WITHOUT_TORCH, "--port", "0", "--ready-fd", str(write), *flags]
+    with subprocess.Popen(command, pass_fds=[write], stderr=subprocess.PIPE, text=True) as running:
+        os.close(write)
+        try:
+            with os.fdopen(read) as pipe:
+                line = pipe.readline()
+            yield running, json.loads(line)["port"] if line else 0
+        finally:
+            running.kill()
+
+
+def test_prompt_lookup_without_torch_and_graceful_end():
+    with process("--drain-grace-s", "1") as (running, port):
+        assert port
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", "flyspec.v1.DraftService"):
+                answer = health.Check(health_pb2.HealthCheckRequest(service=name))
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            messages = [
+                wire.encode(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0)),
+                wire.encode(DraftAdvance(1, 5, [], 4)),
+            ]
+            (response,) = draft_pb2_grpc.DraftServiceStub(channel).Draft(iter(messages))
+            assert list(response.token_ids) == [3, 1, 2, 3]
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(60) == 0
+
+
+def test_a_model_without_torch_is_refused_in_one_line():
+    with process("--model", "some/model", "--metrics-port", "-1") as (running, port):
+        assert port == 0
+        assert running.wait(60) == 2
+        assert running.stderr is not None
+        (line,) = running.stderr.read().splitlines()
+        assert line.startswith("error: --model some/model: needs torch")

@@ -1,10 +1,8 @@
 """Drafters' tokens and distributions, compared with transformers and with a fresh start."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
-from typing import Any
+from itertools import product
 
 import hypothesis.strategies as st
 import numpy as np
@@ -14,11 +12,9 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 
-from draft_service.drafters.base import Drafter
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
 from flyspec.engine.distributions import decode, encode
-from flyspec.engine.loading import LoadedModel
 from flyspec.engine.logits import History, process_logits
 from flyspec.engine.model import Draw
 from flyspec.engine.sampling import DRAFT_STREAM, choose_processed, sample_among
@@ -33,26 +29,24 @@ from tests.draft_service.draft_harness import (
     SPECS,
     VOCAB_SIZE,
     CountingRunner,
-    StartService,
     drive,
     drive_all,
     lookup_drafter,
 )
 from tests.examples import examples
 
+ALL = [*SAMPLINGS, *PENALTIES]
 
-def generate(loaded: LoadedModel, tokens: list[int], max_tokens: int) -> list[int]:
+
+def generate(loaded, tokens, max_tokens):
     """Transformers' own greedy continuation."""
     output = loaded.model.generate(
         torch.tensor([tokens]), max_new_tokens=max_tokens, do_sample=False, pad_token_id=EOS
     )
-    result: list[int] = output[0, len(tokens) :].tolist()
-    return result
+    return output[0, len(tokens) :].tolist()
 
 
-def test_model_equals_generate(
-    loaded: LoadedModel, runner: CountingRunner, prompt: list[int]
-) -> None:
+def test_model_equals_generate(loaded, runner, prompt):
     drafter = ModelDrafter(runner, [EOS])
     for length in (1, 2, 9, 23):
         session = drafter.open(DraftOpen(prompt[:length], GREEDY, 0))
@@ -63,9 +57,7 @@ def test_model_equals_generate(
         session.close()
 
 
-def test_model_with_penalties_equals_generate(
-    loaded: LoadedModel, runner: CountingRunner, prompt: list[int]
-) -> None:
+def test_model_with_penalties_equals_generate(loaded, runner, prompt):
     sampling = SamplingParams(
         repetition_penalty=1.4, min_tokens=10, logit_bias=((EOS, 6.0), (17, 3.0))
     )
@@ -86,23 +78,10 @@ def test_model_with_penalties_equals_generate(
         session.close()
 
 
-def test_model_takes_one_step_a_token_and_none_after_the_last(
-    runner: CountingRunner, prompt: list[int]
-) -> None:
-    session = ModelDrafter(runner, []).open(DraftOpen(prompt, GREEDY, 0))
-    drive(runner, session, 6)
-    assert runner.steps == 6
-    session.move(len(prompt) + 3, [7])
-    drive(runner, session, 2)
-    assert runner.steps == 8
-
-
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, *PENALTIES])
-def test_multi_level_equals_model(
-    runner: CountingRunner, prompt: list[int], sampling: SamplingParams
-) -> None:
+@pytest.mark.parametrize("sampling", ALL)
+def test_multi_level_equals_model(runner, prompt, sampling):
     model, levels = ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])
-    for max_tokens in (1, 15, 40):
+    for max_tokens in (1, 25):
         session = model.open(DraftOpen(prompt, sampling, 3))
         expected, _ = drive(runner, session, max_tokens)
         session.close()
@@ -114,7 +93,7 @@ def test_multi_level_equals_model(
         assert runner.steps - before <= len(tokens)
 
 
-def test_multi_level_takes_fewer_steps_on_repetitive_text(loaded: LoadedModel) -> None:
+def test_multi_level_takes_fewer_steps_on_repetitive_text(loaded):
     # Without attention a model's next token depends on the last alone: it ends in a cycle.
     model = copy.deepcopy(loaded.model)
     for layer in model.model.layers:
@@ -131,7 +110,7 @@ def test_multi_level_takes_fewer_steps_on_repetitive_text(loaded: LoadedModel) -
 
 
 @pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
-def test_stops_behind_end_of_text(kind: Any, runner: CountingRunner, prompt: list[int]) -> None:
+def test_stops_behind_end_of_text(kind, runner, prompt):
     session = kind(runner, []).open(DraftOpen(prompt, GREEDY, 0))
     free, _ = drive(runner, session, 20)
     session.close()
@@ -149,7 +128,7 @@ def test_stops_behind_end_of_text(kind: Any, runner: CountingRunner, prompt: lis
 
 
 @pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
-def test_context_limit_gives_fewer_tokens(kind: Any, runner: CountingRunner) -> None:
+def test_context_limit_gives_fewer_tokens(kind, runner):
     tokens = [1 + i % 9 for i in range(CONTEXT_LENGTH)]
     for length, expected in [(CONTEXT_LENGTH - 3, 3), (CONTEXT_LENGTH, 0)]:
         session = kind(runner, []).open(DraftOpen(tokens[:length], GREEDY, 0))
@@ -161,7 +140,7 @@ def test_context_limit_gives_fewer_tokens(kind: Any, runner: CountingRunner) -> 
         session.close()
 
 
-def test_prompt_lookup_drafts_up_to_its_limit() -> None:
+def test_prompt_lookup_drafts_up_to_its_limit():
     session = lookup_drafter(max_length=9).open(DraftOpen([1, 2, 3, 1, 2], GREEDY, 0))
     (drafted,) = session.propose(8)
     assert drafted == Drafted([3, 1, 2, 3], [Origin.EXACT_LOOKUP] * 4)
@@ -171,24 +150,14 @@ def test_prompt_lookup_drafts_up_to_its_limit() -> None:
 class Rounds(RuleBasedStateMachine):
     """Any sequence of rounds proposes what a fresh session with the whole sequence proposes."""
 
-    runner: CountingRunner
-    drafter: Drafter
-
     @initialize(
         tokens=st.lists(st.integers(0, 9), min_size=1, max_size=40),
-        sampling=st.sampled_from([*SAMPLINGS, *PENALTIES]),
+        sampling=st.sampled_from(ALL),
         seed=st.integers(0, 2**64 - 1),
         spec=st.sampled_from([None, *SPECS]),
         data=st.data(),
     )
-    def open(
-        self,
-        tokens: list[int],
-        sampling: SamplingParams,
-        seed: int,
-        spec: DistributionSpec | None,
-        data: st.DataObject,
-    ) -> None:
+    def open(self, tokens, sampling, seed, spec, data):
         self.prompt_length = data.draw(st.integers(1, len(tokens)))
         self.tokens, self.key = tokens, (sampling, seed, "", self.prompt_length, spec)
         self.session = self.drafter.open(DraftOpen(tokens, *self.key))
@@ -198,7 +167,7 @@ class Rounds(RuleBasedStateMachine):
         append=st.lists(st.integers(0, VOCAB_SIZE - 1) | st.integers(0, 9), max_size=12),
         max_tokens=st.integers(0, 10),
     )
-    def advance(self, drop: int, append: list[int], max_tokens: int) -> None:
+    def advance(self, drop, append, max_tokens):
         keep = max(len(self.tokens) - drop, 0)
         append += [1] * (self.prompt_length - keep - len(append))
         self.session.move(keep, append)
@@ -213,10 +182,10 @@ class Rounds(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.tokens) > 1)
     @rule(steps=st.integers(0, 5))
-    def abandon(self, steps: int) -> None:
+    def abandon(self, steps):
         """A proposal that is closed early: the tokens so far are part of the sequence."""
         work = self.session.propose(8)
-        item: Any = next(work, None)
+        item = next(work, None)
         for _ in range(steps):
             if item is None:
                 break
@@ -231,15 +200,15 @@ class Rounds(RuleBasedStateMachine):
         work.close()
         self.tokens = list(self.session.token_ids)
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "session"):
             self.session.close()
 
 
 @pytest.mark.parametrize("kind", ["model", "multi_level", "prompt_lookup"])
-def test_any_rounds_equal_recomputing(kind: str, loaded: LoadedModel) -> None:
+def test_any_rounds_equal_recomputing(kind, loaded):
     runner = CountingRunner(replace(loaded, model=copy.deepcopy(loaded.model)), num_slots=2)
-    drafters: dict[str, Drafter] = {
+    drafters = {
         "model": ModelDrafter(runner, [EOS]),
         "multi_level": MultiLevelDrafter(runner, [EOS]),
         "prompt_lookup": lookup_drafter(CONTEXT_LENGTH),
@@ -249,30 +218,22 @@ def test_any_rounds_equal_recomputing(kind: str, loaded: LoadedModel) -> None:
         pass
 
     Machine.runner, Machine.drafter = runner, drafters[kind]
-    run_machine(
-        Machine,
-        settings=settings(max_examples=examples(15), stateful_step_count=12),
-    )
+    run_machine(Machine, settings=settings(max_examples=examples(7), stateful_step_count=12))
     assert runner.cache.num_free == 2
 
 
-def logits_behind(loaded: LoadedModel, tokens: list[int]) -> torch.Tensor:
+def logits_behind(loaded, tokens):
     with torch.inference_mode():
-        logits: torch.Tensor = loaded.model(torch.tensor([tokens])).logits[0, -1:]
-    return logits
+        return loaded.model(torch.tensor([tokens])).logits[0, -1:]
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("sampling", [*SAMPLINGS, *PENALTIES])
+@pytest.mark.parametrize(
+    ("sampling", "spec"), [*product(SAMPLINGS[1:2], SPECS), *zip(ALL, SPECS * 2, strict=False)]
+)
 @pytest.mark.parametrize("kind", [ModelDrafter, MultiLevelDrafter])
 def test_each_token_was_drawn_from_the_distribution_sent_with_it(
-    kind: Any,
-    loaded: LoadedModel,
-    runner: CountingRunner,
-    prompt: list[int],
-    sampling: SamplingParams,
-    spec: DistributionSpec,
-) -> None:
+    kind, loaded, runner, prompt, sampling, spec
+):
     """From the sequence alone, one forward per token: the distribution, and the draw from it."""
     session = kind(runner, [EOS]).open(DraftOpen(prompt, sampling, 21, "", 3, spec))
     tokens, _, distributions = drive_all(runner, session, 12)
@@ -297,36 +258,19 @@ def test_each_token_was_drawn_from_the_distribution_sent_with_it(
         sequence.append(token)
 
 
-def closely(one: TokenDistribution, other: TokenDistribution) -> bool:
+def closely(one, other):
     """Equal up to a unit in the last place: forwards of other shapes differ."""
     values, others = (np.frombuffer(q.log_probs, "<f2").astype(np.float32) for q in (one, other))
     return one.token_ids == other.token_ids and np.allclose(values, others, rtol=2e-3, atol=1e-6)
 
 
-def test_drafts_drawn_from_what_is_sent_have_noise_of_their_own(
-    runner: CountingRunner, prompt: list[int]
-) -> None:
-    def proposal(spec: DistributionSpec | None) -> list[int]:
-        open_ = DraftOpen(prompt, SamplingParams(1.0), 4, distribution=spec)
-        session = ModelDrafter(runner, []).open(open_)
-        tokens, _ = drive(runner, session, 12)
-        session.close()
-        return tokens
-
-    without = proposal(None)
-    assert proposal(DistributionSpec(5)) == without
-    assert proposal(DistributionSpec(0, draw_from_it=True)) != without
-
-
-def test_prompt_lookup_sends_point_masses() -> None:
+def test_prompt_lookup_sends_point_masses():
     open_ = DraftOpen([1, 2, 3, 1, 2], GREEDY, 0, distribution=DistributionSpec(4, True))
     (drafted,) = lookup_drafter().open(open_).propose(3)
     assert list(drafted.distributions) == [TokenDistribution()] * 3
 
 
-async def test_chunks_of_distributions_are_bounded(
-    service_with: StartService, prompt: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_chunks_of_distributions_are_bounded(service_with, prompt, monkeypatch):
     """600 bytes each: three fit into 2,000; one larger than the bound goes alone."""
     async with service_with(chunk_tokens=64) as service:
         whole = None

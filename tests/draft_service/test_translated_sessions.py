@@ -1,12 +1,8 @@
 """Sessions in the target's IDs with the bundled byte-level draft, over gRPC; sending tokenizers."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Any
+from itertools import takewhile
 
 import grpc
 import pytest
@@ -17,12 +13,15 @@ from draft_service import tokenizers
 from flyspec import wire
 from flyspec.config import DraftSettings
 from flyspec.engine.bundle import tokenizer_bundle
+from flyspec.engine.loading import load_model
+from flyspec.engine.model import Draw, Step
+from flyspec.engine.runner import ModelRunner
 from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import draft_pb2
-from flyspec.values.admin import DraftServiceInfo, TokenizerBundle
+from flyspec.values.admin import DraftServiceInfo
 from flyspec.values.tokens import Origin, SamplingParams
 from flyspec_lab.word_problems import problems
-from tests.draft_service.draft_harness import Client, Service, start_service, tokens_of
+from tests.draft_service.draft_harness import start_service, tokens_of
 from tests.draft_service.tokenizer_zoo import ASSISTANT, BOS, END, MODELS, USER
 from tests.waiting import until
 
@@ -36,12 +35,12 @@ TARGET = Tokenizer(BUNDLE)
 PROMPT = TARGET.encode(chat_prompt(problems(7, 1)[0].question), add_special_tokens=False)
 
 
-def upload_of(bundle: TokenizerBundle, vocab_size: int = TARGET_VOCAB_SIZE) -> list[Any]:
+def upload_of(bundle, vocab_size=TARGET_VOCAB_SIZE):
     return wire.tokenizer_messages(bundle.facts(vocab_size), bundle.tokenizer_json)
 
 
-def bytes_service(**settings: Any) -> AbstractAsyncContextManager[Service]:
-    values: dict[str, Any] = {
+def bytes_service(**settings):
+    values = {
         "model": str(MODELS / "draft-bytes"), "dtype": "float64", "device": "cpu", "threads": 1,
         "port": 0,
     }  # fmt: skip
@@ -49,18 +48,18 @@ def bytes_service(**settings: Any) -> AbstractAsyncContextManager[Service]:
 
 
 @pytest.fixture(scope="module")
-async def service() -> AsyncIterator[Service]:
+async def service():
     """A service that knows the target's tokenizer, shared by tests that leave no session."""
     async with bytes_service() as running:
         await send(running, upload_of(BUNDLE))
         yield running
 
 
-OPENED: list[Client] = []
+OPENED = []
 
 
 @pytest.fixture(autouse=True)
-async def _close(service: Service) -> AsyncIterator[None]:
+async def _close(service):
     yield
     for client in OPENED:
         client.call.cancel()
@@ -68,30 +67,28 @@ async def _close(service: Service) -> AsyncIterator[None]:
     await until(lambda: service.active == 0)
 
 
-async def send(service: Service, messages: Iterable[draft_pb2.AddTokenizerRequest]) -> None:
+async def send(service, messages):
     await service.stub.AddTokenizer(iter(list(messages)))
 
 
-async def refusal(service: Service, messages: Iterable[Any]) -> tuple[grpc.StatusCode, str]:
+async def refusal(service, messages):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await send(service, messages)
     return caught.value.code(), caught.value.details() or ""
 
 
-async def open_(
-    service: Service, token_ids: Sequence[int] = PROMPT, drafter: str = "", **fields: Any
-) -> Client:
+async def open_(service, token_ids=PROMPT, drafter="", **fields):
     fields = {"fingerprint": BUNDLE.fingerprint, **fields}
     client = await service.client().open(token_ids, drafter=drafter, **fields)
     OPENED.append(client)
     return client
 
 
-async def proposed(client: Client, keep: int, append: Sequence[int] = (), count: int = 15) -> Any:
+async def proposed(client, keep, append=(), count=15):
     return tokens_of(await client.advance(keep, append, count))
 
 
-async def test_a_tokenizer_is_made_known(service: Service) -> None:
+async def test_a_tokenizer_is_made_known(service):
     async with bytes_service() as fresh:
         described = await fresh.stub.Describe(draft_pb2.DraftServiceDescribeRequest())
         info = wire.decode(DraftServiceInfo, described)
@@ -116,7 +113,7 @@ async def test_a_tokenizer_is_made_known(service: Service) -> None:
         assert await proposed(await open_(fresh), len(PROMPT)) == ours
 
 
-async def test_proposals_are_text_in_the_targets_ids(service: Service) -> None:
+async def test_proposals_are_text_in_the_targets_ids(service):
     client = await open_(service)
     chunks = await client.advance(len(PROMPT), [], 40)
     ids = tokens_of(chunks)
@@ -136,7 +133,31 @@ async def test_proposals_are_text_in_the_targets_ids(service: Service) -> None:
     assert 0 < chunks[-1].timings.model_ns < chunks[-1].timings.service_ns
 
 
-async def test_multi_level_proposes_what_the_model_proposes(service: Service) -> None:
+@pytest.mark.parametrize("number", [1, pytest.param(20, marks=pytest.mark.full)])
+async def test_most_of_a_targets_greedy_text_is_proposed(service, number):
+    """Several tokens of word problems stand in each round."""
+    runner = ModelRunner(load_model(str(MODELS / "target"), "cpu", "float64"), 1)
+    emitted = rounds = 0
+    for problem in problems(7, number):
+        prompt = TARGET.encode(chat_prompt(problem.question), add_special_tokens=False)
+        draw = Draw(
+            Step(0, 0, prompt), SamplingParams(), max_tokens=160,
+            stop_token_ids=BUNDLE.eos_token_ids,
+        )  # fmt: skip
+        (drawn,) = runner.draw([draw])
+        text, tokens, kept = [*prompt, *drawn.token_ids], prompt, len(prompt)
+        client = await open_(service, prompt)
+        while len(tokens) < len(text):
+            drafts = await proposed(client, kept, tokens[kept:])
+            own = text[len(tokens) :]
+            pairs = zip(drafts, own, strict=False)
+            kept = len(tokens) + len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
+            tokens, rounds = text[: kept + 1], rounds + 1
+        emitted += len(drawn.token_ids)
+    assert emitted / rounds > 4
+
+
+async def test_multi_level_proposes_what_the_model_proposes(service):
     context = [*PROMPT, *TARGET.encode("Tom has 12 apples. Ann has 12 apples. Tom has 12", False)]
     chunks = {}
     for drafter in ("model", "multi_level"):
@@ -146,7 +167,7 @@ async def test_multi_level_proposes_what_the_model_proposes(service: Service) ->
     assert Origin.EXACT_LOOKUP in {o for c in chunks["multi_level"] for o in c.origins}
 
 
-async def test_sampling_reaches_no_further_than_it_can(service: Service) -> None:
+async def test_sampling_reaches_no_further_than_it_can(service):
     """Settings for the target's tokens, and noise, are ignored."""
     plain = await proposed(await open_(service), len(PROMPT))
     sampling = SamplingParams(
@@ -156,7 +177,7 @@ async def test_sampling_reaches_no_further_than_it_can(service: Service) -> None
     assert await proposed(await open_(service, sampling=sampling), len(PROMPT)) == plain
 
 
-async def test_a_target_with_a_longer_context_than_the_drafts() -> None:
+async def test_a_target_with_a_longer_context_than_the_drafts():
     """The draft holds the end of the text; only the target limits a session's length."""
     async with bytes_service(max_model_len=256) as service:
         await send(service, upload_of(BUNDLE))
@@ -174,7 +195,7 @@ async def test_a_target_with_a_longer_context_than_the_drafts() -> None:
         assert status is Code.INVALID_ARGUMENT
 
 
-async def test_the_drafts_own_ids_need_no_translation(service: Service) -> None:
+async def test_the_drafts_own_ids_need_no_translation(service):
     model = service.sessions.describe().drafters[0].model
     assert model is not None
     own = [BOS, USER, 80, 90, 100]
@@ -184,7 +205,7 @@ async def test_the_drafts_own_ids_need_no_translation(service: Service) -> None:
     assert max(ids) < model.vocab_size
 
 
-async def test_a_table_padded_further_than_the_drafts(service: Service) -> None:
+async def test_a_table_padded_further_than_the_drafts(service):
     """The same tokenizer: IDs that exist only in the target's output layer end no session."""
     model = service.sessions.describe().drafters[0].model
     assert model is not None
@@ -198,7 +219,7 @@ async def test_a_table_padded_further_than_the_drafts(service: Service) -> None:
     assert (await refused.status())[0] is Code.INVALID_ARGUMENT
 
 
-async def test_lookup_speaks_any_tokenizer(service: Service) -> None:
+async def test_lookup_speaks_any_tokenizer(service):
     client = await open_(service, [4000, 70_000, 9, 4000], "prompt_lookup", fingerprint="unheard")
     assert await proposed(client, 4, [70_000], 2) == [9, 4000]
     async with bytes_service(model="") as alone:
@@ -206,7 +227,7 @@ async def test_lookup_speaks_any_tokenizer(service: Service) -> None:
         assert alone.sessions.describe().tokenizer_fingerprints == (BUNDLE.fingerprint,)
 
 
-async def test_bad_ids_end_that_session_only(service: Service) -> None:
+async def test_bad_ids_end_that_session_only(service):
     other = await open_(service)
     status, details = await (await open_(service, [*PROMPT, TARGET_VOCAB_SIZE])).status()
     assert status is Code.INVALID_ARGUMENT
@@ -220,7 +241,7 @@ async def test_bad_ids_end_that_session_only(service: Service) -> None:
     assert await proposed(other, len(PROMPT))
 
 
-def altered(**facts: Any) -> list[draft_pb2.AddTokenizerRequest]:
+def altered(**facts):
     """The messages with other facts."""
     first, *rest = upload_of(BUNDLE)
     message = draft_pb2.AddTokenizerRequest()
@@ -234,43 +255,32 @@ def altered(**facts: Any) -> list[draft_pb2.AddTokenizerRequest]:
 
 
 FACTS, CHUNK = upload_of(BUNDLE)
-BAD: dict[str, tuple[list[draft_pb2.AddTokenizerRequest], Code, str]] = {
-    "nothing": ([], Code.INVALID_ARGUMENT, "ended before facts"),
-    "no chunks": ([FACTS], Code.INVALID_ARGUMENT, "ended before facts"),
-    "no facts": ([CHUNK], Code.INVALID_ARGUMENT, "send facts first and once"),
-    "facts twice": ([FACTS, FACTS, CHUNK], Code.INVALID_ARGUMENT, "send facts first and once"),
-    "unset": (
-        [FACTS, draft_pb2.AddTokenizerRequest()],
-        Code.INVALID_ARGUMENT,
-        "set one of facts, tokenizer_json_chunk",
-    ),
+BAD = {
+    "nothing": ([], "ended before facts"),
+    "no chunks": ([FACTS], "ended before facts"),
+    "no facts": ([CHUNK], "send facts first and once"),
+    "facts twice": ([FACTS, FACTS, CHUNK], "send facts first and once"),
+    "unset": ([FACTS, draft_pb2.AddTokenizerRequest()], "set one of facts, tokenizer_json_chunk"),
     "half": (
         [FACTS, draft_pb2.AddTokenizerRequest(tokenizer_json_chunk=BUNDLE.tokenizer_json[:1000])],
-        Code.INVALID_ARGUMENT,
         "cannot be read",
     ),
-    "another": (altered(fingerprint="0" * 32), Code.INVALID_ARGUMENT, "does not match the"),
-    "controls": (
-        altered(control_token_ids=range(1 << 17)),
-        Code.INVALID_ARGUMENT,
-        "facts.eos_token_ids: at most 65536",
-    ),
-    "no vocabulary": (altered(vocab_size=0), Code.INVALID_ARGUMENT, "facts.vocab_size"),
+    "another": (altered(fingerprint="0" * 32), "does not match the"),
+    "controls": (altered(control_token_ids=range(1 << 17)), "facts.eos_token_ids: at most 65536"),
+    "no vocabulary": (altered(vocab_size=0), "facts.vocab_size"),
 }
 
 
 @pytest.mark.parametrize("case", list(BAD))
-async def test_tokenizers_refused(service: Service, case: str) -> None:
-    messages, code, message = BAD[case]
+async def test_tokenizers_refused(service, case):
+    messages, message = BAD[case]
     status, details = await refusal(service, messages)
-    assert status is code
+    assert status is Code.INVALID_ARGUMENT
     assert message in details
     assert service.sessions.tokenizers.fingerprints == (BUNDLE.fingerprint,)
 
 
-async def test_sizes_and_numbers_are_bounded(
-    service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sizes_and_numbers_are_bounded(service, monkeypatch):
     many = [CHUNK] * 3
     monkeypatch.setattr(tokenizers, "MAX_BYTES", 2 * len(BUNDLE.tokenizer_json))
     status, details = await refusal(service, [FACTS, *many])
@@ -288,7 +298,7 @@ async def test_sizes_and_numbers_are_bounded(
     await until(lambda: service.sessions.tokenizers._uploads == 0)
 
 
-async def test_the_one_used_longest_ago_goes() -> None:
+async def test_the_one_used_longest_ago_goes():
     """Sessions that use it continue; a new one must send it again."""
     spec = json.loads(BUNDLE.tokenizer_json)
     async with bytes_service() as service:
@@ -315,7 +325,7 @@ async def test_the_one_used_longest_ago_goes() -> None:
         assert len(await proposed(await open_(service), len(PROMPT))) == 15
 
 
-def fingerprint_of(data: bytes) -> str:
+def fingerprint_of(data):
     """As from a target's service: without the padding token, 2."""
     from tokenizers import Tokenizer as RustTokenizer
 

@@ -1,20 +1,16 @@
 """Trees of drafts: which nodes they have, and that a session stays in order around them."""
 
-from __future__ import annotations
-
 import math
 import random
 import struct
-from typing import Any
 
 import pytest
 
 from draft_service.drafters.retrieval import token_recycling
-from draft_service.drafters.trees import Nodes, add_chain, add_choices, best, drafted, grow
+from draft_service.drafters.trees import add_chain, add_choices, best, drafted, grow
 from draft_service.proposal import SessionState, propose
 from draft_service.server import offered
-from flyspec.draft_trees import depths, is_chain, main_path, paths
-from flyspec.engine.loading import LoadedModel
+from flyspec.draft_trees import depths
 from flyspec.engine.loop import Ran
 from flyspec.lookup.shared import Scopes
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen, TopTokens
@@ -24,18 +20,8 @@ from tests.draft_service.draft_harness import CONTEXT_LENGTH, EOS, GREEDY, Count
 MODEL, LOOKUP = Origin.EXACT_MODEL, Origin.EXACT_LOOKUP
 
 
-def test_shapes_of_trees() -> None:
-    parents = [0, 0, 1, 3, 2]
-    assert depths(parents) == [1, 1, 2, 3, 2]
-    assert paths(parents) == [[0], [1], [0, 2], [0, 2, 3], [1, 4]]
-    assert main_path(parents) == [0, 2, 3]
-    assert main_path([]) == []
-    assert is_chain([0, 1, 2])
-    assert not is_chain([0, 1, 1])
-
-
-def test_the_best_nodes_of_several_chains() -> None:
-    nodes: Nodes = {}
+def test_the_best_nodes_of_several_chains():
+    nodes = {}
     add_chain(nodes, [1, 2, 3], [0.5, 0.5, 0.5], LOOKUP)
     add_chain(nodes, [1, 4], [0.9, 0.3], MODEL)
     add_chain(nodes, [7], [0.05], LOOKUP)
@@ -49,8 +35,8 @@ def test_the_best_nodes_of_several_chains() -> None:
     assert drafted(nodes, 4, min_confidence=0.26).token_ids == [1, 4, 2]
 
 
-def test_other_choices_of_the_model() -> None:
-    nodes: Nodes = {}
+def test_other_choices_of_the_model():
+    nodes = {}
     add_chain(nodes, [5, 6], [1.0, 0.5], MODEL)
     listed = struct.pack("<2e", math.log(0.5), math.log(0.25))
     add_choices(nodes, [5, 6], [TokenDistribution(listed, (6, 8))], MODEL)
@@ -58,16 +44,16 @@ def test_other_choices_of_the_model() -> None:
     assert nodes[5, 8].chance == pytest.approx(0.25, rel=1e-3)
 
 
-def test_a_tree_of_candidates_of_candidates() -> None:
+def test_a_tree_of_candidates_of_candidates():
     after = {(): [(1, 0.6), (2, 0.3)], (1,): [(3, 0.5)], (2,): [(4, 0.9)]}
     nodes = grow(4, 2, lambda path: after.get(path, ()), LOOKUP)
     assert list(nodes) == [(1,), (2,), (1, 3), (2, 4)]
     assert list(grow(9, 1, lambda path: after.get(path, ()), LOOKUP)) == [(1,), (2,)]
 
 
-def proposed(state: SessionState, runner: Any, advance: DraftAdvance) -> DraftChunk:
+def proposed(state, runner, advance):
     """Return the answer to an advance."""
-    found: list[DraftChunk | Exception] = []
+    found = []
     work, drawn = propose(state, advance, 64, 0, found.append), None
     while True:
         try:
@@ -80,7 +66,7 @@ def proposed(state: SessionState, runner: Any, advance: DraftAdvance) -> DraftCh
     return chunk
 
 
-def test_recycled_candidates_make_a_tree() -> None:
+def test_recycled_candidates_make_a_tree():
     drafter = token_recycling(Scopes())
     assert drafter.info.makes_trees
     session = drafter.open(DraftOpen([1, 2], GREEDY, 0))
@@ -98,7 +84,7 @@ def test_recycled_candidates_make_a_tree() -> None:
     assert (chunk.keep_length, chunk.next_token_id, chunk.token_ids) == (3, 7, [])
 
 
-def test_sessions_of_the_composed_drafter_stay_in_order(loaded: LoadedModel) -> None:
+def test_sessions_of_the_composed_drafter_stay_in_order(loaded):
     runner = CountingRunner(loaded, 2)
     drafters = {d.info.name: d for d in offered(runner, (EOS,), None, CONTEXT_LENGTH)}
     draw = random.Random(0)
@@ -124,7 +110,7 @@ def test_sessions_of_the_composed_drafter_stay_in_order(loaded: LoadedModel) -> 
         keep, append = held, [*chain[:2], 77]
 
 
-def test_sessions_that_send_distributions_make_chains(loaded: LoadedModel) -> None:
+def test_sessions_that_send_distributions_make_chains(loaded):
     runner = CountingRunner(loaded, 1)
     drafters = {d.info.name: d for d in offered(runner, (EOS,), None, CONTEXT_LENGTH)}
     open_ = DraftOpen([5, 6, 7], GREEDY, 0, distribution=DistributionSpec(4))

@@ -1,14 +1,11 @@
 """Tokenizers of several kinds, including the bundled ones, as translation sees them."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
-from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from draft_service.translation import Alignment, Translator, Vocabulary
+from draft_service.translation import Translator, Vocabulary
 from draft_service.translation.stream import CONTROL
 from flyspec.bundled import MODELS
 
@@ -22,26 +19,26 @@ TEXT = (
 PRINTABLE = [chr(c) for c in range(0x20, 0x7F)] + ["\n", "\t"]
 
 
-def bundled(model: str) -> Vocabulary:
+def bundled(model):
     """The tokenizer of a bundled model."""
     data = (MODELS / model / "tokenizer.json").read_bytes()
     size = Tokenizer.from_buffer(data).get_vocab_size(True)
     return Vocabulary(data, (EOS, END), range(6), size)
 
 
-def made(tokenizer: Tokenizer, eos: int, control: range) -> Vocabulary:
+def made(tokenizer, eos, control):
     data = tokenizer.to_str().encode()
     return Vocabulary(data, (eos,), control, tokenizer.get_vocab_size(True))
 
 
-def train(tokenizer: Tokenizer, specials: list[str], alphabet: list[str], size: int = 420) -> None:
+def train(tokenizer, specials, alphabet, size=420):
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator([TEXT] * 4, trainer)
 
 
-def byte_level(normalizer: Any = None) -> Vocabulary:
+def byte_level(normalizer=None):
     """Like GPT-2's, with its own control tokens, optionally with a normalizer."""
     tokenizer = Tokenizer(models.BPE())
     if normalizer is not None:
@@ -52,7 +49,7 @@ def byte_level(normalizer: Any = None) -> Vocabulary:
     return made(tokenizer, 0, range(2))
 
 
-def byte_fallback() -> Vocabulary:
+def byte_fallback():
     """Like Llama 2's: a space before the text, no pre-tokenizer, bytes for unknown characters."""
     trained = Tokenizer(models.BPE(unk_token="<unk>"))
     trained.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
@@ -75,7 +72,7 @@ def byte_fallback() -> Vocabulary:
     return made(tokenizer, 2, range(3))
 
 
-def printable_only() -> Vocabulary:
+def printable_only():
     """Knows ASCII and an unknown token, no bytes."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
@@ -103,20 +100,20 @@ LOSSLESS = ["target", "bytes", "byte-level", "nfc", "byte-fallback"]
 
 
 @cache
-def vocabulary(name: str) -> Vocabulary:
+def vocabulary(name):
     """One of `BUILDERS`."""
     return BUILDERS[name]()
 
 
 @cache
-def translator(target: str, draft: str) -> Translator:
+def translator(target, draft):
     """From one of `BUILDERS` to another."""
     return Translator(vocabulary(target), vocabulary(draft))
 
 
-def units_of_draft(translator: Translator, draft_ids: list[int]) -> list[int]:
+def units_of_draft(translator, draft_ids):
     """A draft's tokens in units of the target's stream; -1 for what has no counterpart."""
-    units: list[int] = []
+    units = []
     for token in draft_ids:
         if token in translator.draft.control:
             control = translator.control_in_target(token, None)
@@ -126,14 +123,14 @@ def units_of_draft(translator: Translator, draft_ids: list[int]) -> list[int]:
     return units
 
 
-def units_of_target(vocabulary: Vocabulary, token_ids: list[int]) -> list[int]:
-    units: list[int] = []
+def units_of_target(vocabulary, token_ids):
+    units = []
     for token in token_ids:
         units += [CONTROL + token] if token in vocabulary.control else vocabulary.bytes[token]
     return units
 
 
-def said_by_draft(alignment: Alignment, translator: Translator) -> bytes:
+def said_by_draft(alignment, translator):
     """The draft's text without control tokens."""
     known = translator.draft.bytes
     return b"".join(known.get(token, b"") for token in alignment.draft_ids)

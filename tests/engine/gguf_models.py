@@ -1,10 +1,5 @@
 """The bundled models as GGUF files, and services' models made from them."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from flyspec import bundled
@@ -14,7 +9,7 @@ needs_llama_cpp = pytest.mark.llama_cpp
 WHY = "needs llama.cpp: make llama-cpp-test, or pip install 'flyspec[llama-cpp]'"
 
 
-def gguf_file(folder: Path, kind: str, model: Path = bundled.DRAFT) -> Path:
+def gguf_file(folder, kind, model=bundled.DRAFT):
     """Convert a bundled model, unless the folder has it; skips the test without the packages."""
     pytest.importorskip("llama_cpp", reason=WHY)
     pytest.importorskip("gguf", reason=WHY)
@@ -26,7 +21,7 @@ def gguf_file(folder: Path, kind: str, model: Path = bundled.DRAFT) -> Path:
     return path
 
 
-def load(path: Path, **settings: Any) -> Any:
+def load(path, **settings):
     """Return what a verify service loads, and the model, not warmed up."""
     from flyspec.engine.llama_cpp.loading import load as load_gguf
 

@@ -3,22 +3,20 @@
 AMX is there everywhere that AVX512-BF16 is: emulated where the processor has none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
 import subprocess
 import tomllib
 from functools import lru_cache
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from flyspec.engine.native import library
-from flyspec.engine.native.library import INSTRUCTION_SETS, Library
+from flyspec.engine.native.library import INSTRUCTION_SETS
 from flyspec.engine.native.model import NativeModel
 from tests.engine.random_models import loaded_model, make_model
 
@@ -37,17 +35,23 @@ needs_step = pytest.mark.skipif(
 )
 
 
-def compiler_flags(name: str) -> list[str]:
+def pairs(cases):
+    """Each case with an instruction set, each set with a case."""
+    cases = [*cases]
+    both = zip(cycle(cases), cycle(SETS), strict=False)
+    return [*islice(both, max(len(cases), len(SETS)))]
+
+
+def compiler_flags(name):
     """Those of pyproject.toml."""
     document = tomllib.loads((ROOT / "pyproject.toml").read_text())
     modules = document["tool"]["setuptools"]["ext-modules"]
     ends = {module["name"].rpartition(".step_")[2]: module for module in modules}
     assert ends.keys() == INSTRUCTION_SETS.keys()
-    flags: list[str] = ends[name]["extra-compile-args"]
-    return flags
+    return ends[name]["extra-compile-args"]
 
 
-def installed(name: str) -> Path | None:
+def installed(name):
     """The step compiled at installation, if nothing has changed since."""
     changed = max(path.stat().st_mtime for path in (*SOURCES, ROOT / "pyproject.toml"))
     steps = SOURCE.parent.glob(f"step_{name}.*so")
@@ -55,7 +59,7 @@ def installed(name: str) -> Path | None:
 
 
 @lru_cache
-def compiled(name: str) -> Library:
+def compiled(name):
     """The step for an instruction set, compiled if necessary."""
     if path := installed(name):
         return library.load(name, path)
@@ -81,14 +85,12 @@ def compiled(name: str) -> Library:
     return found
 
 
-def native_model(
-    model: Any, name: str, num_slots: int = 4, context_length: int = 160, threads: int = 1
-) -> NativeModel:
+def native_model(model, name, num_slots=4, context_length=160, threads=1):
     """A model over a compiled step."""
     return NativeModel(loaded_model(model, context_length), num_slots, compiled(name), threads)
 
 
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES = {
     "llama": {"hidden_size": 72, "intermediate_size": 100, "head_dim": 16, "vocab_size": 131},
     "llama-biases": {
         "kind": "llama", "hidden_size": 64, "intermediate_size": 96, "head_dim": 32,
@@ -109,7 +111,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def small_model(shape: str, **changes: Any) -> Any:
+def small_model(shape, **changes):
     """A random bfloat16 model of a shape, of logits of order 1."""
     config = {**SHAPES[shape], **changes}
     # The wider, the smaller: attention stays far from uniform and far from a single key.

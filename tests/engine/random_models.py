@@ -1,15 +1,10 @@
 """Small random models of many architectures, and their own logits as the reference."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import torch
 import torch._inductor.codegen.common  # its tables of types, before `float64_throughout`
-from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from flyspec.engine.loading import LoadedModel
@@ -33,21 +28,19 @@ SHAPE = {
 }
 
 
-def make_model(
-    kind: str, seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any
-) -> torch.nn.Module:
+def make_model(kind, seed=0, dtype=torch.float64, **changes):
     """A model of transformers' `model_type` `kind` with random weights, norms and biases too."""
     config = CONFIG_MAPPING[kind](**{**SHAPE, **changes})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model: torch.nn.Module = AutoModelForCausalLM.from_config(config).to(dtype).eval()
+        model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
         for parameter in model.parameters():
             if parameter.dim() < 2:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     return model
 
 
-def loaded_model(model: Any, context_length: int = 160) -> LoadedModel:
+def loaded_model(model, context_length=160):
     """Return the model as the services load it, without a tokenizer."""
     config = model.config.get_text_config()
     dtype = str(model.dtype).removeprefix("torch.")
@@ -55,22 +48,19 @@ def loaded_model(model: Any, context_length: int = 160) -> LoadedModel:
     return LoadedModel(model, info, TokenizerBundle(b"", "", (), (), None, "", "{}"))
 
 
-def make_runner(
-    model: Any, num_slots: int = 4, context_length: int = 160, padded: bool = False
-) -> ModelRunner:
+def make_runner(model, num_slots=4, context_length=160, padded=False):
     """Return a runner over slots, with our attention instead of the model's."""
     return ModelRunner(loaded_model(model, context_length), num_slots, padded)
 
 
-def reference_logits(model: Any, token_ids: Sequence[int]) -> Tensor:
+def reference_logits(model, token_ids):
     """[tokens, vocab] of transformers' own attention over the whole sequence, without a cache."""
     with torch.inference_mode():
-        logits: Tensor = model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
-        return logits
+        return model(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
 @contextmanager
-def float64_throughout() -> Iterator[None]:
+def float64_throughout():
     """Norms and softmaxes that transformers takes in float32 whatever the model's type in float64.
 
     Rounding them to float32 would turn differences of 1e-16 into some of 1e-8 now and then.

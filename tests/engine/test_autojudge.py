@@ -1,12 +1,8 @@
 """A judge's file: what is written is read, and what is no judge is refused with the reason."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import save
 
-from flyspec.engine.autojudge import AutoJudge, Operating, read_judge, write_judge
+from flyspec.engine.autojudge import Operating, read_judge, write_judge
 from flyspec.errors import ConfigError
 from flyspec.values.admin import ModelInfo
 from tests.autojudges import facts_of, random_judge, tensors_of
@@ -22,11 +18,11 @@ from tests.autojudges import facts_of, random_judge, tensors_of
 SIZE = 5
 
 
-def write(path: Path, **changes: Any) -> AutoJudge:
+def write(path, **changes):
     return write_judge(path, tensors_of(SIZE, np.random.default_rng(2)), facts_of(SIZE, **changes))
 
 
-def test_what_is_written_is_read(tmp_path: Path) -> None:
+def test_what_is_written_is_read(tmp_path):
     file = tmp_path / "judge.safetensors"
     point = Operating(quantile=0.5, threshold=0.2, recall=0.9, precision=None, accepted=0.5)
     written = write(file, thresholds=(point,), threshold=0.25)
@@ -40,13 +36,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [file.name] == [each.name for each in tmp_path.iterdir()]
 
 
-def test_another_threshold_is_another_judge(tmp_path: Path) -> None:
+def test_another_threshold_is_another_judge(tmp_path):
     first, second = (write(tmp_path / "j", threshold=t) for t in (0.25, 0.3))
     assert first.fingerprint != second.fingerprint
     assert read_judge(tmp_path / "j").fingerprint == second.fingerprint
 
 
-def test_importance_is_the_formula() -> None:
+def test_importance_is_the_formula():
     judge = random_judge(SIZE, 4)
     rows = torch.randn(3, SIZE, generator=torch.Generator().manual_seed(1)).bfloat16()
     for row, found in zip(rows.double().tolist(), judge.importance(rows).tolist(), strict=True):
@@ -58,7 +54,7 @@ def test_importance_is_the_formula() -> None:
         assert found == pytest.approx(1 / (1 + math.exp(-z)), rel=1e-12)
 
 
-def test_a_judge_is_for_the_weights_it_was_trained_with() -> None:
+def test_a_judge_is_for_the_weights_it_was_trained_with():
     judge = random_judge(SIZE, weights_fingerprint="abc", model="small")
     target = ModelInfo("large", "", 10, 10, weights_fingerprint="abc")
     assert judge.misfit(target) == ""
@@ -67,19 +63,19 @@ def test_a_judge_is_for_the_weights_it_was_trained_with() -> None:
     assert "are unknown" in judge.misfit(ModelInfo("large", "", 10, 10))
 
 
-def content(facts: Any = None, **tensors: torch.Tensor) -> bytes:
+def content(facts=None, **tensors):
     """A file with these facts and tensors instead of proper ones."""
     given = {**tensors_of(SIZE, np.random.default_rng(2)), **tensors}
     said = facts_of(SIZE).model_dump_json() if facts is None else json.dumps(facts)
     return save(given, {"flyspec_autojudge": said})
 
 
-def facts(**changes: Any) -> dict[str, Any]:
+def facts(**changes):
     return {**json.loads(facts_of(SIZE).model_dump_json()), **changes}
 
 
 ONE = torch.ones(1)
-BAD: dict[str, tuple[bytes, str]] = {
+BAD = {
     "empty": (b"", "not a safetensors file: "),
     "a pickle": (pickle.dumps({"weight": [1.0]}), "not a safetensors file: "),
     "cut": (content()[:-4], "not a safetensors file: "),
@@ -98,7 +94,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_no_judge_is_refused(name: str, tmp_path: Path) -> None:
+def test_what_is_no_judge_is_refused(name, tmp_path):
     file = tmp_path / "judge.safetensors"
     data, message = BAD[name]
     file.write_bytes(data)
@@ -108,13 +104,13 @@ def test_what_is_no_judge_is_refused(name: str, tmp_path: Path) -> None:
     assert "make one with `flyspec autojudge train`" in str(caught.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match="none: cannot be read: No such file or directory"):
         read_judge(tmp_path / "none")
     with pytest.raises(ConfigError, match="Is a directory"):
         read_judge(tmp_path)
 
 
-def test_facts_are_checked_when_made() -> None:
+def test_facts_are_checked_when_made():
     with pytest.raises(ValidationError, match="auc"):
         facts_of(SIZE, auc=math.nan)

@@ -1,14 +1,10 @@
 """Sessions that fit: planned from headers, sized by free memory, refused with calculations."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,8 +15,9 @@ from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine import cache_size, device_memory, runner
 from flyspec.engine.cache_size import check_fits, plan_cache
 from flyspec.engine.checkpoint import Checkpoint
-from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory, host_memory
-from flyspec.engine.memory import KVCachePlan, plan_kv_cache, plan_slots, slot_bytes
+from flyspec.engine.device_memory import DeviceMemory, host_memory
+from flyspec.engine.head_memory import HeadMemory, head_memory
+from flyspec.engine.memory import plan_kv_cache, slot_bytes
 from flyspec.engine.model import Step
 from flyspec.engine.pages import PageTable
 from flyspec.engine.runner import ModelRunner
@@ -45,7 +42,7 @@ PARAMETERS_70B = 70_553_706_496
 BYTES_A_TOKEN = 80 * 8 * 128 * 2 * 2 // 4
 
 
-def write_header(path: Path, **tensors: tuple[str, list[int], int]) -> Path:
+def write_header(path, **tensors):
     """A safetensors file of (dtype, shape, bytes) without the data."""
     header, at = {}, 0
     for name, (dtype, shape, size) in tensors.items():
@@ -56,7 +53,7 @@ def write_header(path: Path, **tensors: tuple[str, list[int], int]) -> Path:
 
 
 @pytest.fixture
-def llama(tmp_path: Path) -> Checkpoint:
+def llama(tmp_path):
     """Llama 3 70B on the first of four GPUs; its header alone."""
     weights = write_header(
         tmp_path / "model.safetensors", w=("BF16", [PARAMETERS_70B], 2 * PARAMETERS_70B)
@@ -64,12 +61,12 @@ def llama(tmp_path: Path) -> Checkpoint:
     return Checkpoint("llama", LLAMA_70B, torch.bfloat16, CUDA, 131_072, 4, weights)
 
 
-def settings_of(**given: Any) -> VerifySettings:
+def settings_of(**given):
     """On four GPUs, with slots unless blocks are asked for."""
     return VerifySettings(model="llama", tensor_parallel_size=4, **{"block_size": 0, **given})
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, total: float, free: float, own: float = 0) -> None:
+def pretend(monkeypatch, total, free, own=0):
     """A device of so many GB."""
     memory = DeviceMemory(*(int(n * GB) for n in (total, free, own)))
     monkeypatch.setattr(cache_size, "device_memory", lambda device: memory)
@@ -78,9 +75,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, total: float, free: float, own: flo
 # --- before weights are read ----------------------------------------------------------------
 
 
-def test_the_plan_is_compared_with_what_is_free_and_logged(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_plan_is_compared_with_what_is_free_and_logged(llama, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     # What it would have taken: 64 slots of the model's whole context.
     whole = plan_kv_cache(LLAMA_70B, 131_072, torch.bfloat16, 64, 0, 4)
@@ -94,14 +89,12 @@ def test_the_plan_is_compared_with_what_is_free_and_logged(
     ]
 
 
-def test_not_one_session_is_refused_with_the_sum_and_what_to_change(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_one_session_is_refused_with_the_sum_and_what_to_change(llama, monkeypatch):
     pretend(monkeypatch, total=51, free=50, own=1)
     with pytest.raises(ConfigError) as caught:
         check_fits(settings_of(), llama)
     message = str(caught.value)
-    fitting = int(re.search(r"--max-model-len to (\d+) or less", message)[1])  # type: ignore[index]
+    fitting = int(re.search(r"--max-model-len to (\d+) or less", message)[1])
     assert message == (
         "--model llama: not even one session fits on cuda:0: weights 35.3 GB + CUDA 1 GB + "
         "activations 1.13 GB + KV cache 1 slot x 131072 tokens 10.8 GB = 48.2 GB, but only 45.9 GB "
@@ -116,27 +109,7 @@ def test_not_one_session_is_refused_with_the_sum_and_what_to_change(
     check_fits(settings_of(gpu_memory_utilization=0.95), llama)
 
 
-def test_blocks_are_compared_like_slots(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    pretend(monkeypatch, total=85, free=84, own=1)
-    check_fits(settings_of(max_sessions=64, block_size=None), llama)
-    assert "KV cache 14,912 blocks x 32 tokens 39.1 GB = 76.5 GB of 76.5 GB" in caplog.messages[-1]
-    pretend(monkeypatch, total=51, free=50, own=1)
-    with pytest.raises(ConfigError) as caught:
-        check_fits(settings_of(block_size=64), llama)
-    message = str(caught.value)
-    assert "KV cache 2,048 blocks x 64 tokens 10.7 GB = 48.1 GB, but only 45.9 GB" in message
-    fitting = int(re.search(r"--max-model-len to (\d+) or less", message)[1])  # type: ignore[index]
-    check_fits(settings_of(block_size=64), llama._replace(context_length=fitting))
-    with pytest.raises(ConfigError):
-        check_fits(settings_of(block_size=64), llama._replace(context_length=fitting + 1))
-
-
-def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(llama, monkeypatch):
     pretend(monkeypatch, total=25, free=24, own=1)
     with pytest.raises(ConfigError) as caught:
         check_fits(settings_of(gpu_memory_utilization=1.0), llama)
@@ -151,9 +124,7 @@ def test_weights_that_do_not_fit_alone_need_another_model_or_more_devices(
     assert "--tensor-parallel-size" not in str(caught.value)
 
 
-def test_bytes_that_are_given_go_before_a_share(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bytes_that_are_given_go_before_a_share(llama, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     pretend(monkeypatch, total=85, free=84, own=1)
     given = {"gpu_memory_utilization": 0.3, "max_model_len": 8192}
@@ -170,9 +141,7 @@ def test_bytes_that_are_given_go_before_a_share(
     assert caplog.records[-1].levelno == logging.WARNING
 
 
-def test_on_a_cpu_one_session_must_fit_and_all_are_let_in(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_on_a_cpu_one_session_must_fit_and_all_are_let_in(llama, monkeypatch, caplog):
     host = llama._replace(device=CPU, tensor_parallel_size=1)
     pretend(monkeypatch, total=512, free=150)
     with pytest.raises(ConfigError) as caught:
@@ -189,9 +158,7 @@ def test_on_a_cpu_one_session_must_fit_and_all_are_let_in(
     assert "KV cache 11 slots x 131072 tokens 473 GB = 614 GB of 200 GB free: " in line
 
 
-def test_where_nobody_knows_nothing_is_said(
-    llama: Checkpoint, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_where_nobody_knows_nothing_is_said(llama, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(cache_size, "device_memory", lambda device: None)
     check_fits(settings_of(), llama)
@@ -203,22 +170,22 @@ def test_where_nobody_knows_nothing_is_said(
 # --- after loading --------------------------------------------------------------------------
 
 
-def loaded(config: Any = LLAMA_70B, device: torch.device = CUDA, length: int = 8192) -> Any:
+def loaded(config=LLAMA_70B, device=CUDA, length=8192):
     """The interface of a loaded model."""
     model = SimpleNamespace(config=config, dtype=torch.bfloat16, device=device)
     info = SimpleNamespace(name="llama", context_length=length)
     return SimpleNamespace(model=model, info=info)
 
 
-def test_the_cache_gets_what_is_left_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_gets_what_is_left_of_a_gpu(monkeypatch):
     pretend(monkeypatch, total=85, free=46, own=38)
     order = []
 
-    def measure() -> int:
+    def measure():
         order.append("measured")
         return 2 * GB
 
-    def agree(own: int) -> int:
+    def agree(own):
         order.append("agreed")
         return own
 
@@ -235,9 +202,7 @@ def test_the_cache_gets_what_is_left_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -
         plan_cache(loaded(), settings_of(), 4, measure, lambda own: 0)
 
 
-def test_sessions_share_the_blocks_that_are_left_of_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sessions_share_the_blocks_that_are_left_of_a_gpu(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     pretend(monkeypatch, total=85, free=46, own=38)
     paged = partial(settings_of, block_size=None)
@@ -260,37 +225,24 @@ def test_sessions_share_the_blocks_that_are_left_of_a_gpu(
 @pytest.mark.parametrize(
     ("given", "device", "expected"), [(None, CUDA, 32), (None, CPU, 0), (64, CPU, 64), (0, CUDA, 0)]
 )
-def test_blocks_are_the_default_on_gpus(
-    given: int | None, device: torch.device, expected: int
-) -> None:
+def test_blocks_are_the_default_on_gpus(given, device, expected):
     assert cache_size.block_size(settings_of(block_size=given), device) == expected
 
 
 @pytest.mark.parametrize("size", ["8", "48", "512", "-1", "x"])
-def test_a_block_size_is_a_power_of_two(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_block_size_is_a_power_of_two(size, capsys):
     with pytest.raises(SystemExit):
         from_command_line(DraftSettings, "draft", ["--block-size", size])
     assert "--block-size" in capsys.readouterr().err
 
 
-def test_what_is_left_after_loading_may_be_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, total=85, free=46, own=38)
-    with pytest.raises(ConfigError) as caught:
-        plan_cache(loaded(length=131_072), settings_of(), 4, lambda: 30 * GB)
-    assert (
-        "not even one session fits on cuda:0: activations 30 GB + weights and CUDA 38 GB + KV cache"
-    ) in str(caught.value)
-
-
-def test_bytes_that_are_given_need_no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_that_are_given_need_no_measuring(monkeypatch):
     pretend(monkeypatch, total=85, free=1, own=38)
     settings = settings_of(kv_cache_memory_bytes=10 * GB)
     assert plan_cache(loaded(), settings, 4, measure_step=pytest.fail).num_slots == 14
 
 
-def test_on_a_cpu_slots_are_as_many_as_a_machine_could_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_cpu_slots_are_as_many_as_a_machine_could_hold(monkeypatch):
     pretend(monkeypatch, total=100, free=44)
     of_host = loaded(device=CPU, length=131_072)
     settings = VerifySettings(model="llama", max_sessions=64)
@@ -305,13 +257,11 @@ def test_on_a_cpu_slots_are_as_many_as_a_machine_could_hold(
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("context_length", [160, 20])
-def test_the_largest_steps_are_tried_to_measure_them(
-    monkeypatch: pytest.MonkeyPatch, context_length: int
-) -> None:
+def test_the_largest_steps_are_tried_to_measure_them(monkeypatch, context_length):
     """A step with the maximum number of tokens, and a prompt chunk at the end of the context."""
     tried = []
 
-    def peak(device: torch.device, work: Any) -> int:
+    def peak(device, work):
         (rows,) = work()
         tried.append((len(rows.logits), work.args[0][0].start, len(work.args[0][0].token_ids)))
         return 10 ** len(tried)
@@ -325,7 +275,7 @@ def test_the_largest_steps_are_tried_to_measure_them(
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_what_a_model_cannot_do_is_left_to_its_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_model_cannot_do_is_left_to_its_trial(monkeypatch):
     settings = ModelServerSettings()
     model = loaded_model(make_model("nemotron", dtype=torch.float32))
     assert ModelRunner.step_bytes(model, settings) == 0
@@ -336,9 +286,7 @@ def test_what_a_model_cannot_do_is_left_to_its_trial(monkeypatch: pytest.MonkeyP
 # --- what is read ---------------------------------------------------------------------------
 
 
-def test_headers_tell_what_weights_take_once_they_are_loaded(
-    llama: Checkpoint, tmp_path: Path
-) -> None:
+def test_headers_tell_what_weights_take_once_they_are_loaded(llama, tmp_path):
     file = write_header(
         tmp_path / "a.safetensors",
         half=("BF16", [3, 5], 30),
@@ -362,9 +310,7 @@ def test_headers_tell_what_weights_take_once_they_are_loaded(
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{]", b"\x01" * 50])
-def test_a_damaged_header_is_left_to_whoever_loads_it(
-    llama: Checkpoint, tmp_path: Path, content: bytes
-) -> None:
+def test_a_damaged_header_is_left_to_whoever_loads_it(llama, tmp_path, content):
     file = tmp_path / "damaged.safetensors"
     file.write_bytes(content)
     assert llama._replace(weights=file).loaded_bytes() is None
@@ -374,8 +320,8 @@ MEMINFO = "MemTotal:       8000 kB\nMemFree:        10 kB\nMemAvailable:   5000 
 
 
 def test_a_host_has_what_the_kernel_calls_available_within_a_containers_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     meminfo = tmp_path / "meminfo"
     group = tuple(tmp_path / name for name in ("limit", "used", "stat"))
     monkeypatch.setattr(device_memory, "_MEMINFO", meminfo)
@@ -394,60 +340,7 @@ def test_a_host_has_what_the_kernel_calls_available_within_a_containers_limit(
     assert device_memory.device_memory(torch.device("meta")) is None
 
 
-def test_a_gpu_is_asked_through_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    cuda = SimpleNamespace(
-        mem_get_info=lambda device: asked.append(device) or (30, 80),
-        memory_reserved=lambda device: asked.append(device) or 7,
-    )
-    monkeypatch.setattr(torch, "cuda", cuda)
-    assert device_memory.device_memory(CUDA) == DeviceMemory(80, 30, 7 + OUTSIDE_TORCH)
-    assert asked == [CUDA, CUDA]
-    for name in ("mem_get_info", "memory_reserved"):
-        assert callable(getattr(cuda, name))
-
-
-def test_room_is_within_the_share_and_what_is_free() -> None:
-    memory = DeviceMemory(total=100, free=50, own=30)
-    assert memory.room() == 50
-    assert memory.room(0.6) == 30
-    assert memory.room(0.2) == 0
-
-
-@pytest.mark.parametrize(
-    ("budget", "max_sessions", "slots"),
-    [(1000, 64, 10), (1099, 64, 10), (1000, 4, 4), (100, 64, 1)],
-)
-def test_as_many_slots_as_fit(budget: int, max_sessions: int, slots: int) -> None:
-    assert plan_slots(100, budget, max_sessions) == slots
-
-
-def test_a_budget_too_small_for_one_session_says_what_to_change() -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan_slots(12_600_000, 12_599_999, 8)
-    assert str(caught.value) == (
-        "--kv-cache-memory-bytes 12599999: one session needs 12600000 bytes (12.6 MB); "
-        "raise it, or lower --max-model-len"
-    )
-
-
-def test_the_plan_is_one_line() -> None:
-    assert str(KVCachePlan(64, 4096, 12_582_912)) == (
-        "KV cache: 64 slots x 4096 tokens, 12.6 MB each, 805 MB in all"
-    )
-    assert str(KVCachePlan(1, 16, 999_500)).endswith("16 tokens, 1 MB each, 1 MB in all")
-    assert str(KVCachePlan(3, 8, 512)).endswith("512 bytes each, 1.54 kB in all")
-
-
-def test_a_plan_of_blocks_is_one_line_too() -> None:
-    plan = KVCachePlan(32, 4090, 12_582_912, 98_304, 32, 5461)
-    assert plan.bytes_per_block == 98_304
-    assert str(plan) == (
-        "KV cache: 5,461 blocks x 32 tokens, 98.3 kB each, 537 MB in all, up to 32 sessions"
-    )
-
-
-def test_sessions_share_as_many_blocks_as_fit() -> None:
+def test_sessions_share_as_many_blocks_as_fit():
     config = make_model("llama").config
     token = slot_bytes(config, 1, torch.float32)
     plan = partial(plan_kv_cache, config, 100, torch.float32, 8, block_size=32)
@@ -475,7 +368,7 @@ def test_sessions_share_as_many_blocks_as_fit() -> None:
         ("gemma3_text", {"head_dim": 12, "num_key_value_heads": 1}, torch.bfloat16),
     ],
 )
-def test_bytes_are_those_allocated(kind: str, changes: dict, dtype: torch.dtype) -> None:
+def test_bytes_are_those_allocated(kind, changes, dtype):
     model = make_model(kind, dtype=dtype, **changes)
     plan = plan_kv_cache(model.config, 96, dtype, max_sessions=5)
     runner = make_runner(model, plan.num_slots, plan.max_length)
@@ -494,7 +387,7 @@ def test_bytes_are_those_allocated(kind: str, changes: dict, dtype: torch.dtype)
         plan_kv_cache(model.config, 96, dtype, 9, plan.bytes_per_slot)
 
 
-def test_a_tensor_parallel_rank_holds_its_share_of_the_heads() -> None:
+def test_a_tensor_parallel_rank_holds_its_share_of_the_heads():
     llama = make_model("llama", num_key_value_heads=4).config
     assert slot_bytes(llama, 8, torch.float32, 4) * 4 == slot_bytes(llama, 8, torch.float32)
     # More ranks than KV heads: each holds one.
@@ -502,3 +395,101 @@ def test_a_tensor_parallel_rank_holds_its_share_of_the_heads() -> None:
     # Its plan leaves attention whole on every rank.
     phi3 = make_model("phi3", num_key_value_heads=4).config
     assert slot_bytes(phi3, 8, torch.float32, 4) == slot_bytes(phi3, 8, torch.float32)
+
+
+# --- draft heads ----------------------------------------------------------------------------
+
+TARGET = LlamaConfig(
+    hidden_size=4096, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8
+)
+BF16, F32 = torch.bfloat16, torch.float32
+EAGLE3 = {
+    "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 4096, "num_hidden_layers": 1,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "draft_vocab_size": 32_000,
+}  # fmt: skip
+
+
+def head(folder, config, name="model.safetensors", **tensors):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    write_header(folder / name, **{
+        tensor: ("BF16", [count], 2 * count) for tensor, count in tensors.items()
+    })  # fmt: skip
+    return folder
+
+
+def of(heads, dtype=BF16, device=CPU, **settings):
+    named = " ".join(f"h{i}={folder}" for i, folder in enumerate(heads))
+    settings = VerifySettings(model="target", heads=named, **settings)
+    return head_memory(settings, TARGET, dtype, device, 8192)
+
+
+def test_each_kind_of_head(tmp_path):
+    eagle = head(tmp_path / "eagle", EAGLE3, **{"fc.weight": 1000, "midlayer.mlp": 500})
+    assert of([eagle]) == (3000, 0, 2 * 8 * 128 * 2)
+    assert of([eagle], F32) == (6000, 0, 2 * 8 * 128 * 4)
+    layers = {key: value for key, value in EAGLE3.items() if key != "architectures"}
+    speculators = head(
+        tmp_path / "speculators",
+        {"speculators_model_type": "eagle3",
+         "transformer_layer_config": layers | {"head_dim": 64, "num_hidden_layers": 2}},
+        **{"layers.0.mlp": 7},
+    )  # fmt: skip
+    assert of([speculators]) == (14, 0, 2 * 2 * 8 * 64 * 2)
+    medusa = head(
+        tmp_path / "medusa", {"medusa_num_heads": 3}, "medusa_lm_head.safetensors", **{"0.1": 11}
+    )
+    assert of([medusa]) == (22, 0, 0)
+    # An MTP layer lies among the target's own layers, which are counted already.
+    mtp = head(
+        tmp_path / "mtp", TARGET.to_dict() | {"num_nextn_predict_layers": 1},
+        **{"model.layers.31.mlp": 100, "model.layers.32.eh_proj": 5, "lm_head.weight": 9},
+    )  # fmt: skip
+    assert of([mtp]) == (10, 0, 2 * 8 * 128 * 2)
+    qwen = head(tmp_path / "qwen", TARGET.to_dict(), **{"mtp.fc": 6, "model.layers.0.mlp": 100})
+    assert of([qwen]) == (12, 0, 2 * 8 * 128 * 2)
+    assert of([eagle, medusa]).weights == 3022
+    assert of([tmp_path / "none"]) == of([]) == HeadMemory()
+
+
+def test_a_gpu_keeps_the_hidden_rows_of_a_step(tmp_path):
+    eagle = head(tmp_path / "eagle", EAGLE3, fc=1)
+    rows = of([eagle], device=CUDA, max_num_batched_tokens=2048).hidden
+    assert rows == 2048 * 33 * 4096 * 2
+    assert of([eagle], device=CUDA, max_num_batched_tokens=99_999).hidden == 4 * rows
+
+
+def test_a_drafter_has_no_heads():
+    assert head_memory(DraftSettings(), TARGET, BF16, CUDA, 8192) == HeadMemory()
+
+
+def test_the_plan_has_heads_in_it(llama, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    eagle = head(tmp_path / "eagle", EAGLE3 | {"hidden_size": 8192}, fc=GB)
+    pretend(monkeypatch, total=85, free=84, own=1)
+    check_fits(settings_of(heads=f"h={eagle}", max_sessions=64), llama)
+    assert caplog.messages == [
+        "memory of cuda:0: weights 35.3 GB + CUDA 1 GB + activations 1.13 GB + heads 2 GB + hidden "
+        "rows 2.72 GB + KV cache 2 slots x 131072 tokens 21.5 GB + caches of heads 2.15 GB = "
+        "65.8 GB of 76.5 GB (--gpu-memory-utilization 0.9 of 85 GB; 84 GB free)"
+    ]
+    pretend(monkeypatch, total=57, free=56, own=1)
+    with pytest.raises(ConfigError, match=r"\+ caches of heads 1\.08 GB = 54 GB, but only"):
+        check_fits(settings_of(heads=f"h={eagle}"), llama)
+
+
+@pytest.mark.parametrize("block_size", [0, 32])
+def test_the_cache_leaves_room_for_heads(tmp_path, monkeypatch, block_size):
+    eagle = head(tmp_path / "eagle", EAGLE3 | {"hidden_size": 8192}, fc=GB)
+    pretend(monkeypatch, total=85, free=48, own=37)
+    plain = settings_of(max_sessions=64, block_size=block_size)
+    asked = plain.model_copy(update={"heads": f"h={eagle}"})
+    with_heads, without = (plan_cache(loaded(), each, 4) for each in (asked, plain))
+    info = loaded().info
+    memory = head_memory(asked, loaded().model.config, BF16, CUDA, info.context_length)
+    tokens = with_heads.total_bytes * with_heads.max_length // with_heads.bytes_per_slot
+    used = with_heads.total_bytes + tokens * memory.bytes_per_token + sum(memory.taken.values())
+    room = 0.9 * 85 * GB - 37 * GB
+    assert with_heads.total_bytes < without.total_bytes <= room
+    least = with_heads.bytes_per_block or with_heads.bytes_per_slot
+    assert room - 1.2 * least < used <= room

@@ -1,40 +1,33 @@
 """Steps of fixed shape, run eagerly: equal to transformers, and nothing waits for the host."""
 
-from __future__ import annotations
-
 import copy
 import random
-from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from flyspec.engine.captured.graphs import Replay, eagerly
-from flyspec.engine.captured.program import Program
-from flyspec.engine.captured.shapes import (
-    MAX_TOKENS,
-    captured_shape,
-    continuations,
-    exact_shapes,
-)
+from flyspec.engine.attention import choice
+from flyspec.engine.attention.flashinfer import FlashInferAttention, unavailable
+from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.captured.steps import MAX_DRAWN, CapturedSteps
 from flyspec.engine.model import Draw, History, Step
 from flyspec.engine.runner import ModelRunner, Paging
+from flyspec.errors import ConfigError
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 from tests.engine.random_models import (
     VOCABULARY,
+    float64_throughout,
     loaded_model,
     make_model,
+    reference_logits,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread", "uncompiled")
 
-KINDS: dict[str, dict[str, Any]] = {
+KINDS = {
     "llama": {},
     "qwen3": {"head_dim": 8},
     "mistral": {"sliding_window": 21},
@@ -55,7 +48,7 @@ SIZE = 16
 
 
 @lru_cache(maxsize=8)
-def models(kind: str) -> tuple[Any, Any]:
+def models(kind):
     """A random model and its copy with transformers' own attention."""
     model = make_model(kind, **KINDS[kind])
     reference = copy.deepcopy(model)
@@ -63,23 +56,23 @@ def models(kind: str) -> tuple[Any, Any]:
     return model, reference
 
 
-def runner_of(kind: str, paging: Paging | None, num_slots: int = 6) -> ModelRunner:
+def runner_of(kind, paging, num_slots=6):
     return ModelRunner(loaded_model(models(kind)[0]), num_slots, paging=paging)
 
 
-def text(rng: random.Random, length: int) -> list[int]:
+def text(rng, length):
     return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
-def test_draws_equal_those_of_single_steps(attention: Any) -> None:
+def test_draws_equal_those_of_single_steps(attention):
     """Batches of mixed parameters, drawn by programs, against one forward and read per token."""
     plain = runner_of("llama", Paging(SIZE))
     paged = runner_of("llama", Paging(SIZE, attention=attention))
     paged.accelerate(eagerly, compiled=False)
     assert isinstance(paged._steps, CapturedSteps)
     rng = random.Random(attention)
-    for _ in range(4):
+    for _ in range(2):
         draws = []
         for runner in (plain, paged):
             runner.cache._free.sort()
@@ -102,7 +95,7 @@ def test_draws_equal_those_of_single_steps(attention: Any) -> None:
                 runner.cache.release(draw.step.slot)
 
 
-def random_draw(rng: random.Random, step: Step) -> Draw:
+def random_draw(rng, step):
     sampling = rng.choice([None, *SAMPLINGS, SamplingParams(presence_penalty=1.0)])
     history = None
     if sampling is not None and sampling.needs_history:
@@ -121,79 +114,163 @@ def random_draw(rng: random.Random, step: Step) -> Draw:
     )
 
 
-class NoHost(TorchDispatchMode):
-    """Refuses what makes the host wait for a device, or depend on what it computed."""
-
-    supports_higher_order_operators = True
-    REFUSED = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "is_nonzero")
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, HigherOrderOperator):  # FlexAttention's own
-            return func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        assert name not in self.REFUSED, f"{name} waits for the device"
-        if name == "index":  # by a mask: the same as nonzero
-            assert all(i is None or i.dtype is not torch.bool for i in args[1]), "a boolean index"
-        return func(*args, **(kwargs or {}))
+# --- FlashInfer, against its documented interface: the library itself needs a GPU ------------
 
 
-@pytest.mark.parametrize(("kind", "attention"), [("mistral", "flex"), ("gemma2", "sdpa")])
-def test_a_program_reads_nothing(kind: str, attention: Any) -> None:
-    programs: set[Program] = set()
+class Wrapper:
+    """`BatchPrefillWithPagedKVCacheWrapper` in its CUDA graph mode, NHD layout."""
 
-    def watched(run: Any) -> Replay:
-        def refusing() -> None:
-            with NoHost():
-                run()
-            programs.add(run.__self__)
+    def __init__(
+        self,
+        float_workspace_buffer,
+        kv_layout="NHD",
+        use_cuda_graph=False,
+        qo_indptr_buf=None,
+        paged_kv_indptr_buf=None,
+        paged_kv_indices_buf=None,
+        paged_kv_last_page_len_buf=None,
+        backend="auto",
+    ):
+        assert backend in ("auto", "fa2")
+        self._captured = use_cuda_graph
+        assert kv_layout == "NHD"
+        assert float_workspace_buffer.dtype == torch.uint8
+        self._buffers = qo_indptr_buf, paged_kv_indptr_buf, paged_kv_last_page_len_buf
+        self._indices = paged_kv_indices_buf
+        self._rows = None
 
-        return refusing
+    def plan(
+        self,
+        qo_indptr,
+        paged_kv_indptr,
+        paged_kv_indices,
+        paged_kv_last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim_qk,
+        page_size,
+        *,
+        causal=False,
+        sm_scale=None,
+        window_left=-1,
+        logits_soft_cap=None,
+        q_data_type="float16",
+    ):
+        given = qo_indptr, paged_kv_indptr, paged_kv_last_page_len
+        if not self._captured:  # buffers as they come, of any size
+            self._buffers = tuple(values.clone() for values in given)
+            self._indices, self._rows = paged_kv_indices.clone(), None
+        for buffer, values in zip(self._buffers, given, strict=True):
+            assert values.dtype == torch.int32
+            assert values.device.type == "cpu", "planned on the host"
+            buffer.copy_(values)  # of the same length: the batch size is fixed
+            assert len(buffer) == len(values)
+        assert len(paged_kv_indices) <= len(self._indices)
+        self._indices[: len(paged_kv_indices)].copy_(paged_kv_indices)
+        rows = int(qo_indptr[-1])
+        assert self._rows is None or rows <= self._rows
+        self._rows = self._rows or rows
+        self._heads = num_qo_heads, num_kv_heads, head_dim_qk
+        self._page_size, self._causal, self._scale = page_size, causal, sm_scale
+        self._window, self._cap, self._dtype = window_left, logits_soft_cap, q_data_type
 
-    runner = runner_of(kind, Paging(SIZE, attention=attention))
-    runner.accelerate(watched, compiled=False)
-    programs.clear()
-    rng = random.Random(3)
-    slots = [runner.cache.acquire(text(rng, 14)).slot for _ in range(3)]
-    for sampling in SAMPLINGS * 2:
-        steps = [Step(slot, 0, text(rng, 14)) for slot in slots]
-        runner.draw([Draw(step, sampling, max_tokens=8, min_confidence=1e-9) for step in steps])
-        runner.forward(steps)
-    assert {type(program).__name__ for program in programs} == {"FirstStep", "SingleSteps"}
-    # A forward, and for each way of drawing the first step and 4 + 2 + 1 more.
-    assert len(programs) == 1 + 3 * 4
+    def run(self, q, paged_kv_cache):
+        queries, pages, last = (buffer.tolist() for buffer in self._buffers)
+        heads, kv_heads, dim = self._heads
+        assert q.shape == (queries[-1], heads, dim)
+        assert q.dtype == self._dtype
+        assert self._causal
+        assert [states.shape[1:] for states in paged_kv_cache] == [
+            (self._page_size, kv_heads, dim)
+        ] * 2
+        out = torch.zeros_like(q)
+        for i in range(len(queries) - 1):
+            blocks = self._indices[pages[i] : pages[i + 1]].long()
+            length = max(0, len(blocks) - 1) * self._page_size + last[i]
+            keys, values = (states[blocks].flatten(0, 1)[:length] for states in paged_kv_cache)
+            own = q[queries[i] : queries[i + 1]]
+            positions = torch.arange(length - len(own), length)[:, None]
+            seen = torch.arange(length) <= positions
+            if self._window >= 0:
+                seen &= torch.arange(length) >= positions - self._window
+            for head in range(heads):
+                group = head // (heads // kv_heads)
+                scores = own[:, head] @ keys[:, group].T * self._scale
+                if self._cap:
+                    scores = self._cap * (scores / self._cap).tanh()
+                weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+                out[queries[i] : queries[i + 1], head] = weights @ values[:, group]
+        return out
 
 
-def sizes_to_try() -> Iterator[list[int]]:
-    rng = random.Random(5)
-    for _ in range(100):
-        yield [rng.choice([1, 1, 2, 5, 16, 33, 70, 200]) for _ in range(rng.randint(1, 40))]
+@pytest.fixture
+def library(monkeypatch):
+    module = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
+    monkeypatch.setitem(__import__("sys").modules, "flashinfer", module)
+    monkeypatch.setattr(choice.flashinfer, "unavailable", lambda *args: None)
 
 
-@pytest.mark.parametrize("ragged", [False, True])
-def test_shapes_hold_what_is_asked(ragged: bool) -> None:
-    for lengths in sizes_to_try():
-        shape = captured_shape(lengths, ragged)
-        if shape is not None:
-            assert shape.sequences >= len(lengths)
-            assert shape.tokens <= MAX_TOKENS
-            check_rows(shape.first_rows(lengths), lengths, shape.tokens)
-        elif not ragged:
-            assert max(lengths) * len(lengths) * 4 > MAX_TOKENS
-        groups = exact_shapes(lengths, ragged)
-        assert sorted(i for indices, _ in groups for i in indices) == [*range(len(lengths))]
-        for indices, exact in groups:
-            own = [lengths[i] for i in indices]
-            check_rows(exact.first_rows(own), own, exact.tokens)
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("fixed", [False, True], ids=["exact", "fixed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ragged_steps_equal_each_sequence_alone(kind, fixed):
+    runner = ModelRunner(loaded_model(models(kind)[0]), 5, paging=Paging(SIZE, 0, "flashinfer"))
+    if fixed:
+        runner.accelerate(eagerly, compiled=False)
+    assert isinstance(runner._steps.attention, FlashInferAttention)
+    rng = random.Random(kind)
+    held = [[] for _ in range(5)]
+    slots = [runner.cache.acquire().slot for _ in range(5)]
+    with float64_throughout():
+        for _ in range(4):
+            steps = []
+            order = rng.sample(range(5), rng.choice([1, 3, 5]))
+            for index in order:
+                kept = rng.randint(0, len(held[index]))
+                new = [rng.randrange(VOCABULARY) for _ in range(rng.choice([1, 2, 9, 17, 40]))]
+                held[index] = [*held[index][:kept], *new][:158]
+                new = held[index][kept:]
+                steps.append(Step(slots[index], kept, new, rng.randint(0, len(new))))
+            for step, index, (logits, _) in zip(steps, order, runner.forward(steps), strict=True):
+                expected = reference_logits(models(kind)[1], held[index])
+                expected = expected[len(expected) - step.num_logits :]
+                torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
 
 
-def check_rows(first: Sequence[int], lengths: Sequence[int], tokens: int) -> None:
-    rows = [row + i for row, length in zip(first, lengths, strict=True) for i in range(length)]
-    assert len(set(rows)) == len(rows)
-    assert max(rows) < tokens
+@pytest.mark.usefixtures("library")
+def test_draws_plan_their_first_step_alone():
+    found = []
+    for attention in ("auto", "flashinfer"):
+        paging = Paging(SIZE, attention=attention)
+        runner = ModelRunner(loaded_model(models("llama")[0]), 3, paging=paging)
+        if attention == "flashinfer":
+            runner.accelerate(eagerly, compiled=False)
+        rng = random.Random(2)
+        for _ in range(3):
+            prompts = [[rng.randrange(VOCABULARY) for _ in range(9)] for _ in range(3)]
+            draws = [
+                Draw(Step(runner.cache.acquire().slot, 0, ids), SamplingParams(), max_tokens=12)
+                for ids in prompts
+            ]
+            found.append([drafted.token_ids for drafted in runner.draw(draws)])
+            for draw in draws:
+                runner.cache.release(draw.step.slot)
+    assert found[:3] == found[3:]
 
 
-def test_continuations_add_up() -> None:
-    for count in range(MAX_DRAWN):
-        parts = continuations(count)
-        assert sum(parts) == count
-        assert len(set(parts)) == len(parts)
+@pytest.mark.usefixtures("library")
+def test_where_it_cannot_run_the_reason_is_given(monkeypatch):
+    cuda = torch.device("cuda")
+    assert "NVIDIA" in str(unavailable(torch.device("cpu"), torch.bfloat16, 128))
+    assert "no kernels" in str(unavailable(cuda, torch.float64, 128))
+    assert "no kernels" in str(unavailable(cuda, torch.bfloat16, 80))
+    assert unavailable(cuda, torch.bfloat16, 128) is None
+    monkeypatch.setitem(__import__("sys").modules, "flashinfer", None)
+    assert "pip install flashinfer-python" in str(unavailable(cuda, torch.bfloat16, 128))
+
+
+@pytest.mark.usefixtures("library")
+def test_asked_for_where_it_cannot_run_it_is_refused(monkeypatch):
+    monkeypatch.setattr(choice.flashinfer, "unavailable", unavailable)
+    with pytest.raises(ConfigError, match=r"--attention-backend flashinfer: .*; use auto"):
+        ModelRunner(loaded_model(make_model("llama")), 2, paging=Paging(16, 0, "flashinfer"))

@@ -1,13 +1,10 @@
-"""Captured steps as graphs of the stand-in device: replays equal eager steps, and never wait."""
-
-from __future__ import annotations
+"""Steps on the stand-in device, eager or captured as graphs, equal the CPU's and never wait."""
 
 import random
-from typing import Any
 
 import pytest
+import torch
 
-from flyspec.engine.captured.graphs import Replay
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Draw, Step
 from flyspec.engine.runner import ModelRunner, Paging
@@ -25,16 +22,16 @@ SAMPLINGS = [SamplingParams(), SamplingParams(temperature=0.9, top_p=0.8)]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def device() -> None:
+def device():
     register()
 
 
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(make_model(tmp_path_factory.mktemp("target"), seed=3))
+def target(model_dirs):
+    return model_dirs[0]
 
 
-def capture(run: Any) -> Replay:
+def capture(run):
     run()  # sets up, as on CUDA
     graph = StandInGraph()
     with graph.capture():
@@ -42,7 +39,7 @@ def capture(run: Any) -> Replay:
     return graph.replay
 
 
-def runners(target: str, slots: int = 4) -> tuple[ModelRunner, ModelRunner]:
+def runners(target, slots=4):
     """A runner of graphs on the device, and a plain one on the CPU."""
     device, cpu = (
         ModelRunner(
@@ -54,10 +51,11 @@ def runners(target: str, slots: int = 4) -> tuple[ModelRunner, ModelRunner]:
     return device, cpu
 
 
-def test_replays_equal_eager_steps_and_never_wait(target: str) -> None:
-    device, cpu = runners(target)
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_replays_equal_eager_steps_and_never_wait(kind, tmp_path):
+    device, cpu = runners(str(make_model(tmp_path, seed=3, kind=kind)))
     rng = random.Random(0)
-    held: list[list[int]] = [[] for _ in range(4)]
+    held = [[] for _ in range(4)]
     replays = 0
     for _ in range(8):
         steps = []
@@ -82,10 +80,10 @@ def test_replays_equal_eager_steps_and_never_wait(target: str) -> None:
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled"])
-def test_a_proposal_is_read_once(target: str, sampling: SamplingParams) -> None:
+def test_a_proposal_is_read_once(target, sampling):
     device, cpu = runners(target)
     rng = random.Random(1)
-    for count in (15, 1, 7):
+    for count in (7, 1):
         draws = []
         for slot in range(3):
             ids = [rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([1, 2, 2]))]
@@ -104,20 +102,7 @@ def test_a_proposal_is_read_once(target: str, sampling: SamplingParams) -> None:
             assert one.confidences == pytest.approx(other.confidences, abs=1e-9)
 
 
-def test_what_is_captured_ahead_serves_the_first_requests(target: str) -> None:
-    device, _ = runners(target, slots=2)
-    steps = device._steps
-    count = steps.capture_ahead()
-    # 2 sizes of a batch; 3 lengths of a round, 2 of a drafter's first step, 4 continuations.
-    assert count >= 2 * (3 + 2 + 4)
-    device.forward([Step(slot, 0, [1, 2, 3], 3) for slot in range(2)])
-    device.draw([Draw(Step(slot, 3, [4]), SamplingParams(), max_tokens=12) for slot in range(2)])
-    assert steps.capture_ahead() == count
-
-
-def test_a_model_that_cannot_be_captured_runs_eagerly(
-    target: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_cannot_be_captured_runs_eagerly(target, caplog):
     device, cpu = (
         ModelRunner(load_model(target, where, "float64"), 4, paging=Paging(BLOCK, attention="sdpa"))
         for where in (DEVICE, "cpu")
@@ -125,7 +110,7 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(
     norm = device.model.model.norm
     forward = norm.forward
 
-    def waits(hidden: Any) -> Any:
+    def waits(hidden):
         assert float(hidden.abs().max()) > 0  # a read, as of rotations that depend on the length
         return forward(hidden)
 
@@ -135,3 +120,23 @@ def test_a_model_that_cannot_be_captured_runs_eagerly(
     step = Step(0, 0, [1, 2, 3], 3)
     (found,), (expected,) = device.forward([step]), cpu.forward([step])
     assert (found.logits.cpu() - expected.logits).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_the_runner_over_slots_never_waits_for_the_device(target, padded):
+    """Steps of several sequences, a rollback and a long prompt."""
+    device, cpu = (
+        ModelRunner(load_model(target, where, "float64"), 4, padded) for where in (DEVICE, "cpu")
+    )
+    for steps in (
+        [Step(0, 0, [5, 6, 7, 8]), Step(2, 0, [9, 8, 7], 3, (0, 1)), Step(1, 0, [*range(70)], 2)],
+        [Step(2, 2, [5, 6], 2), Step(0, 4, [7]), Step(3, 0, [3])],
+        [Step(3, 1, [4], 0), Step(1, 70, [1, 2, 3], 3)],
+    ):
+        with counting() as counts:
+            found = device.forward(steps)
+        assert counts.synchronizations == 0, counts.where
+        for rows, expected in zip(found, cpu.forward(steps), strict=True):
+            torch.testing.assert_close(rows.logits.cpu(), expected.logits)
+            for hidden, own in zip(rows.hidden, expected.hidden, strict=True):
+                torch.testing.assert_close(hidden.cpu(), own)

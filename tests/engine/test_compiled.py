@@ -3,15 +3,10 @@
 And nothing where there is no compiler.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -38,20 +33,21 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
 TOLERANCE = 1e-4
 
 
-def steps_of(rng: random.Random, lengths: list[int]) -> list[Step]:
+def steps_of(rng, lengths):
     return [
         Step(slot, 0, [rng.randrange(VOCABULARY) for _ in range(length)], length)
         for slot, length in enumerate(lengths)
     ]
 
 
-def check(runner: ModelRunner, reference: torch.nn.Module, steps: list[Step]) -> None:
+def check(runner, reference, steps):
     for step, rows in zip(steps, runner.forward(steps), strict=True):
         expected = reference_logits(reference, step.token_ids)
         torch.testing.assert_close(rows.logits, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_compiled_attention_reads_the_listed_blocks_alone() -> None:
+@pytest.mark.full
+def test_compiled_attention_reads_the_listed_blocks_alone():
     """Which blocks are whose is in FlexAttention's lists only once it is compiled."""
     model = make_model("mistral", dtype=torch.float32, sliding_window=21, head_dim=16)
     reference = copy.deepcopy(model)
@@ -68,7 +64,8 @@ def test_compiled_attention_reads_the_listed_blocks_alone() -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_compiled_draws_have_the_same_bits() -> None:
+@pytest.mark.full
+def test_compiled_draws_have_the_same_bits():
     for rows in (1, 6):
         logits = torch.randn(rows, 500, generator=torch.Generator().manual_seed(rows))
         keys = torch.tensor(row_keys(2**53 - 1, range(100, 100 + rows)))
@@ -78,7 +75,8 @@ def test_compiled_draws_have_the_same_bits() -> None:
         assert torch.equal(found, draw_rows(logits, keys, greedy))
 
 
-def test_compiled_layers_give_the_same_logits_in_every_shape() -> None:
+@pytest.mark.full
+def test_compiled_layers_give_the_same_logits_in_every_shape():
     model = make_model("llama", dtype=torch.float32)
     reference = copy.deepcopy(model)
     reference.set_attn_implementation("sdpa")
@@ -94,22 +92,20 @@ class OnGpu(torch.Tensor):
     """A tensor that says it is on a GPU."""
 
     @property
-    def device(self) -> torch.device:
+    def device(self):
         return torch.device("cuda")
 
 
 class GpuRunner(ModelRunner):
     """A runner that believes its model is on a GPU."""
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
+    def __init__(self, *arguments, **named):
         super().__init__(*arguments, **named)
         self._device = torch.device("cuda")
 
 
 @pytest.fixture(params=["no compiler", "no headers", "--enforce-eager"])
-def uncompilable(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[VerifySettings]:
+def uncompilable(request, monkeypatch, tmp_path):
     """Settings under which nothing can be compiled, or may be."""
     match request.param:
         case "no compiler":
@@ -129,8 +125,8 @@ def uncompilable(
 
 @pytest.mark.parametrize("installed", [True, False], ids=["flashinfer", "no flashinfer"])
 def test_where_nothing_can_be_compiled_a_gpu_attends_on_copies(
-    uncompilable: VerifySettings, installed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    uncompilable, installed, monkeypatch
+):
     model = make_model("llama", dtype=torch.bfloat16, head_dim=64)
     cache = ModelRunner(loaded_model(model), 2, paging=Paging(32)).cache
     there = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, config=model.config)
@@ -146,21 +142,21 @@ def test_where_nothing_can_be_compiled_a_gpu_attends_on_copies(
         choose_attention("flex", cache, there)
 
 
-def test_where_nothing_can_be_compiled_draws_are_the_same(uncompilable: VerifySettings) -> None:
+def test_where_nothing_can_be_compiled_draws_are_the_same(uncompilable):
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1))
     keys, greedy = torch.tensor(row_keys(7, range(3))), torch.tensor([False, True, False])
     on_gpu = logits.as_subclass(OnGpu)
     assert torch.equal(draw_rows(on_gpu, keys, greedy), draw_rows(logits, keys, greedy))
 
 
-def test_where_nothing_can_be_compiled_layers_are_not(uncompilable: VerifySettings) -> None:
+def test_where_nothing_can_be_compiled_layers_are_not(uncompilable):
     runner = GpuRunner.planned(loaded_model(make_model("llama")), uncompilable)
     assert not runner._compiles
     assert (runner._capture is None) == uncompilable.enforce_eager
     assert "compiled" not in runner._how()
 
 
-def test_where_there_is_a_compiler_layers_are_compiled() -> None:
+def test_where_there_is_a_compiler_layers_are_compiled():
     settings = VerifySettings(model="m", max_sessions=2)
     runner = GpuRunner.planned(loaded_model(make_model("llama")), settings)
     assert runner._compiles

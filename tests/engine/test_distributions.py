@@ -1,45 +1,33 @@
 """Draft distributions: the one sent equals the one drawn from and the one read."""
 
-from __future__ import annotations
-
 import math
 import struct
-from collections.abc import Sequence
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
 
-from flyspec import wire
-from flyspec.engine.distributions import (
-    Distributions,
-    check_received,
-    decode,
-    encode,
-    round_off,
-)
+from flyspec.engine.distributions import check_received, decode, encode, round_off
 from flyspec.engine.logits import process_logits
 from flyspec.engine.sampling import DRAFT_STREAM, sample_among
 from flyspec.errors import InvalidArgumentError
-from flyspec.values.rounds import DistributionSpec, DraftChunk
-from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
+from flyspec.values.rounds import DistributionSpec
+from flyspec.values.tokens import SamplingParams, TokenDistribution
 from tests.examples import examples
 
 V = 40
 
 
-def rows_of(seed: int, rows: int, vocab_size: int = V) -> Tensor:
+def rows_of(seed, rows, vocab_size=V):
     return torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def halves(*values: float) -> bytes:
+def halves(*values):
     return struct.pack(f"<{len(values)}e", *values)
 
 
-def dense(found: Distributions, vocab_size: int = V) -> Tensor:
+def dense(found, vocab_size=V):
     """Probabilities over the whole vocabulary, float64 [K, V]."""
     if found.token_ids is None:
         return found.log_probs.double().exp()
@@ -47,7 +35,7 @@ def dense(found: Distributions, vocab_size: int = V) -> Tensor:
     return rows.scatter_add(1, found.token_ids, found.log_probs.double().exp())
 
 
-def test_the_whole_vocabulary_travels_as_half_floats() -> None:
+def test_the_whole_vocabulary_travels_as_half_floats():
     logits = rows_of(0, 3)
     sent = encode(logits, DistributionSpec())
     expected = logits.double().log_softmax(-1)
@@ -62,7 +50,7 @@ def test_the_whole_vocabulary_travels_as_half_floats() -> None:
     assert torch.equal(read.log_probs, logits.log_softmax(-1).half().float())
 
 
-def test_the_most_likely_tokens_keep_their_share_unless_drawn_from() -> None:
+def test_the_most_likely_tokens_keep_their_share_unless_drawn_from():
     logits = rows_of(1, 2)
     p = logits.double().softmax(-1)
     (first, second) = encode(logits, DistributionSpec(top_k=5))
@@ -78,12 +66,7 @@ def test_the_most_likely_tokens_keep_their_share_unless_drawn_from() -> None:
         assert total == pytest.approx(1, abs=5e-3)
 
 
-def test_top_k_above_the_vocabulary_lists_it_all() -> None:
-    (distribution,) = encode(rows_of(2, 1), DistributionSpec(1024))
-    assert sorted(distribution.token_ids) == list(range(V))
-
-
-def test_tokens_of_probability_zero_are_not_listed() -> None:
+def test_tokens_of_probability_zero_are_not_listed():
     processed = process_logits(rows_of(3, 4), SamplingParams(1.0, top_k=3))
     for spec in (DistributionSpec(10), DistributionSpec(10, True), DistributionSpec(0, True)):
         assert [len(q.token_ids) for q in encode(processed, spec)] == [3] * 4
@@ -94,7 +77,7 @@ def test_tokens_of_probability_zero_are_not_listed() -> None:
     assert {q.token_ids for q in encode(most, DistributionSpec(0, True))} == {()}
 
 
-def test_half_precision_logits_are_computed_in_float32() -> None:
+def test_half_precision_logits_are_computed_in_float32():
     logits = rows_of(4, 3).bfloat16()
     for spec in (DistributionSpec(), DistributionSpec(7)):
         assert encode(logits, spec) == encode(logits.float(), spec)
@@ -107,10 +90,8 @@ SAMPLINGS = st.sampled_from([
 
 
 @given(SAMPLINGS, st.sampled_from([0, 1, 3, 20, 1024]), st.integers(0, 10**6), st.integers(1, 16))
-@settings(max_examples=examples(50))
-def test_what_is_drawn_from_is_what_is_read(
-    sampling: SamplingParams, top_k: int, seed: int, rows: int
-) -> None:
+@settings(max_examples=examples(25))
+def test_what_is_drawn_from_is_what_is_read(sampling, top_k, seed, rows):
     processed = process_logits(rows_of(seed, rows), sampling)
     spec, positions = DistributionSpec(top_k, draw_from_it=True), range(50, 50 + rows)
     rounded = round_off(processed, spec)
@@ -137,7 +118,7 @@ def test_what_is_drawn_from_is_what_is_read(
         assert (dense(read) - wanted).abs().sum(-1).max() < 0.02
 
 
-def test_empty_distributions_are_point_masses() -> None:
+def test_empty_distributions_are_point_masses():
     for renormalise in (False, True):
         read = decode([TokenDistribution()] * 3, [4, 9, 0], V, renormalise=renormalise)
         assert read.token_ids is not None
@@ -148,7 +129,7 @@ def test_empty_distributions_are_point_masses() -> None:
 
 
 @pytest.mark.parametrize("renormalise", [False, True])
-def test_forms_are_mixed(renormalise: bool) -> None:
+def test_forms_are_mixed(renormalise):
     logits = rows_of(7, 3)
     (whole,) = encode(logits[:1], DistributionSpec())
     (few,) = encode(logits[1:2], DistributionSpec(3))
@@ -171,11 +152,11 @@ def test_forms_are_mixed(renormalise: bool) -> None:
             decode([few, whole], drafts[:2], V, renormalise=False)
 
 
-def listed(values: Sequence[float], token_ids: Sequence[int]) -> TokenDistribution:
+def listed(values, token_ids):
     return TokenDistribution(halves(*values), tuple(token_ids))
 
 
-WRONG: list[tuple[str, TokenDistribution, str]] = [
+WRONG = [
     ("too short", TokenDistribution(b"\0" * (2 * V - 2)), "78 bytes for 40 tokens of the voc"),
     ("odd", TokenDistribution(b"\0" * 81), "81 bytes for 40"),
     ("too few", TokenDistribution(halves(-1.0), (3, 4)), "2 bytes for 2 token_ids"),
@@ -193,7 +174,7 @@ WRONG: list[tuple[str, TokenDistribution, str]] = [
 
 @pytest.mark.parametrize("renormalise", [False, True])
 @pytest.mark.parametrize("case", WRONG, ids=[w[0] for w in WRONG])
-def test_what_makes_no_sense_is_refused(case: Any, renormalise: bool) -> None:
+def test_what_makes_no_sense_is_refused(case, renormalise):
     _, distribution, message = case
     (good,) = encode(rows_of(8, 1), DistributionSpec(0 if not distribution.token_ids else 2, True))
     draft = good.token_ids[0] if good.token_ids else 4
@@ -205,8 +186,8 @@ def test_what_makes_no_sense_is_refused(case: Any, renormalise: bool) -> None:
 
 
 @given(st.lists(st.integers(0, 0xFFFF), min_size=V, max_size=V))
-@settings(max_examples=examples(100))
-def test_every_pattern_of_bits_is_judged_by_its_number(bits: list[int]) -> None:
+@settings(max_examples=examples(50))
+def test_every_pattern_of_bits_is_judged_by_its_number(bits):
     """Of all half floats, exactly those up to 0 (within rounding) are log-probabilities."""
     log_probs = struct.pack(f"<{V}H", *bits)
     values = struct.unpack(f"<{V}e", log_probs)
@@ -218,7 +199,7 @@ def test_every_pattern_of_bits_is_judged_by_its_number(bits: list[int]) -> None:
             check_received([TokenDistribution(log_probs)], V)
 
 
-def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
+def test_a_token_that_cannot_have_been_drawn_is_refused():
     (few,) = encode(rows_of(9, 1), DistributionSpec(3, True))
     missing = next(i for i in range(V) if i not in few.token_ids)
     zero = TokenDistribution(halves(*[-3.0] * (V - 1), -math.inf))
@@ -228,7 +209,7 @@ def test_a_token_that_cannot_have_been_drawn_is_refused() -> None:
             decode([distribution], [token], V, renormalise=True)
 
 
-def test_without_renormalising_a_draft_of_probability_zero_does_not_hide_what_is_wrong() -> None:
+def test_without_renormalising_a_draft_of_probability_zero_does_not_hide_what_is_wrong():
     good = TokenDistribution(halves(-math.inf, *[-3.0] * (V - 1)))
     nothing = TokenDistribution(halves(*[-math.inf] * V))
     with pytest.raises(InvalidArgumentError, match=r"distributions\[1\].log_probs: NaN"):
@@ -237,46 +218,10 @@ def test_without_renormalising_a_draft_of_probability_zero_does_not_hide_what_is
         decode([good, nothing], [0, 0], V, renormalise=True)
 
 
-def test_bits_tell_which_rows_torch_finds_not_finite() -> None:
-    for pattern in range(1 << 16):
-        if pattern & 0x3FF in (0, 1, 0x3FF):  # the edges of each exponent
-            sent = struct.pack(f"<{V}H", *[0xFC00] * (V - 1), pattern)
-            largest = torch.frombuffer(bytearray(sent), dtype=torch.float16).float().amax()
-            if largest.isfinite():
-                decode([TokenDistribution(sent)], [0], V, renormalise=False)
-                continue
-            with pytest.raises(InvalidArgumentError, match="NaN, "):
-                decode([TokenDistribution(sent)], [0], V, renormalise=False)
-
-
-def test_sizes_on_the_wire() -> None:
-    """Bytes per token: 2 V for all, 2 plus an ID of up to 3 bytes for a listed one, 2 for none."""
-    vocab_size = 128_256
-    logits = rows_of(10, 2, vocab_size)
-    plain = DraftChunk(1, 10, 5, 11, [1, 2], [Origin.EXACT_MODEL] * 2, True)
-    bare = wire.encode(plain).ByteSize()
-    for spec, most in [
-        (DistributionSpec(), 2 * vocab_size + 8),
-        (DistributionSpec(50), 50 * 5 + 9),
-    ]:
-        sent = encode(logits, spec)
-        chunk = DraftChunk(1, 10, 5, 11, [1, 2], [Origin.EXACT_MODEL] * 2, True, distributions=sent)
-        message = wire.encode(chunk)
-        assert message.ByteSize() - bare <= 2 * most
-        read = wire.decode(DraftChunk, message)
-        assert list(read.distributions) == sent
-    empty = [TokenDistribution()] * 2
-    chunk = DraftChunk(1, 10, 5, 11, [1, 2], [Origin.EXACT_LOOKUP] * 2, True, distributions=empty)
-    assert wire.encode(chunk).ByteSize() - bare <= 4
-    # Truncated to 20 tokens and drawn from: the list, not the vocabulary.
-    processed = process_logits(logits, SamplingParams(1.0, top_k=20))
-    assert [len(q.log_probs) for q in encode(processed, DistributionSpec(0, True))] == [40, 40]
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("top_k", [0, 5])
-def test_a_gpu_reads_the_same(top_k: int) -> None:
+def test_a_gpu_reads_the_same(top_k):
     processed = rows_of(11, 4)
     sent = encode(processed.cuda(), DistributionSpec(top_k, True))
     tokens = [q.token_ids[0] if q.token_ids else 3 for q in sent]

@@ -1,9 +1,5 @@
 """GGUF files before anything is loaded: recognised by name, refused with what to change."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from flyspec.config import DraftSettings, VerifySettings
@@ -13,7 +9,7 @@ from flyspec.preflight import gguf as preflight
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "small.Q8_0.gguf"
     path.write_bytes(b"GGUF" + bytes(60))
     return path

@@ -1,10 +1,7 @@
 """Which models are served and which are refused: small random models of many architectures."""
 
-from __future__ import annotations
-
 import copy
 import random
-from typing import Any
 
 import pytest
 import torch
@@ -42,7 +39,7 @@ MLA = {
 # Without grouped-query attention.
 ALL_HEADS = {"num_key_value_heads": None}
 
-SERVED: dict[str, dict[str, Any]] = {
+SERVED = {
     "cohere": {},
     "cohere2": WINDOW,
     "exaone4": {**WINDOW, "num_hidden_layers": 4},
@@ -71,7 +68,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "starcoder2": WINDOW,
 }
 
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+REFUSED = {
     "linear attention": ("qwen3_next", MOE, "layers of kind linear_attention"),
     "recurrent": ("recurrent_gemma", {}, "layers of kind linear_attention"),
     "state space": ("mamba", {}, "layers of kind linear_attention"),
@@ -103,7 +100,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_other_decoders_are_served_as_well(kind: str) -> None:
+def test_other_decoders_are_served_as_well(kind):
     model = make_model(kind, **SERVED[kind])
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the default has no float64
@@ -128,7 +125,7 @@ def test_other_decoders_are_served_as_well(kind: str) -> None:
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_would_give_wrong_text_is_refused(case: str) -> None:
+def test_what_would_give_wrong_text_is_refused(case):
     kind, changes, reason = REFUSED[case]
     model = make_model(kind, dtype=torch.float32, **changes)
     with pytest.raises(ConfigError) as caught:
@@ -140,17 +137,17 @@ def test_what_would_give_wrong_text_is_refused(case: str) -> None:
     assert "\n" not in message
 
 
-def test_a_window_that_the_model_does_not_know_is_no_reason_to_refuse_it() -> None:
+def test_a_window_that_the_model_does_not_know_is_no_reason_to_refuse_it():
     make_runner(make_model("llama", sliding_window=7)).warm_up()
 
 
-def test_a_model_that_does_not_run_in_its_type_says_so() -> None:
+def test_a_model_that_does_not_run_in_its_type_says_so():
     runner = make_runner(make_model("mixtral", **MOE))
     with pytest.raises(ConfigError, match=r"does not run in torch.float64 .* --dtype"):
         runner.warm_up()
 
 
-def test_rotary_embeddings_that_change_with_the_length_limit_the_context() -> None:
+def test_rotary_embeddings_that_change_with_the_length_limit_the_context():
     rope = {
         "rope_type": "longrope",
         "rope_theta": 10000.0,

@@ -1,23 +1,27 @@
 """The native step: close to float32, and each row's bits depend only on its own sequence."""
 
-from __future__ import annotations
-
 import copy
 import random
 from itertools import pairwise
 
 import pytest
 import torch
-from torch import Tensor
 
 from flyspec.engine import stepwise
 from flyspec.engine.cache_table import Copy
 from flyspec.engine.model import Draw, Interrupt, Step
-from flyspec.engine.native.model import NativeModel
 from flyspec.engine.sampling import keyed_noise, row_keys
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
-from tests.engine.native_steps import SETS, SHAPES, compiled, native_model, needs_step, small_model
+from tests.engine.native_steps import (
+    SETS,
+    SHAPES,
+    compiled,
+    native_model,
+    needs_step,
+    pairs,
+    small_model,
+)
 from tests.engine.random_models import reference_logits
 
 pytestmark = needs_step
@@ -26,20 +30,19 @@ LENGTH = 70
 GREEDY = SamplingParams()
 
 
-def tokens(count: int, seed: int = 0, vocabulary: int = 41) -> list[int]:
+def tokens(count, seed=0, vocabulary=41):
     draw = random.Random(seed)
     return [draw.randrange(vocabulary) for _ in range(count)]
 
 
-def one_by_one(model: NativeModel, slot: int, ids: list[int], start: int = 0) -> Tensor:
+def one_by_one(model, slot, ids, start=0):
     """Return [tokens, vocab], one token per step."""
     steps = [Step(slot, start + i, [token]) for i, token in enumerate(ids)]
     return torch.cat([model.forward([step])[0].logits for step in steps])
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_it_is_nearer_to_float32_than_the_module_in_bfloat16(shape: str, name: str) -> None:
+@pytest.mark.parametrize(("shape", "name"), pairs(SHAPES))
+def test_it_is_nearer_to_float32_than_the_module_in_bfloat16(shape, name):
     module, ids = small_model(shape), tokens(LENGTH)
     (rows,) = native_model(module, name).forward([Step(1, 0, ids, LENGTH)])
     exact = reference_logits(copy.deepcopy(module).float(), ids)
@@ -50,9 +53,8 @@ def test_it_is_nearer_to_float32_than_the_module_in_bfloat16(shape: str, name: s
     assert float((rows.logits - exact).abs().max()) < 0.1 * float(exact.abs().max())
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("shape", ["llama", "qwen3", "mistral"])
-def test_a_row_has_the_same_bits_in_any_company(shape: str, name: str) -> None:
+@pytest.mark.parametrize(("shape", "name"), pairs(["llama", "qwen3", "mistral"]))
+def test_a_row_has_the_same_bits_in_any_company(shape, name):
     module, ids = small_model(shape), tokens(LENGTH)
     model = native_model(module, name, threads=2)
     alone = one_by_one(native_model(module, name), 0, ids)
@@ -72,9 +74,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_work_shared_by_threads_gives_the_same_bits(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_shared_by_threads_gives_the_same_bits(name, monkeypatch):
     """Large enough to be split among threads, with more rows than the model takes at once."""
     module = small_model(
         "llama", hidden_size=512, intermediate_size=1024, vocab_size=3000, head_dim=64,
@@ -92,7 +92,7 @@ def test_work_shared_by_threads_gives_the_same_bits(
 
 
 @pytest.mark.parametrize("name", [*dict.fromkeys([*SETS[:1], *SETS[-1:]])])
-def test_long_contexts(name: str) -> None:
+def test_long_contexts(name):
     module = small_model("llama", max_position_embeddings=4200)
     ids = tokens(4130)
     model = native_model(module, name, 2, 4200)
@@ -106,7 +106,7 @@ def test_long_contexts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_copies_and_rollbacks(name: str) -> None:
+def test_copies_and_rollbacks(name):
     module, ids = small_model("qwen2"), tokens(LENGTH)
     model = native_model(module, name)
     expected = one_by_one(native_model(module, name), 0, ids)
@@ -122,7 +122,7 @@ def test_copies_and_rollbacks(name: str) -> None:
             assert torch.equal(rows.logits, expected[start:])
 
 
-def test_hidden_rows_are_those_of_the_module() -> None:
+def test_hidden_rows_are_those_of_the_module():
     module, ids = small_model("llama"), tokens(20)
     model = native_model(module, SETS[0])
     with torch.inference_mode():
@@ -140,13 +140,13 @@ def test_hidden_rows_are_those_of_the_module() -> None:
 # --- draws -------------------------------------------------------------------------------------
 
 
-def draws(**changes: object) -> list[Draw]:
+def draws(**changes):
     prompts = [tokens(9, 1), tokens(2, 2), tokens(31, 3)]
     wants = [Draw(Step(i, 0, ids), GREEDY, max_tokens=12) for i, ids in enumerate(prompts)]
     return [want._replace(**changes) for want in wants]
 
 
-def check_draws(model: NativeModel, wants: list[Draw]) -> None:
+def check_draws(model, wants):
     """They are what is drawn step by step."""
     asked = [want._replace(confidences=True) for want in wants]
     expected = stepwise.draw(model.forward, asked)
@@ -159,7 +159,7 @@ def check_draws(model: NativeModel, wants: list[Draw]) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name: str) -> None:
+def test_many_steps_in_a_call_are_the_same_steps_one_by_one(name):
     model = native_model(small_model("llama"), name)
     stop = stepwise.draw(model.forward, draws())[1].token_ids[3]
     for wants in (
@@ -192,11 +192,10 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_samples_of_many_steps_are_those_of_the_same_steps(name: str) -> None:
+def test_samples_of_many_steps_are_those_of_the_same_steps(name):
     model = native_model(small_model("llama"), name)
     for sampling in SAMPLINGS:
-        for seed in (1, (1 << 64) - 1):
-            check_draws(model, draws(sampling=sampling, seed=seed))
+        check_draws(model, draws(sampling=sampling, seed=(1 << 64) - 1))
     check_draws(model, draws(sampling=sampling, min_confidence=0.01))
     check_draws(model, draws(sampling=sampling, distribution=DistributionSpec(top_k=5)))
     check_draws(model, draws(sampling=sampling, distribution=DistributionSpec(top_k=5, raw=True)))
@@ -208,7 +207,7 @@ def test_samples_of_many_steps_are_those_of_the_same_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_samples_are_those_that_all_noise_gives(name: str) -> None:
+def test_samples_are_those_that_all_noise_gives(name):
     keys = torch.tensor(row_keys(3, range(40)), dtype=torch.int64)
     for vocab_size in (1, 7, 41, 4096):
         for scale in (0.0, 0.3, 3.0, 30.0):
@@ -221,9 +220,7 @@ def test_samples_are_those_that_all_noise_gives(name: str) -> None:
             assert found.tolist() == (keyed_noise(keys, vocab_size) + rows).argmax(-1).tolist()
 
 
-def test_so_many_distributions_that_their_rows_are_not_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_so_many_distributions_that_their_rows_are_not_kept(monkeypatch):
     model = native_model(small_model("llama"), SETS[0])
     wants = draws(distribution=DistributionSpec(top_k=5), confidences=True)
     expected = model.draw(wants)
@@ -232,7 +229,7 @@ def test_so_many_distributions_that_their_rows_are_not_kept(
         assert [list(part) for part in one[:3]] == [list(part) for part in other[:3]]
 
 
-def test_a_draw_goes_on_in_another_call_where_it_was_left() -> None:
+def test_a_draw_goes_on_in_another_call_where_it_was_left():
     model = native_model(small_model("llama"), SETS[0])
     (whole,) = model.draw(draws()[:1])
     interrupt = Interrupt()
@@ -254,7 +251,7 @@ def test_a_draw_goes_on_in_another_call_where_it_was_left() -> None:
     assert [*some.token_ids, *rest.token_ids] == cut.token_ids
 
 
-def test_ties_go_to_the_lower_token() -> None:
+def test_ties_go_to_the_lower_token():
     module = small_model("llama")
     with torch.no_grad():
         module.lm_head.weight[7:] = module.lm_head.weight[7]
@@ -264,7 +261,7 @@ def test_ties_go_to_the_lower_token() -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_what_is_no_number_is_no_result(name: str) -> None:
+def test_what_is_no_number_is_no_result(name):
     module = small_model("llama")
     with torch.no_grad():
         module.model.embed_tokens.weight[5] = torch.nan
@@ -283,9 +280,8 @@ def test_what_is_no_number_is_no_result(name: str) -> None:
         assert torch.equal(rows.logits, expected.logits)
 
 
-@pytest.mark.parametrize("name", SETS)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_logit_that_is_not_finite_is_no_result(name: str, value: float) -> None:
+@pytest.mark.parametrize(("value", "name"), pairs([torch.nan, torch.inf, -torch.inf]))
+def test_a_logit_that_is_not_finite_is_no_result(value, name):
     module = small_model("llama")
     with torch.no_grad():
         module.lm_head.weight[40, 3] = value  # of one sign in some row, of the other in another
@@ -296,7 +292,7 @@ def test_a_logit_that_is_not_finite_is_no_result(name: str, value: float) -> Non
         model.draw([Draw(Step(0, 0, ids, 30), GREEDY)])
 
 
-def test_bad_steps_are_refused() -> None:
+def test_bad_steps_are_refused():
     model = native_model(small_model("llama"), SETS[0])
     for ids in ([131], [-1], [2, 10**6]):
         with pytest.raises(ValueError, match="token id"):
@@ -307,7 +303,7 @@ def test_bad_steps_are_refused() -> None:
         model.draw([Draw(Step(0, 150, tokens(9)), GREEDY, max_tokens=3)])
 
 
-def test_it_describes_itself_as_the_module_is_described() -> None:
+def test_it_describes_itself_as_the_module_is_described():
     module = small_model("llama")
     model = native_model(module, SETS[0])
     assert model.info.numerics == f"bfloat16, native step for {SETS[0]}, batch-invariant"

@@ -1,13 +1,8 @@
 """Which implementation serves a model, and why: the self-test and what it rejects."""
 
-from __future__ import annotations
-
 import logging
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +12,7 @@ from flyspec.config import DraftSettings, ModelServerSettings
 from flyspec.engine import devices
 from flyspec.engine.devices import choose_dtype
 from flyspec.engine.loading import load_model
-from flyspec.engine.model import Model, Step
+from flyspec.engine.model import Step
 from flyspec.engine.native import choice, family, library, trial
 from flyspec.engine.native.choice import choose_model
 from flyspec.engine.native.model import NativeModel
@@ -29,13 +24,13 @@ from tests.engine.random_models import loaded_model, make_model
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def found(monkeypatch):
     """A compiled step, wherever flyspec was installed."""
     monkeypatch.setattr(family, "find", lambda: compiled(SETS[0]))
     return
 
 
-def chosen(model: Any, caplog: pytest.LogCaptureFixture, **settings: Any) -> tuple[Model, str]:
+def chosen(model, caplog, **settings):
     """Return what serves a module, and the log line that says so."""
     caplog.set_level(logging.INFO)
     model = choose_model(loaded_model(model), DraftSettings(max_sessions=4, **settings))
@@ -43,7 +38,7 @@ def chosen(model: Any, caplog: pytest.LogCaptureFixture, **settings: Any) -> tup
     return model, line
 
 
-def test_where_there_is_a_compiler_the_step_was_compiled_with_the_installation() -> None:
+def test_where_there_is_a_compiler_the_step_was_compiled_with_the_installation():
     if not SETS or shutil.which("g++") is None:
         pytest.skip("no g++, or no AVX2")
     library.find.cache_clear()
@@ -52,9 +47,7 @@ def test_where_there_is_a_compiler_the_step_was_compiled_with_the_installation()
 
 @needs_step
 @pytest.mark.parametrize("shape", ["llama", "qwen2", "qwen3", "mistral"])
-def test_models_of_the_family_in_bfloat16_are_served_natively(
-    shape: str, found: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_models_of_the_family_in_bfloat16_are_served_natively(shape, found, caplog):
     # Of this seed's tokens few are near-ties, which another processor may decide otherwise.
     model, line = chosen(small_model(shape, seed=5), caplog)
     assert isinstance(model, NativeModel)
@@ -66,7 +59,7 @@ def test_models_of_the_family_in_bfloat16_are_served_natively(
 
 @needs_step
 @pytest.mark.parametrize("name", ["target", "draft", "draft-bytes"])
-def test_the_bundled_models_pass_their_trial_over_many_rows(name: str, found: None) -> None:
+def test_the_bundled_models_pass_their_trial_over_many_rows(name, found):
     loaded = load_model(str(MODELS / name), "cpu", "auto")
     assert loaded.info.dtype == "bfloat16"
     model = NativeModel(loaded, 2, compiled(SETS[0]))
@@ -94,13 +87,7 @@ def test_the_bundled_models_pass_their_trial_over_many_rows(name: str, found: No
         ),
     ],
 )  # fmt: skip
-def test_others_are_served_by_transformers(
-    kind: str,
-    changes: dict[str, Any],
-    reason: str,
-    found: None,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_others_are_served_by_transformers(kind, changes, reason, found, caplog):
     module = make_model(kind, **{"dtype": torch.bfloat16, **changes})
     model, line = chosen(module, caplog)
     assert isinstance(model, ModelRunner)
@@ -109,16 +96,14 @@ def test_others_are_served_by_transformers(
 
 
 @needs_step
-def test_blocks_are_for_transformers(found: None, caplog: pytest.LogCaptureFixture) -> None:
+def test_blocks_are_for_transformers(found, caplog):
     model, line = chosen(small_model("llama"), caplog, block_size=32)
     assert isinstance(model, ModelRunner)
     assert line == "transformers' modules: --block-size 32: the native step supports only 0"
 
 
 @needs_step
-def test_weights_that_the_family_has_not_are_noticed(
-    found: None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_that_the_family_has_not_are_noticed(found, caplog):
     module = small_model("llama")
     module.model.layers[1].self_attn.sink = torch.nn.Parameter(torch.zeros(4))
     _, line = chosen(module, caplog)
@@ -129,13 +114,7 @@ def test_weights_that_the_family_has_not_are_noticed(
     ("wanted", "reason"),
     [("off", "FLYSPEC_NATIVE=off"), ("sse", "not one of"), ("avx2", "not compiled")],
 )
-def test_without_a_library_transformers_serve(
-    wanted: str,
-    reason: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_without_a_library_transformers_serve(wanted, reason, monkeypatch, tmp_path, caplog):
     flags = library.INSTRUCTION_SETS["avx2"]
     monkeypatch.setattr(library, "processor_flags", lambda: flags)
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
@@ -151,9 +130,7 @@ def test_without_a_library_transformers_serve(
     model.forward([Step(0, 0, [1, 2, 3])])
 
 
-def test_the_best_instruction_set_of_the_processor_is_looked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_best_instruction_set_of_the_processor_is_looked_for(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "__file__", str(tmp_path / "library.py"))
     for name, needed in library.INSTRUCTION_SETS.items():
         (tmp_path / f"step_{name}.cpython-311-x86_64-linux-gnu.so").write_text("no library")
@@ -167,12 +144,10 @@ def test_the_best_instruction_set_of_the_processor_is_looked_for(
 
 
 @needs_step
-def test_a_step_that_computes_something_else_is_refused(
-    found: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_computes_something_else_is_refused(found, caplog, monkeypatch):
     pack = choice.NativeModel.__init__
 
-    def wrong(self: NativeModel, loaded: Any, *arguments: Any) -> None:
+    def wrong(self, loaded, *arguments):
         pack(self, loaded, *arguments)
         with torch.no_grad():
             loaded.model.model.layers[0].mlp.up_proj.weight[3] *= 1.5
@@ -184,12 +159,10 @@ def test_a_step_that_computes_something_else_is_refused(
 
 
 @needs_step
-def test_a_step_whose_rows_depend_on_each_other_is_refused(
-    found: None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_whose_rows_depend_on_each_other_is_refused(found, caplog, monkeypatch):
     forward = choice.NativeModel.forward
 
-    def dependent(self: NativeModel, steps: Any) -> Any:
+    def dependent(self, steps):
         rows = forward(self, steps)
         return [r._replace(logits=r.logits + 1e-6 * (len(steps) > 1)) for r in rows]
 
@@ -211,14 +184,12 @@ def test_a_step_whose_rows_depend_on_each_other_is_refused(
         (TrialOutcome(1000, 0.01, 0.01, 0, 0, 900, 0, False), "depend on what else"),
     ],
 )
-def test_what_a_trial_refuses(outcome: TrialOutcome, reason: str | None) -> None:
+def test_what_a_trial_refuses(outcome, reason):
     assert reason is None or reason in str(outcome.refusal())
     assert (outcome.refusal() is None) == (reason is None)
 
 
-def test_the_dtype_is_a_function_of_checkpoint_and_machine(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_dtype_is_a_function_of_checkpoint_and_machine(monkeypatch):
     monkeypatch.setattr(devices, "processor_flags", lambda: frozenset({"avx512_bf16"}))
     narrow = make_model("llama", dtype=torch.bfloat16).config
     narrow.dtype = torch.bfloat16
@@ -234,7 +205,7 @@ def test_the_dtype_is_a_function_of_checkpoint_and_machine(
 
 
 @needs_step
-def test_the_module_is_not_kept(found: None) -> None:
+def test_the_module_is_not_kept(found):
     import gc
     import weakref
 
@@ -248,12 +219,10 @@ def test_the_module_is_not_kept(found: None) -> None:
 
 
 @needs_step
-def test_a_trial_is_not_repeated_for_a_model_that_computes_the_same(
-    found: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_trial_is_not_repeated_for_a_model_that_computes_the_same(found, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     loaded = load_model(str(MODELS / "draft"), "cpu", "auto")
-    trials: list[Any] = []
+    trials = []
     monkeypatch.setattr(choice, "try_out", lambda *of: trials.append(of) or trial.try_out(*of))
     settings = DraftSettings(max_sessions=2)
     assert isinstance(choose_model(loaded, settings), NativeModel)
@@ -273,9 +242,7 @@ def test_a_trial_is_not_repeated_for_a_model_that_computes_the_same(
     assert len(trials) == 3
 
 
-def test_what_cannot_be_kept_or_read_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_cannot_be_kept_or_read_is_forgotten(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     remember("kind", {"a": 1}, "key", 1)
     assert recall("kind", "key", 1) == {"a": 1}

@@ -1,9 +1,6 @@
 """Running out of memory is reported as such, not as an unsupported model."""
 
-from __future__ import annotations
-
 import errno
-from typing import Any, NoReturn
 from unittest import mock
 
 import numpy as np
@@ -30,7 +27,7 @@ CPU_ALLOCATOR = RuntimeError(
 )
 
 
-def caught(work: Any) -> BaseException:
+def caught(work):
     with pytest.raises(BaseException) as info:  # noqa: PT011
         work()
     return info.value
@@ -51,7 +48,7 @@ def caught(work: Any) -> BaseException:
         caught(lambda: lazy_zeros((1 << 56,), torch.uint8, torch.device("cpu"))),
     ],
 )
-def test_what_is_out_of_memory(error: BaseException) -> None:
+def test_what_is_out_of_memory(error):
     assert is_out_of_memory(error)
     wrapped = ValueError("it failed")
     wrapped.__cause__ = error
@@ -68,11 +65,11 @@ def test_what_is_out_of_memory(error: BaseException) -> None:
         OSError(errno.ENOENT, "No such file"),
     ],
 )
-def test_what_is_not(error: BaseException | None) -> None:
+def test_what_is_not(error):
     assert not is_out_of_memory(error)
 
 
-def test_other_errors_stay_as_they_are() -> None:
+def test_other_errors_stay_as_they_are():
     with pytest.raises(ZeroDivisionError), naming_memory("m", "trying it"):
         _ = 1 // 0
     refused = ConfigError("--model m: refused")
@@ -81,8 +78,8 @@ def test_other_errors_stay_as_they_are() -> None:
         raise refused
 
 
-def test_a_cache_without_room_is_no_unknown_family(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*arguments: Any, **known: Any) -> NoReturn:
+def test_a_cache_without_room_is_no_unknown_family(monkeypatch):
+    def full(*arguments, **known):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(lazy_memory.mmap, "mmap", full)
@@ -97,7 +94,7 @@ def test_a_cache_without_room_is_no_unknown_family(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("where", ["own", "slots"])
-def test_a_trial_without_room_says_so(where: str) -> None:
+def test_a_trial_without_room_says_so(where):
     model = make_model("llama")
     runner = make_runner(model)
     owner = model.model if where == "own" else runner
@@ -112,7 +109,7 @@ def test_a_trial_without_room_says_so(where: str) -> None:
     assert "--dtype" not in str(info.value)
 
 
-def test_more_slots_than_can_be_listed_are_out_of_memory_too() -> None:
+def test_more_slots_than_can_be_listed_are_out_of_memory_too():
     settings = ModelServerSettings(max_sessions=4096, kv_cache_memory_bytes=1 << 62)
     with pytest.raises(ConfigError, match="out of memory while planning the KV cache"):
         ModelRunner.planned(loaded_model(make_model("llama"), 1 << 40), settings)
@@ -120,7 +117,7 @@ def test_more_slots_than_can_be_listed_are_out_of_memory_too() -> None:
 
 @needs_step
 @pytest.mark.parametrize("name", ["NativeModel", "try_out"])
-def test_the_native_step_without_room_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_native_step_without_room_says_so(name, monkeypatch):
     monkeypatch.setattr(family, "find", lambda: compiled(SETS[0]))
     monkeypatch.setattr(choice, name, mock.Mock(side_effect=CPU_ALLOCATOR))
     monkeypatch.setattr(family, "unsupported", lambda config: None)
@@ -129,14 +126,14 @@ def test_the_native_step_without_room_says_so(name: str, monkeypatch: pytest.Mon
         choose_model(loaded_model(model), ModelServerSettings(max_sessions=2))
 
 
-def resident() -> int:
+def resident():
     """Resident bytes of this process that belong to no file."""
     with open("/proc/self/status") as file:
         (line,) = (line for line in file if line.startswith("RssAnon:"))
     return int(line.split()[1]) * 1024
 
 
-def test_a_cache_takes_memory_as_it_is_written() -> None:
+def test_a_cache_takes_memory_as_it_is_written():
     """An idle service uses memory for its weights, not for all its sessions."""
     model = make_model("llama", dtype=torch.float32, max_position_embeddings=8192)
     runner = make_runner(model, num_slots=256, context_length=8192)

@@ -1,9 +1,6 @@
 """The page table, driven at random: what a slot holds is always in memory, whatever was shared."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -30,10 +27,10 @@ WIDTH = 6
 class Memory:
     """Keys and values by row: each is the whole sequence that it was computed from."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.rows: list[tuple[int, ...]] = [()] * ((num_blocks + 1) * SIZE)
+    def __init__(self, num_blocks):
+        self.rows = [()] * ((num_blocks + 1) * SIZE)
 
-    def copy(self, copies: Sequence[Copy]) -> None:
+    def copy(self, copies):
         for source, target, length in copies:
             for i in range(length):
                 self.rows[target * SIZE + i] = self.rows[source * SIZE + i]
@@ -45,11 +42,11 @@ class Running:
     The slot's first `valid` are: more, where the client rolled back and has not run since.
     """
 
-    def __init__(self, slot: int, tokens: list[int], length: int) -> None:
+    def __init__(self, slot, tokens, length):
         self.slot, self.tokens = slot, tokens
         self.cached = self.valid = length
 
-    def lose(self, end: int) -> None:
+    def lose(self, end):
         self.cached, self.valid = min(self.cached, end), min(self.valid, end)
 
 
@@ -57,11 +54,11 @@ class Pages(RuleBasedStateMachine):
     """Sequences open, run, roll back, fail, make room and go."""
 
     @initialize(num_blocks=st.integers(WIDTH, 3 * WIDTH))
-    def begin(self, num_blocks: int) -> None:
+    def begin(self, num_blocks):
         self.table = PageTable(SLOTS, LENGTH, num_blocks, SIZE)
         self.mirror = PageTable(SLOTS, LENGTH, num_blocks, SIZE)
         self.memory = Memory(num_blocks)
-        self.open: list[Running] = []  # in order of age
+        self.open = []  # in order of age
 
     @precondition(lambda self: len(self.open) < SLOTS)
     @rule(
@@ -70,7 +67,7 @@ class Pages(RuleBasedStateMachine):
         own=st.lists(st.integers(1, 2), max_size=LENGTH),
         runs=st.booleans(),
     )
-    def open_sequence(self, family: int, shared: int, own: list[int], runs: bool) -> None:
+    def open_sequence(self, family, shared, own, runs):
         """Sequences begin alike; many run whole at once."""
         tokens = [*[family] * shared, *own][:LENGTH] or [family]
         slot, length = self.table.acquire(tokens)
@@ -85,14 +82,14 @@ class Pages(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    def release(self, data):
         running = data.draw(st.sampled_from(self.open))
         self.open.remove(running)
         self.table.release(running.slot)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def roll_back(self, data: st.DataObject) -> None:
+    def roll_back(self, data):
         """The table is not told."""
         running = data.draw(st.sampled_from(self.open))
         del running.tokens[data.draw(st.integers(1, len(running.tokens))) :]
@@ -100,7 +97,7 @@ class Pages(RuleBasedStateMachine):
 
     @precondition(lambda self: any(running.cached for running in self.open))
     @rule(data=st.data())
-    def go_elsewhere(self, data: st.DataObject) -> None:
+    def go_elsewhere(self, data):
         """Roll back and continue with other tokens than before, which others may share."""
         running = data.draw(st.sampled_from([r for r in self.open if r.cached]))
         start = data.draw(st.integers(0, running.cached - 1))
@@ -111,13 +108,13 @@ class Pages(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
+    def step(self, data):
         """Some sequences ask for room; those that get it run, the others keep what they have."""
         chosen = data.draw(st.permutations(self.open))
         chosen = chosen[: data.draw(st.integers(1, len(chosen)))]
         self.run_claims(chosen, [self.claim(running, data) for running in chosen])
 
-    def run_claims(self, chosen: Sequence[Running], claims: Sequence[Claim]) -> None:
+    def run_claims(self, chosen, claims):
         ages = {running.slot: age for age, running in enumerate(self.open)}
         before = {running.slot: self.table.length(running.slot) for running in self.open}
         answers = self.table.make_room(claims)
@@ -137,7 +134,7 @@ class Pages(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), forgets=st.booleans())
-    def fail(self, data: st.DataObject, forgets: bool) -> None:
+    def fail(self, data, forgets):
         """A step is prepared without asking for room, and does not run."""
         running = data.draw(st.sampled_from(self.open))
         claim = self.claim(running, data)
@@ -152,13 +149,13 @@ class Pages(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.open) == SLOTS)
     @rule()
-    def forget_all(self) -> None:
+    def forget_all(self):
         self.table.forget()
         for running in self.open:
             running.lose(0)
         assert self.table.num_free_blocks == self.table.num_blocks
 
-    def claim(self, running: Running, data: st.DataObject) -> Claim:
+    def claim(self, running, data):
         """Continue with what is not cached, or with new tokens, from any valid position."""
         tokens, end = running.tokens, running.cached
         start = data.draw(st.just(end) | st.just(max(0, end - 1)) | st.integers(0, end))
@@ -169,7 +166,7 @@ class Pages(RuleBasedStateMachine):
         rest = len(tokens) - start
         return Claim(running.slot, start, data.draw(st.just(rest) | st.integers(1, rest)))
 
-    def write(self, steps: Sequence[tuple[Running, Claim]]) -> None:
+    def write(self, steps):
         for _, claim in steps:
             self.table.reserve(*claim)
         moves = self.table.take_moves()
@@ -187,7 +184,7 @@ class Pages(RuleBasedStateMachine):
             self.table.record(slot, start, running.tokens[start : start + count])
 
     @invariant()
-    def slots_hold_what_they_say(self) -> None:
+    def slots_hold_what_they_say(self):
         if not hasattr(self, "table"):
             return
         memory = Memory(0)
@@ -204,7 +201,7 @@ class Pages(RuleBasedStateMachine):
             ]
 
     @invariant()
-    def blocks_are_counted(self) -> None:
+    def blocks_are_counted(self):
         if not hasattr(self, "table"):
             return
         table = self.table
@@ -216,24 +213,24 @@ class Pages(RuleBasedStateMachine):
         for row in table._rows:
             assert table._num_blocks(row.length) <= len(row.blocks)
 
-    def teardown(self) -> None:
+    def teardown(self):
         if hasattr(self, "table"):
             self.mirror.apply_changes(self.table.take_moves().changes)
             assert (self.mirror.blocks == self.table.blocks).all()
 
 
-def test_any_history_keeps_what_slots_hold() -> None:
+def test_any_history_keeps_what_slots_hold():
     run_state_machine_as_test(
         Pages,
         settings=settings(
-            max_examples=examples(80),
+            max_examples=examples(40),
             stateful_step_count=40,
             suppress_health_check=list(HealthCheck),
         ),
     )
 
 
-def fill(table: PageTable, tokens: Sequence[int]) -> int:
+def fill(table, tokens):
     """Acquire a slot and run all of `tokens`; return it."""
     slot, length = table.acquire(tokens)
     table.reserve(slot, length, len(tokens) - length)
@@ -241,11 +238,11 @@ def fill(table: PageTable, tokens: Sequence[int]) -> int:
     return slot
 
 
-def text(seed: int, count: int) -> list[int]:
+def text(seed, count):
     return [100 * seed + i for i in range(count)]
 
 
-def test_full_blocks_are_found_while_they_run_and_after() -> None:
+def test_full_blocks_are_found_while_they_run_and_after():
     table = PageTable(4, 80, 20, 4)
     first = fill(table, text(1, 10))
     assert table.acquire([*text(1, 9), 5]) == (1, 8)
@@ -262,7 +259,7 @@ def test_full_blocks_are_found_while_they_run_and_after() -> None:
     assert table.acquire(text(1, 30)).length == 0
 
 
-def test_the_least_recently_used_are_needed_first_and_of_one_the_last() -> None:
+def test_the_least_recently_used_are_needed_first_and_of_one_the_last():
     table = PageTable(4, 16, 8, 4)
     for seed in (1, 2):
         table.release(fill(table, text(seed, 16)))
@@ -272,7 +269,7 @@ def test_the_least_recently_used_are_needed_first_and_of_one_the_last() -> None:
     assert table.acquire(text(2, 16)).length == 16
 
 
-def test_a_prompt_that_is_found_whole_copies_its_last_block_to_run_its_last_token() -> None:
+def test_a_prompt_that_is_found_whole_copies_its_last_block_to_run_its_last_token():
     table = PageTable(2, 16, 8, 4)
     first = fill(table, text(1, 8))
     slot, length = table.acquire(text(1, 8))
@@ -288,7 +285,7 @@ def test_a_prompt_that_is_found_whole_copies_its_last_block_to_run_its_last_toke
     assert not table.take_moves().copies
 
 
-def test_what_follows_a_block_that_is_written_again_alike_is_still_found() -> None:
+def test_what_follows_a_block_that_is_written_again_alike_is_still_found():
     table = PageTable(2, 16, 8, 4)
     table.release(fill(table, text(1, 16)))
     slot = table.acquire(text(1, 8)).slot
@@ -299,7 +296,7 @@ def test_what_follows_a_block_that_is_written_again_alike_is_still_found() -> No
     assert table.acquire(text(1, 16)).length == 16
 
 
-def test_the_youngest_makes_room_and_learns_that_it_must_wait() -> None:
+def test_the_youngest_makes_room_and_learns_that_it_must_wait():
     table = PageTable(3, 16, 6, 4)
     first, second, third = (fill(table, text(seed, 8)) for seed in (1, 2, 3))
     claims = [Claim(third, 8, 1), Claim(first, 8, 2), Claim(second, 8, 1)]
@@ -316,7 +313,7 @@ def test_the_youngest_makes_room_and_learns_that_it_must_wait() -> None:
     assert [table.length(slot) for slot in (first, second, third)] == [10, 0, 0]
 
 
-def test_nobody_loses_anything_for_a_claim_that_must_wait_even_so() -> None:
+def test_nobody_loses_anything_for_a_claim_that_must_wait_even_so():
     table = PageTable(3, 20, 6, 4)
     first, second, third = (fill(table, text(seed, 8)) for seed in (1, 2, 3))
     claims = [Claim(first, 7, 1), Claim(second, 8, 12), Claim(third, 7, 1)]
@@ -324,7 +321,7 @@ def test_nobody_loses_anything_for_a_claim_that_must_wait_even_so() -> None:
     assert table.preemptions == 0
 
 
-def test_blocks_beyond_a_sequence_go_before_sequences() -> None:
+def test_blocks_beyond_a_sequence_go_before_sequences():
     table = PageTable(2, 16, 6, 4)
     first, second = fill(table, text(1, 16)), fill(table, text(2, 8))
     table.reserve(first, 4, 1)
@@ -336,7 +333,7 @@ def test_blocks_beyond_a_sequence_go_before_sequences() -> None:
     assert len(set(table.blocks[table.blocks > 0].tolist())) == 6
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="5 blocks of 4 tokens: the context of 22 needs 6"):
         PageTable(1, 22, 5, 4)
     table = PageTable(1, 22, 6, 4)
@@ -349,7 +346,7 @@ def test_what_cannot_be_is_refused() -> None:
         table.acquire()
 
 
-def test_without_a_free_block_a_step_is_refused() -> None:
+def test_without_a_free_block_a_step_is_refused():
     table = PageTable(2, 8, 2, 4)
     fill(table, text(1, 8))
     slot = table.acquire().slot
@@ -358,15 +355,5 @@ def test_without_a_free_block_a_step_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(1, 2), (4, 2), (5, 3), (22, 6)])
-def test_a_sequence_opens_with_its_blocks_and_one_more(tokens: int, blocks: int) -> None:
+def test_a_sequence_opens_with_its_blocks_and_one_more(tokens, blocks):
     assert PageTable(1, 22, 6, 4).blocks_to_open(tokens) == blocks
-
-
-def test_short_sequences_take_few_blocks() -> None:
-    """32 sequences of 200 tokens in 4,096 each: less than a tenth of 32 slots."""
-    table = PageTable(32, 4096, 32 * 128, 32)
-    for seed in range(32):
-        fill(table, text(seed, 200))
-    taken = table.num_blocks - table.num_free_blocks
-    assert taken == 32 * 7
-    assert taken * table.block_size < 32 * 4096 / 10

@@ -1,14 +1,10 @@
 """Keyed sampling: fixed bits, no dependence on batches, the right distribution, coupling."""
 
-from __future__ import annotations
-
 import itertools
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
 from flyspec.engine import sampling as streams
 from flyspec.engine.distributions import round_off
@@ -25,10 +21,10 @@ from flyspec.engine.sampling import (
 )
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
-from tests.rules.rule_definitions import gumbel, uniforms
+from tests.rules.rule_case import gumbel, uniforms
 
 # (seed, position, stream): the bits of the float32 noise of tokens 0 to 5.
-GOLDEN: dict[tuple[int, int, int], list[int]] = {
+GOLDEN = {
     (0, 0, 0): [-1086922087, -1081310675, 1063949328, 1065244117, -1101931841, 1066446590],
     (0, 0, 1): [1072285796, -1090221438, 1047746270, 1086431517, 1050095175, -1105397899],
     (18446744073709551615, 4294967297, 0): [
@@ -42,29 +38,24 @@ GOLDEN: dict[tuple[int, int, int], list[int]] = {
 }
 
 
-def bits(noise: Tensor) -> list[int]:
+def bits(noise):
     return noise.view(torch.int32).tolist()
 
 
 @pytest.mark.parametrize(("key", "expected"), GOLDEN.items())
-def test_noise_never_changes(key: tuple[int, int, int], expected: list[int]) -> None:
+def test_noise_never_changes(key, expected):
     seed, position, stream = key
     assert bits(gumbel_noise(6, [position], seed, stream)[0]) == expected
 
 
-def test_noise_agrees_with_the_restatement() -> None:
+def test_noise_agrees_with_the_restatement():
     for seed, position, stream in [(0, 0, 0), (7, 12_345, 1), (2**64 - 1, 2**31, 5)]:
         got = gumbel_noise(1000, [position], seed, stream)[0]
         expected = torch.from_numpy(gumbel(seed, position, stream, 1000))
         torch.testing.assert_close(got, expected)
 
 
-def test_streams_have_numbers_of_their_own() -> None:
-    names = ["TARGET", "SECOND", "DRAFT", "ACCEPT", "RESIDUAL"]
-    assert [getattr(streams, f"{name}_STREAM") for name in names] == [0, 1, 2, 3, 4]
-
-
-def test_uniform_numbers_never_change_and_are_uniform() -> None:
+def test_uniform_numbers_never_change_and_are_uniform():
     positions = [0, 9, 2**31, 2**33]
     got = uniform(positions, 2**64 - 3, streams.ACCEPT_STREAM)
     assert got.dtype == torch.float64
@@ -80,7 +71,7 @@ def test_uniform_numbers_never_change_and_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 5, 50])
-def test_sampling_among_listed_tokens_is_sampling_with_the_rest_excluded(n: int) -> None:
+def test_sampling_among_listed_tokens_is_sampling_with_the_rest_excluded(n):
     generator = torch.Generator().manual_seed(n)
     log_probs, ids = torch.randn(16, 60, generator=generator).topk(n, dim=-1)
     whole = torch.full((16, 60), -torch.inf).scatter(1, ids, log_probs)
@@ -106,7 +97,7 @@ SETTINGS = [
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_a_row_alone_samples_as_in_a_batch(sampling: SamplingParams, dtype: torch.dtype) -> None:
+def test_a_row_alone_samples_as_in_a_batch(sampling, dtype):
     logits = (torch.randn(16, 300, generator=torch.Generator().manual_seed(1)) * 3).to(dtype)
     together = choose(logits, sampling, 100, seed=5).tolist()
     alone = [choose(logits[i : i + 1], sampling, 100 + i, seed=5).item() for i in range(16)]
@@ -118,9 +109,7 @@ def test_a_row_alone_samples_as_in_a_batch(sampling: SamplingParams, dtype: torc
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_gathering_the_survivors_changes_nothing(
-    native: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gathering_the_survivors_changes_nothing(native, monkeypatch):
     if not native:
         monkeypatch.setattr(streams, "sample_rows", lambda *_: None)
     processed = process_logits(torch.randn(16, 500), SamplingParams(0.9, top_k=9))
@@ -128,7 +117,7 @@ def test_gathering_the_survivors_changes_nothing(
     assert sample(processed, range(16), 3).tolist() == (processed + noise).argmax(-1).tolist()
 
 
-def test_greedy_takes_the_first_of_equals() -> None:
+def test_greedy_takes_the_first_of_equals():
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         logits = torch.zeros(2, 300, dtype=dtype)
         logits[1, [40, 200, 299]] = 1.0
@@ -139,14 +128,14 @@ DRAWS = 50_000
 VOCABULARY = 8
 
 
-def chi_squared(counts: Tensor, wanted: Tensor) -> float:
+def chi_squared(counts, wanted):
     """The p-value of counts where `wanted` were to be expected."""
     statistic = ((counts - wanted) ** 2 / wanted).sum().double()
     freedom = torch.tensor((len(wanted) - 1) / 2, dtype=torch.float64)
     return torch.special.gammaincc(freedom, statistic / 2).item()
 
 
-def p_value(sampler: Callable[[Tensor], Tensor], logits: Tensor) -> float:
+def p_value(sampler, logits):
     """Of a chi-squared test of `DRAWS` tokens against softmax(logits)."""
     tokens = sampler(logits.expand(DRAWS, -1))
     counts = torch.bincount(tokens, minlength=VOCABULARY).double()
@@ -154,19 +143,19 @@ def p_value(sampler: Callable[[Tensor], Tensor], logits: Tensor) -> float:
     return chi_squared(counts, wanted)
 
 
-def over_positions(rows: Tensor, stream: int = 0) -> Tensor:
+def over_positions(rows, stream=0):
     return choose(rows, SamplingParams(1.0), 0, seed=17, stream=stream)
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
-def test_samples_follow_the_distribution(scale: float) -> None:
+def test_samples_follow_the_distribution(scale):
     logits = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2)) * scale
     assert p_value(over_positions, logits) > 0.001
     assert p_value(lambda rows: over_positions(rows, stream=1), logits) > 0.001
 
 
 @pytest.mark.parametrize("distance", [0.1, 0.5, 1.5])
-def test_drafter_and_target_agree_as_often_as_the_coupling_promises(distance: float) -> None:
+def test_drafter_and_target_agree_as_often_as_the_coupling_promises(distance):
     generator = torch.Generator().manual_seed(6)
     target = torch.randn(50, generator=generator)
     draft = target + distance * torch.randn(50, generator=generator)
@@ -181,7 +170,7 @@ def test_drafter_and_target_agree_as_often_as_the_coupling_promises(distance: fl
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_cuda_has_the_same_bits(sampling: SamplingParams) -> None:
+def test_cuda_has_the_same_bits(sampling):
     on_cpu = gumbel_noise(5000, range(64), 2**63 + 5, 1)
     on_gpu = gumbel_noise(5000, range(64), 2**63 + 5, 1, "cuda").cpu()
     # The integers are equal; float64's logarithms may differ in the last place.

@@ -1,7 +1,5 @@
 """The work that runs in a step: nothing is lost, nothing waits forever, and limits hold."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,7 +7,7 @@ from flyspec.engine.model import Step
 from flyspec.engine.scheduler import Pieces, StepBudget, allot
 
 
-def pieces(length: int, rows: int = 1) -> Pieces:
+def pieces(length, rows=1):
     return Pieces(Step(0, 0, list(range(length)), rows))
 
 

@@ -1,7 +1,5 @@
 """The stopwatch's scale: that of the clock, from its start to its end."""
 
-from __future__ import annotations
-
 from time import perf_counter_ns
 
 import pytest
@@ -11,7 +9,7 @@ from flyspec.engine.stopwatch import Stopwatch
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_the_mark_lies_between_start_and_end(device: str) -> None:
+def test_the_mark_lies_between_start_and_end(device):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     values = torch.ones(64, 64, device=device)

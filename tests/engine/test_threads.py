@@ -1,7 +1,5 @@
 """torch uses as many threads as its container has cores, whatever the host has."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

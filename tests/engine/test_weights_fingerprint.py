@@ -1,11 +1,8 @@
 """Fingerprints of weights: what changes them, and what does not."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,15 +14,15 @@ from tests.tiny import make_model
 
 
 @pytest.fixture
-def checkpoint(tmp_path) -> Path:
+def checkpoint(tmp_path):
     return make_model(tmp_path / "model", seed=3)
 
 
-def fingerprint(directory: Path) -> str:
+def fingerprint(directory):
     return load_model(str(directory), "cpu", "float32").info.weights_fingerprint
 
 
-def change(path: Path, **values: object) -> None:
+def change(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 

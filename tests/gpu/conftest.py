@@ -1,9 +1,6 @@
 """Fixtures of the tests on a device."""
 
-from __future__ import annotations
-
 import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,14 +10,14 @@ from tests.gpu.devices import ON_CUDA
 
 
 @pytest.fixture(autouse=True)
-def uncompiled_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def uncompiled_on_a_cpu(monkeypatch):
     """FlexAttention's own formula: a CPU has no kernel for every type."""
     if not ON_CUDA:
         monkeypatch.setattr(flex_attention, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 @pytest.fixture(autouse=True)
-def memory_given_back() -> Iterator[None]:
+def memory_given_back():
     """Graphs hold their memory until they are collected."""
     yield
     if ON_CUDA:

@@ -3,19 +3,14 @@
 On `cpu` they run as they are, but for graphs and what is counted of CUDA, which tries them out.
 """
 
-from __future__ import annotations
-
 import copy
 import os
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
-from flyspec.engine.captured.graphs import Capture, CudaCapture, eagerly
+from flyspec.engine.captured.graphs import CudaCapture, eagerly
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.runner import ModelRunner, Paging
 from tests.engine.random_models import loaded_model, make_model
@@ -46,13 +41,13 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3, torch.bfloat16: 0.05}
 """Maximum difference as a share of the largest logit. Norms are in float32 whatever the type."""
 
 
-def capture() -> Capture:
+def capture():
     """A new capture of graphs; on a CPU, of the same programs run as they are."""
     return CudaCapture() if ON_CUDA else eagerly
 
 
 @lru_cache(maxsize=4)
-def oracle(dtype: torch.dtype) -> Any:
+def oracle(dtype):
     """The model of `runner_of` with its weights, in float64 on the CPU, by transformers alone."""
     model = copy.deepcopy(random_weights(dtype)).to(torch.float64)
     model.set_attn_implementation("sdpa")
@@ -60,40 +55,28 @@ def oracle(dtype: torch.dtype) -> Any:
 
 
 @lru_cache(maxsize=4)
-def random_weights(dtype: torch.dtype) -> Any:
+def random_weights(dtype):
     return make_model("llama", dtype=dtype, **SIZES)
 
 
 @torch.inference_mode()
-def expected_logits(dtype: torch.dtype, token_ids: Sequence[int]) -> Tensor:
+def expected_logits(dtype, token_ids):
     """[tokens, vocab] of a whole sequence, recomputed from nothing."""
-    logits: Tensor = oracle(dtype)(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
-    return logits
+    return oracle(dtype)(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
-def own_logits(dtype: torch.dtype, token_ids: Sequence[int]) -> Tensor:
-    """The same by transformers on the device, in the type itself."""
-    model = copy.deepcopy(random_weights(dtype)).to(DEVICE)
-    model.set_attn_implementation("sdpa")
-    with torch.inference_mode():
-        tokens = torch.tensor([list(token_ids)], device=DEVICE)
-        logits: Tensor = model(tokens, use_cache=False).logits[0]
-    return logits
+def runner_of(dtype, attention, way="exact", num_slots=33, num_blocks=128):
+    """A runner over blocks: exact, fixed (captured as nothing), graphs, or graphs and compiled.
 
-
-def runner_of(
-    dtype: torch.dtype,
-    attention: Any,
-    way: str = "exact",
-    num_slots: int = 33,
-    num_blocks: int = 128,
-) -> ModelRunner:
-    """A runner over blocks: exact, fixed (captured as nothing), graphs, or graphs and compiled."""
+    Over slots if that is the `attention`: "slots" or "padded slots".
+    """
     if attention == "flashinfer":
         if not ON_CUDA:
             pytest.skip("FlashInfer runs on NVIDIA GPUs")
         pytest.importorskip("flashinfer", exc_type=ImportError)
     model = copy.deepcopy(random_weights(dtype)).to(DEVICE)
+    if attention.endswith("slots"):
+        return ModelRunner(loaded_model(model, LENGTH), num_slots, attention == "padded slots")
     paging = Paging(BLOCK, num_blocks, attention)
     runner = ModelRunner(loaded_model(model, LENGTH), num_slots, paging=paging)
     if way != "exact" and isinstance(runner._steps, CapturedSteps):
@@ -103,7 +86,7 @@ def runner_of(
     return runner
 
 
-def assert_near(got: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+def assert_near(got, expected, dtype):
     """Raises `AssertionError`, with the difference as a share of the largest logit."""
     assert got.device.type == DEVICE.type
     difference = float((got.cpu().double() - expected.cpu().double()).abs().max())

@@ -1,10 +1,6 @@
-"""Steps over blocks on the device, in every way they can run, equal each sequence alone."""
-
-from __future__ import annotations
+"""Steps on the device, in every way they can run, equal each sequence alone."""
 
 import random
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -13,16 +9,7 @@ from flyspec.engine.cache_table import Claim
 from flyspec.engine.captured.shapes import AHEAD, CONTINUATIONS, LENGTHS
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.model import Step
-from flyspec.engine.runner import ModelRunner
-from tests.gpu.devices import (
-    BLOCK,
-    MARKS,
-    VOCABULARY,
-    assert_near,
-    expected_logits,
-    own_logits,
-    runner_of,
-)
+from tests.gpu.devices import BLOCK, MARKS, VOCABULARY, assert_near, expected_logits, runner_of
 
 pytestmark = [
     *MARKS,
@@ -39,22 +26,26 @@ CASES = [
     for way in WAYS
     # Compiling takes long: once for each attention.
     if way != "compiled" or (attention, dtype) != ("sdpa", F64)
+] + [
+    pytest.param(attention, dtype, "exact", id=f"{attention}-{str(dtype)[6:]}")
+    for attention in ("slots", "padded slots")
+    for dtype in (F64, BF16)
 ]
 NUM_SLOTS = 32
 
 
-def text(rng: random.Random, length: int) -> list[int]:
+def text(rng, length):
     return [rng.randrange(VOCABULARY) for _ in range(length)]
 
 
 class Sequences:
     """What each slot of a runner should hold, and steps that are compared with it."""
 
-    def __init__(self, runner: ModelRunner, dtype: torch.dtype) -> None:
+    def __init__(self, runner, dtype):
         self._runner, self._dtype = runner, dtype
-        self.held: dict[int, list[int]] = {}
+        self.held = {}
 
-    def run(self, parts: Sequence[tuple[int, int, list[int]]]) -> None:
+    def run(self, parts):
         """Run one step: each part is a slot, how many tokens of it to keep, and what follows."""
         steps = []
         for slot, kept, new in parts:
@@ -66,7 +57,7 @@ class Sequences:
 
 
 @pytest.mark.parametrize(("attention", "dtype", "way"), CASES)
-def test_steps_equal_each_sequence_alone(attention: Any, dtype: Any, way: str) -> None:
+def test_steps_equal_each_sequence_alone(attention, dtype, way):
     """A prompt in chunks, short prompts together, rounds, rollbacks; batches of 1 to 32.
 
     The shapes are few, since each is compiled: an exact step and a fixed one for each line.
@@ -89,16 +80,8 @@ def test_steps_equal_each_sequence_alone(attention: Any, dtype: Any, way: str) -
         sequences.run([(slot, 9, text(rng, 24)) for slot in slots[4:6]])  # K = 23: many rows
 
 
-@pytest.mark.parametrize(("attention", "dtype"), [("sdpa", F32), ("flex", F32), ("flex", BF16)])
-def test_transformers_on_the_device_says_the_same(attention: Any, dtype: Any) -> None:
-    runner = runner_of(dtype, attention)
-    ids = text(random.Random(2), 160)
-    (rows,) = runner.forward([Step(runner.cache.acquire().slot, 0, ids, len(ids))])
-    assert_near(rows.logits, own_logits(dtype, ids), dtype)
-
-
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
-def test_shared_blocks_are_read_by_all_and_copied_before_they_are_written(attention: Any) -> None:
+def test_shared_blocks_are_read_by_all_and_copied_before_they_are_written(attention):
     runner = runner_of(F32, attention, "graphs", num_slots=4)
     rng = random.Random(3)
     sequences = Sequences(runner, F32)
@@ -114,8 +97,21 @@ def test_shared_blocks_are_read_by_all_and_copied_before_they_are_written(attent
     sequences.run([(one.slot, len(common), text(rng, 16))])
 
 
+def test_prefixes_of_slots_are_found_and_copied():
+    runner = runner_of(F64, "slots", num_slots=3)
+    rng = random.Random(1)
+    sequences = Sequences(runner, F64)
+    shared = text(rng, 60)
+    first = runner.cache.acquire(shared).slot
+    sequences.run([(first, 0, shared)])
+    second, length = runner.cache.acquire([*shared[:40], *text(rng, 9)])
+    assert length == 40
+    sequences.held[second] = shared[:40]
+    sequences.run([(second, 40, text(rng, 9)), (first, 59, shared[59:])])
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
-def test_a_preempted_sequence_is_computed_again(attention: Any) -> None:
+def test_a_preempted_sequence_is_computed_again(attention):
     runner = runner_of(F32, attention, "graphs", num_slots=2, num_blocks=24)
     rng = random.Random(4)
     sequences = Sequences(runner, F32)
@@ -132,15 +128,16 @@ def test_a_preempted_sequence_is_computed_again(attention: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "attention"), [(F32, "sdpa"), (F32, "flex"), (BF16, "flex"), (BF16, "auto")]
+    ("dtype", "attention"),
+    [(F32, "sdpa"), (F32, "flex"), (BF16, "flex"), (BF16, "auto"), (F64, "slots")],
 )
-def test_what_a_service_does_at_startup(dtype: Any, attention: Any) -> None:
+def test_what_a_service_does_at_startup(dtype, attention):
     """The trial of the model, then all that is captured ahead, of compiled layers."""
     runner = runner_of(dtype, attention, num_slots=2)
     runner.warm_up()
     runner = runner_of(dtype, attention, "compiled", num_slots=2)
     if not isinstance(runner._steps, CapturedSteps):
-        pytest.skip("a CPU attends by segments")
+        return  # slots, or a CPU, which attends by segments
     count = runner._steps.capture_ahead()
     # Two sizes of a batch: rounds of each length, a drafter's first steps, and what it draws after.
     rounds = sum(length <= AHEAD[1] for length in LENGTHS)

@@ -1,10 +1,7 @@
 """Tokens drawn on the device: those of single steps, read once; rounds judged with one read."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from flyspec.engine.captured.steps import MAX_DRAWN
 from flyspec.engine.model import Draw, Step
 from flyspec.values.rounds import Verdict
 from flyspec.values.tokens import SamplingParams
-from tests.gpu.calls import EVENT_WAITS, GRAPHS, KERNELS, WAITS, Calls, count_calls
+from tests.gpu.calls import EVENT_WAITS, GRAPHS, KERNELS, WAITS, count_calls
 from tests.gpu.devices import MARKS, ON_CUDA, VOCABULARY, runner_of
 from verify_service.rules import decide_all, prepare
 
@@ -29,7 +26,7 @@ MIXED = [GREEDY, SAMPLED, TRUNCATED]
 SAMPLINGS = {"greedy": [GREEDY], "sampled": [SAMPLED], "truncated": [TRUNCATED], "mixed": MIXED}
 
 
-def draws_of(runner: Any, samplings: list[SamplingParams], count: int, batch: int) -> list[Draw]:
+def draws_of(runner, samplings, count, batch):
     rng = random.Random(7)
     draws = []
     for index in range(batch):
@@ -53,7 +50,7 @@ def draws_of(runner: Any, samplings: list[SamplingParams], count: int, batch: in
     ids=lambda value: str(value).removeprefix("torch."),
 )  # fmt: skip
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_draws_are_those_of_single_steps(dtype: Any, attention: Any, way: str, kind: str) -> None:
+def test_draws_are_those_of_single_steps(dtype, attention, way, kind):
     """The same noise at the same positions: of keys alone, whatever drew it."""
     runner = runner_of(dtype, attention, way, num_slots=4)
     for count, batch in product((15, 1, 7), (1, 3)):
@@ -66,14 +63,14 @@ def test_draws_are_those_of_single_steps(dtype: Any, attention: Any, way: str, k
                 assert one.confidences == pytest.approx(other.confidences, abs=1e-3)
 
 
-def assert_one_wait(calls: Calls) -> None:
+def assert_one_wait(calls):
     """Whatever it was, the host waited once, for the read."""
     assert calls.of(WAITS) == (1 if ON_CUDA else 0), calls
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
 @pytest.mark.parametrize("count", [15, 1, MAX_DRAWN])
-def test_a_proposal_waits_for_the_device_once(kind: str, count: int) -> None:
+def test_a_proposal_waits_for_the_device_once(kind, count):
     runner = runner_of(F32, "sdpa", "graphs", num_slots=4)
     draws = draws_of(runner, SAMPLINGS[kind], count, 3)
     for _ in range(2):
@@ -90,16 +87,16 @@ def test_a_proposal_waits_for_the_device_once(kind: str, count: int) -> None:
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex"])
 @pytest.mark.parametrize("sampling", MIXED, ids=["greedy", "sampled", "truncated"])
-def test_a_verify_step_waits_for_the_device_once(sampling: SamplingParams, attention: Any) -> None:
+def test_a_verify_step_waits_for_the_device_once(sampling, attention):
     """A forward and the judging of all its rounds, in every rule: together one read."""
     runner = runner_of(F32, attention, "graphs", num_slots=8)
     rng = random.Random(8)
     rounds = [[rng.randrange(VOCABULARY) for _ in range(9)] for _ in range(8)]
     steps = [Step(slot, 0, ids, 9) for slot, ids in enumerate(rounds)]
     rules = ["exact", "fly", "typical", "margin"] * 2
-    verdicts: list[Any] = []
+    verdicts = []
 
-    def step() -> None:
+    def step():
         rows = runner.forward(steps)
         verdicts[:] = decide_all([
             prepare(rule, ids[1:], logits, sampling=sampling, seed=index, start_position=1)

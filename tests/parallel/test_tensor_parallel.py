@@ -4,8 +4,6 @@ The verify service runs as it is deployed, a process that starts the others; an 
 process talks to it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
@@ -32,11 +30,7 @@ from flyspec.config import OrchestratorSettings, VerifySettings
 from flyspec.engine import loading
 from flyspec.engine.autojudge import write_judge
 from flyspec.engine.memory import slot_bytes
-from flyspec.engine.parallel import (
-    place_from_environment,
-    rank_device,
-    weight_bytes,
-)
+from flyspec.engine.parallel import place_from_environment, rank_device, weight_bytes
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.generation import Chunk
@@ -56,18 +50,18 @@ PROMPTS = [[0, 17, 45, 120], [0, 5, 6, 7, 5, 6, 7, 5, 6], [0, *range(40, 120)]]
 
 
 @pytest.fixture(scope="module")
-def target(model_dirs) -> str:
+def target(model_dirs):
     """Four attention heads, two KV heads."""
     return model_dirs[0]
 
 
 @pytest.fixture(scope="module")
-def expected(target) -> list[list[int]]:
+def expected(target):
     """transformers' own greedy text of each prompt, in float64."""
     return texts_of(target)
 
 
-def texts_of(model: str) -> list[list[int]]:
+def texts_of(model):
     reference = Reference(model, "float64", threads=1)
     return [reference.generate(ids, 200, ignore_eos=True)[:100] for ids in PROMPTS]
 
@@ -75,16 +69,16 @@ def texts_of(model: str) -> list[list[int]]:
 class Target:
     """A verify service of two ranks, with all it logged."""
 
-    def __init__(self, service: Child, log: list[str]) -> None:
+    def __init__(self, service, log):
         self.service, self.log = service, log
 
     @property
-    def pids(self) -> list[int]:
+    def pids(self):
         """Process of each rank."""
         found = re.findall(r"rank \d is process (\d+)", "\n".join(self.log))
         return [self.service.pid, *map(int, found)]
 
-    async def end(self) -> int:
+    async def end(self):
         """Wait for the end of all ranks; rank 0's exit code."""
         code = await self.service.ended()
         await until(lambda: all(map(is_gone, self.pids)))
@@ -92,8 +86,8 @@ class Target:
 
 
 @asynccontextmanager
-async def serving(model: str, *flags: str, port: int = 0, size: int = 2):
-    log: list[str] = []
+async def serving(model, *flags, port=0, size=2):
+    log = []
     every = ["--model", model, "--port", str(port), "--device", "cpu", "--dtype", "float64",
              "--threads", str(size), "--max-sessions", "4", "--drain-grace-s", "1",
              "--tensor-parallel-size", str(size)]  # fmt: skip
@@ -107,7 +101,7 @@ async def serving(model: str, *flags: str, port: int = 0, size: int = 2):
 
 
 @asynccontextmanager
-async def client_of(port: int):
+async def client_of(port):
     settings = OrchestratorSettings(
         port=0,
         admin_port=0,
@@ -141,19 +135,16 @@ async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
         await ends_in_order(running)
 
 
-async def generates(client: AsyncClient, expected: list[list[int]]) -> None:
+async def generates(client, expected):
     for k in (0, 4):
         options = GenerateOptions(
-            max_tokens=100,
-            ignore_eos=True,
-            rule=Rule("exact"),
-            num_speculative_tokens=k,
+            max_tokens=100, ignore_eos=True, rule=Rule("exact"), num_speculative_tokens=k
         )
         got = await asyncio.gather(*(client.complete(ids, options) for ids in PROMPTS))
         assert [generation.token_ids for generation in got] == expected
 
 
-async def ends_in_order(running: Target) -> None:
+async def ends_in_order(running):
     running.service.send(signal.SIGTERM)
     assert await running.end() == 0
     assert not re.findall("ERROR|CRITICAL|Traceback", "\n".join(running.log))
@@ -168,7 +159,7 @@ async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_pat
     tensors["bias"] -= 10.0  # about the middle of the others' sum
     write_judge(tmp_path / "judge", tensors, facts)
 
-    def options(text: list[int]) -> GenerateOptions:
+    def options(text):
         """Drafts are the target's text with every fourth token replaced."""
         drafts = [token if i % 4 else 7 + i for i, token in enumerate(text, 1)]
         return GenerateOptions(
@@ -176,7 +167,7 @@ async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_pat
             num_speculative_tokens=6, prediction=drafts,
         )  # fmt: skip
 
-    async def texts(size: int) -> list[tuple[list[int], int]]:
+    async def texts(size):
         flags = "--autojudge-file", str(tmp_path / "judge")
         async with (
             serving(target, *flags, size=size) as running,
@@ -198,7 +189,7 @@ async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart
     """Before and after, every text is that of one process; the second service exits cleanly."""
     port = free_port()
     async with serving(target, port=port) as first, client_of(port) as client:
-        tokens: list[int] = []
+        tokens = []
         events = client.generate(PROMPTS[0], LONG)
         async for event in events:
             if isinstance(event, Chunk):
@@ -228,6 +219,7 @@ async def test_a_stopped_rank_ends_the_service(target, rank):
         assert code == (EXIT_LOST_RANK if rank else -signal.SIGKILL)
 
 
+@pytest.mark.full
 async def test_a_step_that_no_rank_finishes_ends_the_service(target):
     flags = ("--heartbeat-timeout-s", "600", "--step-timeout-s", "1")
     async with (
@@ -258,7 +250,7 @@ async def test_ranks_started_by_others_join(target):
     try:
         async with AsyncClient(f"127.0.0.1:{port}") as client:
 
-            async def serves() -> bool:
+            async def serves():
                 assert [rank.returncode for rank in ranks] == [None, None]
                 try:
                     return await client.check_health("flyspec.v1.VerifyService") == "SERVING"
@@ -334,11 +326,11 @@ def test_each_rank_reads_the_kv_head_of_its_query_heads(size, kind, tmp_path, mo
             assert torch.equal(local[name], whole[name][rows]), name
 
 
-def count_reads(monkeypatch) -> list[int]:
+def count_reads(monkeypatch):
     """Bytes of each tensor that transformers takes from a safetensors file from now on."""
     import transformers.modeling_utils as modeling
 
-    sizes: list[int] = []
+    sizes = []
 
     class Slice:
         def __init__(self, inner):
@@ -405,7 +397,7 @@ def test_more_ranks_than_gpus(monkeypatch):
     assert rank_device("cuda", place._replace(local_size=2, local_rank=1)) == torch.device("cuda:1")
 
 
-def find_place_of(size: int):
+def find_place_of(size):
     environment = {"RANK": "0", "WORLD_SIZE": str(size), "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     place = place_from_environment({**environment, "LOCAL_WORLD_SIZE": str(size)})
     assert place is not None
@@ -452,26 +444,3 @@ def test_exactness_of_tensor_parallel(size):
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-_LEAST = """
-import sys, torch
-from flyspec.engine.parallel import Place, RankGroup
-rank, port = map(int, sys.argv[1:])
-group = RankGroup.join(Place(rank, 2, rank, 2, "127.0.0.1", port), torch.device("cpu"))
-print(group.least(10**13 + rank))
-group.leave()
-"""
-
-
-def test_ranks_agree_on_the_least():
-    """Bytes of room on each, more than 32 bits."""
-    port = free_port()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", _LEAST, str(rank), str(port)],
-            stdout=subprocess.PIPE, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"}, cwd=ROOT,
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    assert [int(rank.communicate(timeout=120)[0]) for rank in ranks] == [10**13, 10**13]

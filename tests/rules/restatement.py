@@ -1,40 +1,33 @@
 """A reimplementation of the rules: slow, obvious, from the definitions, without shared code.
 
-Each verdict looks ahead as far as it likes. It also notes which boundaries of the definitions a
-case touches, so that tests can count them.
+Each verdict looks ahead as far as it likes.
 """
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 from tests.rules.rule_case import (
-    Case,
     Expected,
     Open,
-    drafted,
-    own_tokens,
-    processed,
-    sampling,
-    setting,
-)
-from tests.rules.rule_definitions import (
     buckets,
     divergence,
+    drafted,
     entropy,
     first_argmax,
     gumbel,
+    own_tokens,
     probabilities,
+    processed,
+    sampling,
+    setting,
     uniforms,
 )
 
 Segment = tuple[int, int, int | None, float | None]
 
 
-def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
+def looked(case, j, token):
     """(value, margin by which it passes, whether 0 is enough) at j; None: nothing ever passes."""
     p = probabilities(processed(case, j))
     if case.rule in ("fly", "fly-paper", "fly-reference"):
@@ -110,11 +103,10 @@ def looked(case: Case, j: int, token: int) -> tuple[float, float, bool] | None:
 class Judgement:
     """The definitions applied to one case, position by position."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case):
         self.case, self.x = case, drafted(case)
         self.length = len(self.x)
         self.result = Expected()
-        self.tags = self.result.tags
         self.tokens_left = math.inf if case.loose_tokens is None else case.loose_tokens
         self.cost_left = math.inf if case.loose_cost is None else case.loose_cost
         self.y = own_tokens(case, 0, self.length + 1)
@@ -123,14 +115,14 @@ class Judgement:
         self.window = setting(case, "window")
         self.across = setting(case, "scope") == "across"
 
-    def exactly(self, j: int) -> bool:
+    def exactly(self, j):
         early = self.case.start + j - 1 < self.case.exact_until
         return early or self.tokens_left <= 0 or self.cost_left <= 0
 
-    def matches(self, j: int) -> bool:
+    def matches(self, j):
         return self.x[j - 1] in (self.y[j - 1], self.second[j - 1])
 
-    def criterion(self, j: int) -> bool:
+    def criterion(self, j):
         """Measure, record the value, compare."""
         case, result = self.case, self.result
         found = looked(case, j, self.x[j - 1])
@@ -140,21 +132,19 @@ class Judgement:
         told = result.entropies if case.rule.startswith("fly") else result.measures
         told[j] = number
         if slack == 0 or (j == case.equal_at and abs(slack) <= case.tolerance):
-            self.tags.add("threshold=measure")
             return enough
         if abs(slack) < (1e-6 if case.tolerance < 1e-6 else 1e-3):
             result.close = True
         return slack > 0
 
-    def pay(self, tag: str, gap: float) -> None:
-        self.tags |= {tag, "budget of one"} if self.tokens_left == 1 else {tag}
+    def pay(self, gap):
         self.tokens_left -= 1
         self.cost_left -= gap
 
-    def next_mismatch(self, j: int) -> int | None:
+    def next_mismatch(self, j):
         return next((i for i in range(j + 1, self.length + 1) if not self.matches(i)), None)
 
-    def window_lets(self, j: int) -> bool:
+    def window_lets(self, j):
         """Within a round, before anything is measured."""
         if self.across:
             return True
@@ -162,48 +152,33 @@ class Judgement:
             following, reach = max(0, self.window - 1), self.window
         else:
             following = reach = self.window
-        if j + reach == self.length:
-            self.tags |= {"j+W=K", "closes on the last draft"} if reach else {"j+W=K"}
-        if j + reach == self.length + 1:
-            self.tags.add("j+W=K+1")
-        if following and j == 1 and reach < self.length and not self.matches(2):
-            self.tags.add("fails on the first draft")
-        if any(token in self.case.eos for token in self.x[j : j + following]):
-            self.tags.add("EOS in a window")
         after = range(j + 1, j + following + 1)
         return j + reach <= self.length and all(self.matches(i) for i in after)
 
-    def lets(self, j: int) -> bool:
+    def lets(self, j):
         """True if the mismatch at j passes everything but a window across rounds."""
         case, token, y = self.case, self.x[j - 1], self.y[j - 1]
         gap = self.result.gaps[j] = float(case.rows[j - 1].max() - case.rows[j - 1][token])
         accept = case.rule not in ("exact", "rejection") and not self.exactly(j)
         special = case.eos | case.control | case.guarded
-        if token in special or y in special:
+        if token in special or y in special or np.isneginf(processed(case, j)[token]):
             accept = False
-            self.tags.add("guarded" if {token, y} & case.guarded else "control")
-        if np.isneginf(processed(case, j)[token]):
-            accept = False
-            self.tags.add("impossible")
-        if gap > self.cost_left:
-            accept = False
-            self.tags.add("too dear")
-        if not accept or not self.window_lets(j):
+        if not accept or gap > self.cost_left or not self.window_lets(j):
             return False
         if case.rule == "fly-reference" and setting(case, "theta") <= 0.01:
             return True
         return self.criterion(j)
 
-    def ends(self) -> bool:
+    def ends(self):
         """True if accepting all drafts ends the sequence."""
         last = self.length > 0 and self.x[-1] in self.case.eos
         return last or self.y[self.length] in self.case.eos or self.length == 0
 
-    def mark(self, outcome: str, j: int, target: int) -> None:
+    def mark(self, outcome, j, target):
         self.result.outcomes.append(outcome)
         self.result.targets[j] = target
 
-    def stop(self, accepted: int, next_token: int) -> Expected:
+    def stop(self, accepted, next_token):
         result = self.result
         result.num_accepted, result.next_token = accepted, next_token
         result.keep_length = self.case.start + accepted
@@ -211,64 +186,46 @@ class Judgement:
         result.outcomes += ["NOT_REACHED"] * missing
         return result
 
-    def fail_what_came_open(self) -> Expected:
+    def fail_what_came_open(self):
         window = self.case.open
         assert window is not None
         result = self.stop(0, window.target)
         result.keep_length, result.failed = window.position, window
         return result
 
-    def came_open(self) -> Expected | None:
+    def came_open(self):
         """The window that came with the round; None if it closed."""
         window = self.case.open
         assert window is not None
-        self.tags.add("came open")
         if self.length == 0:
-            self.tags.add("K=0 with an open window")
             return self.fail_what_came_open()
         m = self.next_mismatch(0)
-        if any(token in self.case.eos for token in self.x[: window.remaining]):
-            self.tags.add("EOS in a window")
         if m is not None and m <= window.remaining:
-            if m == 1:
-                self.tags.add("fails on the first draft")
             for j in range(1, m):
                 self.mark("EXACT", j, self.x[j - 1])
             self.mark("REJECTED", m, self.y[m - 1])
             token, row = self.x[m - 1], self.case.rows[m - 1]
             self.result.gaps[m] = float(row.max() - row[token])
             return self.fail_what_came_open()
-        if window.remaining == self.length:
-            self.tags.add("closes on the last draft")
         if window.remaining <= self.length:
             return None
         for j in range(1, self.length + 1):
             self.mark("EXACT", j, self.x[j - 1])
         if self.ends():
-            self.tags.add("EOS fails a window")
             return self.fail_what_came_open()
         self.result.open = window._replace(remaining=window.remaining - self.length)
         return self.stop(self.length, self.y[self.length])
 
-    def across_rounds(self, j: int) -> str:
+    def across_rounds(self, j):
         """Decide on a mismatch at j that passed everything else, looking ahead in the round."""
         m = self.next_mismatch(j)
-        if any(token in self.case.eos for token in self.x[j : j + self.window]):
-            self.tags.add("EOS in a window")
         if m is not None and m <= j + self.window:
-            if m == j + 1 and j == 1:
-                self.tags.add("fails on the first draft")
             return "REJECTED"
-        if j + self.window == self.length and self.window:
-            self.tags.add("closes on the last draft")
         if j + self.window <= self.length:
             return "LOOSE"
-        if self.ends():
-            self.tags.add("EOS fails a window")
-            return "REJECTED"
-        return "PROVISIONAL"
+        return "REJECTED" if self.ends() else "PROVISIONAL"
 
-    def walk(self) -> Expected:
+    def walk(self):
         case = self.case
         if case.open is not None:
             ended = self.came_open()
@@ -279,7 +236,6 @@ class Judgement:
             exactly = self.exactly(j)
             if token == y or (self.matches(j) and not exactly):
                 if setting(case, "matches") and not exactly and not self.criterion(j):
-                    self.tags.add("rejected match")
                     self.mark("REJECTED", j, token)
                     return self.stop(j - 1, token)
                 self.mark("EXACT", j, token)
@@ -291,9 +247,8 @@ class Judgement:
             if outcome == "REJECTED":
                 return self.stop(j - 1, y)
             gap = self.result.gaps[j]
-            self.pay("loose", gap)
+            self.pay(gap)
             if outcome == "PROVISIONAL":
-                self.tags.add("provisional")
                 remaining = self.window - (self.length - j)
                 self.result.open = Open(case.start + j - 1, y, remaining, gap)
                 for i in range(j + 1, self.length + 1):
@@ -301,24 +256,17 @@ class Judgement:
                 break
         return self.stop(self.length, self.y[self.length])
 
-    def may_loosen(self, j: int) -> bool:
+    def may_loosen(self, j):
         """True if guards and budgets leave a draft that p / q rejects to the loosened ratio."""
         case, token, y = self.case, self.x[j - 1], self.y[j - 1]
         if case.rule == "rejection" or self.tokens_left <= 0 or self.cost_left <= 0:
             return False
         special = case.eos | case.control | case.guarded
-        if token in special or y in special:
-            self.tags.add("guarded" if {token, y} & case.guarded else "control")
+        if token in special or y in special or np.isneginf(processed(case, j)[token]):
             return False
-        if np.isneginf(processed(case, j)[token]):
-            self.tags.add("impossible")
-            return False
-        if self.result.gaps[j] > self.cost_left:
-            self.tags.add("too dear")
-            return False
-        return True
+        return self.result.gaps[j] <= self.cost_left
 
-    def loosened(self, p: np.ndarray, q: dict[int, float], token: int) -> np.ndarray:
+    def loosened(self, p, q, token):
         """The distribution that takes the place of p for this draft."""
         if self.case.rule == "ensemble":
             w = setting(self.case, "weight") if q[token] < 1 else 1.0
@@ -329,7 +277,7 @@ class Judgement:
         h[token] = raised
         return h
 
-    def sample(self) -> Expected:
+    def sample(self):
         """Speculative sampling: ratios, and residuals where they are missed."""
         for j in range(1, self.length + 1):
             rejected = self.sample_at(j)
@@ -337,7 +285,7 @@ class Judgement:
                 return self.stop(j - 1, rejected)
         return self.stop(self.length, self.y[self.length])
 
-    def sample_at(self, j: int) -> int | None:
+    def sample_at(self, j):
         """Judge the draft at j by p / q; the token that replaces it if it is rejected."""
         case, close = self.case, (1e-6 if self.case.tolerance < 1e-6 else 1e-3)
         token, position = self.x[j - 1], case.start + j - 1
@@ -366,7 +314,7 @@ class Judgement:
                 self.result.close |= abs(u - ratio) < close
                 self.result.measures[j] = ratio
                 if u < ratio:
-                    self.pay("loose", gap)
+                    self.pay(gap)
                     self.mark("LOOSE", j, correction)
                     return None
             left = target - np.array([q.get(t, 0.0) for t in range(len(p))])
@@ -378,7 +326,6 @@ class Judgement:
             correction = first_argmax(weights)
             best, other = np.sort(weights)[::-1][:2]
             self.result.close |= best - other < 100 * close or left.max() < 0.01
-        self.tags.add("residual")
         self.result.gaps[j] = gap
         self.mark("REJECTED", j, correction)
         return correction
@@ -392,34 +339,34 @@ class SegmentedJudgement(Judgement):
     matches count.
     """
 
-    def __init__(self, cases: Sequence[Case], segments: Sequence[Segment]) -> None:
+    def __init__(self, cases, segments):
         super().__init__(cases[0])
         self.segments = segments
         self.of = [Judgement(case) for case in cases]
-        self.own: dict[int, tuple[float, float]] = {}
+        self.own = {}
         for _, index, tokens, cost in segments:
             bounds = (math.inf if b is None else b for b in (tokens, cost))
-            self.own.setdefault(index, tuple(bounds))  # type: ignore[arg-type]
+            self.own.setdefault(index, tuple(bounds))
         for judgement in self.of:
-            judgement.result, judgement.tags = self.result, self.tags
-            judgement.matches = self.matches  # type: ignore[method-assign]
+            judgement.result = self.result
+            judgement.matches = self.matches
 
-    def index_at(self, j: int) -> int:
+    def index_at(self, j):
         position = self.case.start + j - 1
         return [index for start, index, *_ in self.segments if start <= position][-1]
 
-    def at(self, j: int) -> Judgement:
+    def at(self, j):
         """The rule's judgement at j, with what is left of both budgets."""
         judgement, (tokens, cost) = self.of[self.index_at(j)], self.own[self.index_at(j)]
         judgement.tokens_left = min(tokens, self.tokens_left)
         judgement.cost_left = min(cost, self.cost_left)
         return judgement
 
-    def matches(self, j: int) -> bool:
+    def matches(self, j):
         judgement = self.of[self.index_at(j)]
         return self.x[j - 1] in (judgement.y[j - 1], judgement.second[j - 1])
 
-    def walk(self) -> Expected:
+    def walk(self):
         if self.case.open is not None:
             ended = self.came_open()
             if ended is not None:
@@ -436,9 +383,7 @@ class SegmentedJudgement(Judgement):
                 self.own[index] = tokens - 1, cost - gap
                 self.tokens_left -= 1
                 self.cost_left -= gap
-                self.tags.add("loose")
             if outcome == "PROVISIONAL":
-                self.tags.add("provisional")
                 remaining = judgement.window - (self.length - j)
                 self.result.open = Open(self.case.start + j - 1, token, remaining, gap)
                 for i in range(j + 1, self.length + 1):
@@ -447,7 +392,7 @@ class SegmentedJudgement(Judgement):
             j += 1
         return self.stop(self.length, self.y[self.length])
 
-    def decide(self, judgement: Judgement, j: int) -> tuple[str, int]:
+    def decide(self, judgement, j):
         """The outcome at j and, of a mismatch, the target's token or what replaces it."""
         x, y = self.x[j - 1], self.y[j - 1]
         if sampling(judgement.case):
@@ -467,34 +412,12 @@ class SegmentedJudgement(Judgement):
         return outcome, y
 
 
-def restate_segments(cases: Sequence[Case], segments: Sequence[Segment]) -> Expected:
+def restate_segments(cases, segments):
     """The verdict by definition where several rules judge one round."""
-    judgement = SegmentedJudgement(cases, segments)
-    starts = [start for start, *_ in segments[1:]]
-    if any(start < judgement.case.start + judgement.length for start in starts):
-        judgement.tags.add("two rules")
-    return judgement.walk()
+    return SegmentedJudgement(cases, segments).walk()
 
 
-def restate(case: Case) -> Expected:
+def restate(case):
     """The verdict by definition."""
     judgement = Judgement(case)
-    tags, length, window = judgement.tags, judgement.length, judgement.window
-    if length == 1:
-        tags.add("K=1")
-    if window == 0:
-        tags.add("W=0")
-    if window >= length:
-        tags.add("W>=K")
-    if any(np.isneginf(row).any() for row in case.rows[:length]):
-        tags.add("-inf")
-    for j in range(1, length):
-        tied = (case.rows[j - 1] == case.rows[j - 1].max()).sum() > 1
-        mismatch = judgement.x[j - 1] != judgement.y[j - 1]
-        if mismatch and tied:
-            tags.add("tie")
-        if mismatch and judgement.x[j] in case.eos:
-            tags.add("before EOS")
-    if sampling(case):
-        return judgement.sample()
-    return judgement.walk()
+    return judgement.sample() if sampling(case) else judgement.walk()

@@ -1,7 +1,5 @@
 """A tiny random target, engines over it, and verify services on free ports."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import asynccontextmanager
 

@@ -1,7 +1,5 @@
 """Sessions of a verify engine, directly and over gRPC."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from contextlib import asynccontextmanager
@@ -14,7 +12,7 @@ from flyspec.rpc.sizes import MAX_STREAMS
 from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
 from flyspec.values.admin import TokenizerBundle
-from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
+from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.plain_tokens import one_by_one
 from tests.waiting import until
@@ -61,7 +59,7 @@ def opening(tokens, rule=EXACT, sampling=GREEDY, seed=0):
     return VerifyOpen(tokens, len(tokens), rule, sampling, seed)
 
 
-async def answers(engine, session, round_, distributions=()) -> list[Verdict]:
+async def answers(engine, session, round_, distributions=()):
     """Return a round's verdicts, per token in plain decoding; raise what ended it."""
     inbox, result = engine.submit(session, round_, distributions), []
     while not result or not result[-1].last:

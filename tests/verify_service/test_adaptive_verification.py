@@ -1,7 +1,5 @@
 """Drafts that a step verifies, compared with every other choice; step times, with a fake clock."""
 
-from __future__ import annotations
-
 from itertools import accumulate, product
 from types import SimpleNamespace
 
@@ -92,27 +90,27 @@ MS = 1_000_000
 class Clocked:
     """A step takes `base_ns` and `row_ns` for each row; the first of a size ten times that."""
 
-    def __init__(self, base_ns: int, row_ns: int, context_length: int = 256) -> None:
+    def __init__(self, base_ns, row_ns, context_length=256):
         self.info = SimpleNamespace(context_length=context_length, vocab_size=300)
         self.cache = SlotTable(1, context_length)
         self.now_ns, self._base_ns, self._row_ns = 0, base_ns, row_ns
-        self._seen: set[int] = set()
+        self._seen = set()
 
-    def cost(self, rows: int) -> int:
+    def cost(self, rows):
         return self._base_ns + rows * self._row_ns
 
-    def forward(self, steps) -> None:
+    def forward(self, steps):
         (step,) = steps
         first = len(step.token_ids) not in self._seen
         self._seen.add(len(step.token_ids))
         self.now_ns += self.cost(len(step.token_ids)) * (10 if first else 1)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
 
 @pytest.mark.parametrize("base_ns", [MS // 4, 5 * MS, 80 * MS, 2000 * MS])
-def test_quick_or_slow_a_target_tells_what_rows_cost(monkeypatch, base_ns) -> None:
+def test_quick_or_slow_a_target_tells_what_rows_cost(monkeypatch, base_ns):
     model = Clocked(base_ns, base_ns // 20)
     monkeypatch.setattr(warm_target, "perf_counter_ns", lambda: model.now_ns)
     measured = warm_target.measure_steps(model)
@@ -124,5 +122,5 @@ def test_quick_or_slow_a_target_tells_what_rows_cost(monkeypatch, base_ns) -> No
     assert not model.cache.num_free - 1  # the slot is free again
 
 
-def test_a_short_context_is_not_measured() -> None:
+def test_a_short_context_is_not_measured():
     assert warm_target.measure_steps(Clocked(MS, 1, context_length=64)) == ()

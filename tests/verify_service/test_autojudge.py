@@ -1,8 +1,5 @@
 """The rule `autojudge` in the verify service: its rows, and who gets a judge at all."""
 
-from __future__ import annotations
-
-import asyncio
 import random
 from dataclasses import replace
 
@@ -16,7 +13,7 @@ from flyspec.engine.autojudge import read_judge, write_judge
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError, InvalidArgumentError, UnavailableError
-from flyspec.rules import Rule, WindowScope
+from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2
 from flyspec.values.admin import JudgeInfo, VerifyServiceInfo
 from flyspec.values.rounds import Outcome, VerifyOpen, VerifyRound
@@ -97,22 +94,6 @@ async def test_only_rounds_that_need_them_ask_for_hidden_rows(engine, monkeypatc
     assert await layers(Rule("autojudge"), VerifyRound(1, count, [], [], max_plain_tokens=3)) == {
         ()
     }
-
-
-async def test_others_in_the_step_are_judged_as_alone(engine):
-    """One session's hidden rows are not another's."""
-    rules = [Rule("autojudge", judge_threshold=t) for t in (0.3, 0.7)]
-    rules += [Rule("fly", 0, 0.1), Rule("autojudge", window_scope=WindowScope.ACROSS_ROUNDS)]
-    round_ = VerifyRound(1, len(PROMPT), [], [9, 33, 120])
-
-    async def verdict(rule):
-        session = engine.open(opening(PROMPT, rule))
-        (found,) = await answers(engine, session, round_)
-        engine.close(session)
-        return found.keep_length, found.next_token_id, [d.outcome for d in found.decisions]
-
-    alone = [await verdict(rule) for rule in rules]
-    assert await asyncio.gather(*map(verdict, rules)) == alone
 
 
 def test_a_generation_keeps_to_its_judge(engine):

@@ -1,9 +1,6 @@
 """A step waits for its device once, whoever is in it and whatever they ask for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,15 +8,15 @@ from flyspec.engine.cache_table import Claim
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.rules import Rule
-from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.values.rounds import VerifyRound
 from flyspec.values.tokens import SamplingParams
 from tests.engine.test_captured_graphs import capture
 from tests.stand_in import NAME, register
 from tests.stand_in_counts import counting
-from tests.verify_service.sessions import answers, opening
+from tests.verify_service.sessions import opening
 from verify_service.engine import PendingRound, VerifyEngine
 
-SESSIONS: dict[str, VerifyOpen] = {
+SESSIONS = {
     "exact": opening([5, 6, 7]),
     "fly, sampled": opening([9, 8], rule=Rule("fly"), sampling=SamplingParams(temperature=0.8)),
     "typical, truncated": opening(
@@ -30,11 +27,11 @@ SESSIONS: dict[str, VerifyOpen] = {
 }
 
 
-@pytest.fixture
-def engine(target_dir: Any, loaded: Any) -> Any:
+@pytest.fixture(scope="module")
+def engine(target_dir, loaded):
     register()
     runner = ModelRunner(
-        load_model(target_dir, NAME, "float64"), 8, paging=Paging(16, attention="sdpa")
+        load_model(target_dir, NAME, "float64"), 16, paging=Paging(16, attention="sdpa")
     )
     runner.accelerate(capture, compiled=False)
     runner.cache.forget()
@@ -44,7 +41,7 @@ def engine(target_dir: Any, loaded: Any) -> Any:
     engine.stop()
 
 
-def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
+def rounds_of(engine, names):
     """The work that the engine's thread runs together: a round of each session."""
     wants = []
     for number, name in enumerate(names):
@@ -60,7 +57,7 @@ def rounds_of(engine: VerifyEngine, names: list[str]) -> list[Any]:
 @pytest.mark.parametrize(
     "names", [["exact"] * 4, [*SESSIONS], ["margin, with log-probabilities"] * 3]
 )
-def test_a_step_of_rounds_waits_once(engine: VerifyEngine, names: list[str]) -> None:
+def test_a_step_of_rounds_waits_once(engine, names):
     wants = rounds_of(engine, names)
     steps = [want for want, _ in wants]
     cache = engine.model.cache
@@ -75,7 +72,7 @@ def test_a_step_of_rounds_waits_once(engine: VerifyEngine, names: list[str]) -> 
         work.close()
 
 
-def test_plain_decoding_waits_once_for_several_tokens(engine: VerifyEngine) -> None:
+def test_plain_decoding_waits_once_for_several_tokens(engine):
     session = engine.open(SESSIONS["exact"])
     work = engine._rounds(
         session, PendingRound(VerifyRound(1, 3, [], [], max_plain_tokens=8), 0), lambda answer: None
@@ -87,27 +84,3 @@ def test_plain_decoding_waits_once_for_several_tokens(engine: VerifyEngine) -> N
     assert len(drafted.token_ids) > 1
     assert counts.reads == counts.synchronizations == 1, counts.where
     work.close()
-
-
-async def test_verdicts_are_those_of_a_cpu(
-    engine: VerifyEngine, target_dir: Any, loaded: Any
-) -> None:
-    cpu = VerifyEngine(
-        ModelRunner(load_model(target_dir, "cpu", "float64"), 8), loaded.tokenizer, 64
-    )
-    cpu.start()
-    try:
-        for open_ in SESSIONS.values():
-            found = []
-            for each in (engine, cpu):
-                session = each.open(open_)
-                drafts = [11, 12, 13, 14, 15]
-                round_ = VerifyRound(1, len(open_.token_ids), [], drafts)
-                (verdict,) = await answers(each, session, round_)
-                found.append(verdict)
-                each.close(session)
-            one, other = found
-            assert (one.keep_length, one.next_token_id) == (other.keep_length, other.next_token_id)
-            assert [d.outcome for d in one.decisions] == [d.outcome for d in other.decisions]
-    finally:
-        cpu.stop()

@@ -1,20 +1,23 @@
-"""The engine against transformers' own greedy generate, in float64."""
+"""Rounds and plain decoding: the text of transformers, whatever is drafted and wherever it ends."""
 
-from __future__ import annotations
-
+import asyncio
+import hashlib
+import math
 import random
+import threading
 
 import pytest
 
-from flyspec.errors import (
-    InvalidArgumentError,
-    PrefixMismatchError,
-)
+from flyspec import wire
+from flyspec.errors import InvalidArgumentError, PrefixMismatchError
 from flyspec.prefix import TokenSequence
-from flyspec.values.rounds import VerifyOpen, VerifyRound
+from flyspec.rules import Rule
+from flyspec.values.rounds import Verdict, VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.plain_tokens import one_by_one
+from tests.scripted import ScriptedModel
 from tests.verify_service.conftest import CACHES
-from tests.verify_service.sessions import EXACT, GREEDY, PROMPT, answers, opening
+from tests.verify_service.sessions import EXACT, GREEDY, PROMPT, answers, engine_over, opening
 
 
 async def speculate(engine, session, sequence, num_tokens, propose):
@@ -43,11 +46,13 @@ async def test_plain_decoding_streams_what_generate_gives(engine, greedy):
     assert tokens == greedy(PROMPT, 40)
     assert [v.keep_length for v in verdicts] == [len(PROMPT) + i for i in range(len(tokens))]
     assert [v.last for v in verdicts] == [False] * (len(tokens) - 1) + [True]
-    engine.close(session)
 
 
-@pytest.mark.parametrize("engine", CACHES, indirect=True)
-@pytest.mark.parametrize(("k", "quality"), [(1, 0.8), (4, 0.0), (15, 0.9)])
+@pytest.mark.parametrize(
+    ("engine", "k", "quality"),
+    zip(CACHES, (1, 4, 15), (0.8, 0.0, 0.9), strict=True),
+    indirect=["engine"],
+)
 async def test_drafts_of_any_quality_leave_the_text_alone(engine, greedy, k, quality):
     expected = greedy(PROMPT, 30)
     rng = random.Random(k)
@@ -60,7 +65,6 @@ async def test_drafts_of_any_quality_leave_the_text_alone(engine, greedy, k, qua
     session = engine.open(opening(PROMPT))
     got = await speculate(engine, session, TokenSequence(PROMPT), len(expected) - 1, propose)
     assert got == expected[: len(got)]
-    engine.close(session)
 
 
 @pytest.mark.parametrize("engine", CACHES, indirect=True)
@@ -84,7 +88,6 @@ async def test_rollback_is_a_length(engine, greedy):
         assert greedy(sequence.tokens[:-1], 1)[0] == verdict.next_token_id
         for i in range(accepted):
             assert greedy([*before, *drafts[:i]], 1)[0] == drafts[i]
-    engine.close(session)
 
 
 async def test_another_prefix_is_refused_and_the_engine_lives_on(engine, greedy):
@@ -101,7 +104,6 @@ async def test_another_prefix_is_refused_and_the_engine_lives_on(engine, greedy)
     session = engine.open(opening(PROMPT))
     (verdict,) = await answers(engine, session, VerifyRound(1, len(PROMPT), [], []))
     assert [verdict.next_token_id] == greedy(PROMPT, 1)
-    engine.close(session)
 
 
 @pytest.mark.parametrize(
@@ -139,13 +141,193 @@ async def test_sampling_does_not_depend_on_drafts(engine, sampling):
     engine.close(session)
     assert len(set(plain)) > 5
     rng = random.Random(0)
-    for k in (1, 15):
 
-        def propose(tokens, k=k):
-            done = len(tokens) - len(PROMPT)
-            return [t if rng.random() < 0.8 else 5 for t in plain[done : done + k]] or [5]
+    def propose(tokens):
+        done = len(tokens) - len(PROMPT)
+        return [t if rng.random() < 0.8 else 5 for t in plain[done : done + 9]] or [5]
 
-        session = engine.open(opening(PROMPT, sampling=sampling, seed=99))
-        got = await speculate(engine, session, TokenSequence(PROMPT), len(plain) - 1, propose)
-        assert got == plain[: len(got)]
+    session = engine.open(opening(PROMPT, sampling=sampling, seed=99))
+    got = await speculate(engine, session, TokenSequence(PROMPT), len(plain) - 1, propose)
+    assert got == plain[: len(got)]
+
+
+# --- bursts of plain tokens, over scripted models ---------------------------------------------
+
+EOS = 31
+VOCAB = 32
+START = [5, 6, 7]
+SAMPLINGS = [
+    SamplingParams(),
+    SamplingParams(1.0),
+    SamplingParams(repetition_penalty=1.5),
+    SamplingParams(min_tokens=9),
+]
+
+
+def endless(tokens):
+    """Logits that depend on everything before, never favouring the end."""
+    digest = hashlib.blake2b(bytes(tokens), digest_size=VOCAB).digest()
+    return [byte / 32 - (99.0 if token == EOS else 0.0) for token, byte in enumerate(digest)]
+
+
+def ending(tokens):
+    """Likewise, but the end is sometimes likely."""
+    digest = hashlib.blake2b(bytes(tokens), digest_size=VOCAB).digest()
+    return [byte / 32 + (7.0 if token == EOS else 0.0) for token, byte in enumerate(digest)]
+
+
+def started(sampling=SAMPLINGS[0], tokens=START, **options):
+    return VerifyOpen(tokens, len(START), Rule("exact"), sampling, 11, **options)
+
+
+async def told(engine, session, round_):
+    inbox, found = engine.submit(session, round_), []
+    while not found or not found[-1].last:
+        found.append(await asyncio.wait_for(inbox.get(), 20))
+        if isinstance(found[-1], Exception):
+            raise found[-1]
+    return found
+
+
+def tokens_of(verdicts):
+    return [v.next_token_id for v in one_by_one(verdicts)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("script", [endless, ending])
+async def test_a_burst_has_the_tokens_of_single_steps(sampling, script):
+    async with engine_over(ScriptedModel(script)) as engine:
+        session, expected = engine.open(started(sampling)), list(START)
+        for number in range(40):
+            (verdict,) = await told(engine, session, VerifyRound(number, len(expected), [], []))
+            assert verdict.plain_token_ids == ()
+            expected.append(verdict.next_token_id)
+            if expected[-1] == EOS:
+                break
+        expected = expected[len(START) :]
+        for most in (1, 2, 7, 40):
+            one = engine.open(started(sampling))
+            verdicts = await told(
+                engine, one, VerifyRound(1, len(START), [], [], max_plain_tokens=most)
+            )
+            assert tokens_of(verdicts) == expected[:most]
+            held = len(START)
+            for verdict in one_by_one(verdicts):
+                assert verdict.keep_length == held
+                held += 1
+            assert [v.last for v in verdicts] == [False] * (len(verdicts) - 1) + [True]
+            assert one.sequence.tokens == [*START, *expected[:most]]
+            # The cache is right behind it, wherever the next round builds on.
+            keep = len(START) + len(expected[:most]) // 2
+            sequence = TokenSequence([*START, *expected][:keep])
+            again = VerifyRound(2, keep, [], [], sequence.hash, max_plain_tokens=3)
+            assert tokens_of(await told(engine, one, again)) == expected[keep - len(START) :][:3]
+            engine.close(one)
         engine.close(session)
+
+
+async def test_only_where_nothing_else_is_wanted_are_there_several_a_verdict():
+    async with engine_over(ScriptedModel(endless)) as engine:
+        round_ = VerifyRound(1, len(START), [], [], max_plain_tokens=30)
+        session = engine.open(started())
+        verdicts = await told(engine, session, round_)
+        # The first comes alone, since it waited for the prompt.
+        assert verdicts[0].plain_token_ids == ()
+        assert any(verdict.plain_token_ids for verdict in verdicts)
+        for options in ({"logprobs": 2}, {"sampling": SamplingParams(1.0)}):
+            session = engine.open(started(**options))
+            verdicts = await told(engine, session, round_)
+            assert len(verdicts) == 30
+            assert len(verdicts[-1].logprobs) == ("logprobs" in options)
+
+
+async def test_it_says_how_sure_the_target_was_of_its_tokens():
+    async with engine_over(ScriptedModel(endless)) as engine:
+        session = engine.open(started())
+        text = list(START)
+        asked = VerifyRound(
+            1, len(START), [], [], max_plain_tokens=20, return_plain_confidence=True
+        )
+        for verdict in await told(engine, session, asked):
+            chances = []
+            for token in (*verdict.plain_token_ids, verdict.next_token_id):
+                weights = [math.exp(logit) for logit in endless(text)]
+                chances.append(weights[token] / sum(weights))
+                text.append(token)
+            assert verdict.plain_confidence == pytest.approx(sum(chances) / len(chances), rel=1e-3)
+        drafts = VerifyRound(2, len(text), [], [1, 2, 3], return_plain_confidence=True)
+        (verdict,) = await told(engine, session, drafts)
+        assert verdict.plain_confidence == 0.0
+        unasked = VerifyRound(3, verdict.keep_length + 1, [], [])
+        (verdict,) = await told(engine, session, unasked)
+        assert verdict.plain_confidence == 0.0
+
+
+async def test_the_context_ends_it():
+    model = ScriptedModel(endless, context_length=12)
+    async with engine_over(model) as engine:
+        session = engine.open(started())
+        round_ = VerifyRound(1, len(START), [], [], max_plain_tokens=64)
+        verdicts = await told(engine, session, round_)
+        # The last token needs no place of its own.
+        assert len(tokens_of(verdicts)) == 12 - len(START) + 1
+
+
+def message(round_id, keep, append=(), drafts=(), plain=1, tokens=()):
+    prefix = TokenSequence(tokens).hash if tokens else 0
+    return wire.encode(VerifyRound(round_id, keep, append, drafts, prefix, plain))
+
+
+async def read(call):
+    return wire.decode(Verdict, await asyncio.wait_for(call.read(), 20))
+
+
+async def test_over_a_stream_the_next_round_ends_it_and_its_end_does_not(service, greedy):
+    prompt = [0, 17, 45, 120, 33]
+    text = greedy(prompt, 64)
+    opening_ = wire.encode(VerifyOpen(prompt, len(prompt), Rule("exact"), SamplingParams(), 1))
+    async with service() as stub:
+        call = stub.Verify()
+        await call.write(opening_)
+        await call.write(message(1, len(prompt), plain=64))
+        first = await read(call)
+        assert [first.next_token_id] == text[:1]
+        # Keeps the first token alone, whatever has been decoded since.
+        held = [*prompt, text[0]]
+        await call.write(message(2, len(held), drafts=text[1:4], tokens=held))
+        seen = [first]
+        while seen[-1].round_id == 1:
+            seen.append(await read(call))
+        decoded = tokens_of(verdict for verdict in seen if verdict.round_id == 1)
+        assert decoded == text[: len(decoded)]
+        assert seen[-2].last
+        assert (seen[-1].keep_length, seen[-1].next_token_id) == (len(held) + 3, text[4])
+        # Another, and the client says that it sends no more: it gets all of it.
+        await call.write(message(3, len(held) + 4, plain=30))
+        await call.done_writing()
+        rest = [await read(call)]
+        while not rest[-1].last:
+            rest.append(await read(call))
+        got = tokens_of(rest)
+        assert got == text[5 : 5 + len(got)]
+        assert len(got) == 30 or got[-1] == 1
+
+
+async def test_the_time_that_a_round_takes_is_not_the_clients_silence(service, engine, monkeypatch):
+    gate, forward = threading.Event(), engine.model.forward
+
+    def held_back(steps):
+        assert gate.wait(20)
+        return forward(steps)
+
+    monkeypatch.setattr(engine.model, "forward", held_back)
+    opening_ = wire.encode(started(tokens=START))
+    async with service(idle_timeout_s=0.4) as stub:
+        call = stub.Verify()
+        await call.write(opening_)
+        await call.write(message(1, len(START), drafts=[8, 9]))
+        await asyncio.sleep(0.6)
+        gate.set()
+        verdict = await read(call)
+        await call.write(message(2, verdict.keep_length + 1, drafts=[8, 9]))
+        assert (await read(call)).round_id == 2

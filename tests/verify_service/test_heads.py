@@ -1,9 +1,8 @@
 """Draft heads beside the target: the rows they read, what they hold, and faults."""
 
-from __future__ import annotations
-
 import asyncio
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,21 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyspec import wire
-from flyspec.config import VerifySettings
-from flyspec.errors import ConfigError, InvalidArgumentError
+from flyspec.errors import ConfigError, InvalidArgumentError, UnavailableError
 from flyspec.rules import Rule, WindowScope
-from flyspec.v1 import verify_pb2
-from flyspec.values.admin import TokenizerBundle, VerifyServiceInfo
-from flyspec.values.rounds import HeadRequest, OpenWindow, Verdict, VerifyRound
+from flyspec.self_drafting import following_round
+from flyspec.values.admin import TokenizerBundle
+from flyspec.values.rounds import (
+    Budget,
+    HeadProposal,
+    HeadRequest,
+    OpenWindow,
+    Outcome,
+    Verdict,
+    VerifyRound,
+    VerifyTimings,
+)
 from flyspec.values.tokens import Drafted, SamplingParams
+from tests.examples import examples
 from tests.scripted import ScriptedModel
 from tests.scripted_heads import ScriptedHead
 from tests.verify_service.conftest import CACHES, JUDGE
-from tests.verify_service.sessions import PROMPT, answers, opening
+from tests.verify_service.sessions import HELD, PROMPT, answers, drained, open_message, opening
+from tests.waiting import until
 from verify_service import warm_target
 from verify_service.engine import VerifyEngine
 from verify_service.heads import Heads
-from verify_service.service import VerifyServicer
 from verify_service.sessions import READ_AGAIN
 from verify_service.warm_target import load_heads
 
@@ -103,7 +111,6 @@ async def test_a_head_gets_the_targets_rows_and_leaves_the_text_alone(
         assert len(counts) <= 7
     assert [step.start for step in head.steps[:4]] == [0, 16, 32, 48]
     assert [step.max_tokens for step in head.steps[:4]] == [0, 0, 0, 0]
-    engine.close(session)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +153,6 @@ async def test_plain_decoding_ends_with_a_proposal(engine, greedy, rows_of):
     (verdict,) = await answers(engine, session, round_)
     assert verdict.proposal is None
     assert head.held(session.slot) == verdict.keep_length
-    engine.close(session)
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -163,7 +169,6 @@ async def test_nothing_is_drafted_behind_an_accepted_end(engine, greedy, rows_of
     assert (verdict.num_accepted, verdict.next_token_id) == (2, third)
     assert (verdict.proposal is not None) == ignored
     assert [step.max_tokens for step in head.steps] == [5 if ignored else 0]
-    engine.close(session)
 
 
 async def test_what_a_head_misses_is_read_again_as_far_as_it_is_near(engine, greedy, rows_of):
@@ -186,29 +191,6 @@ async def test_what_a_head_misses_is_read_again_as_far_as_it_is_near(engine, gre
         length = verdict.keep_length + 1
     (verdict,) = await answers(engine, session, VerifyRound(6, length, (), (), head=HEAD))
     assert [(step.start, len(step.token_ids)) for step in head.steps] == [(length - 4, 4)]
-    engine.close(session)
-
-
-async def test_a_slot_that_is_reused_keeps_what_fits(engine, rows_of):
-    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
-    prompt = [0, *(random.Random(3).randrange(3, 400) for _ in range(40))]
-
-    async def first_steps(tokens):
-        head.steps.clear()
-        session = engine.open(opening(tokens))
-        await answers(engine, session, VerifyRound(1, len(tokens), (), (), head=HEAD))
-        engine.close(session)
-        return [(step.start, len(step.token_ids)) for step in head.steps], session.slot
-
-    _, slot = await first_steps(prompt)
-    longer = [*prompt, 8, 9, 10]
-    steps, again = await first_steps(longer)
-    assert again == slot
-    # One less than the target: a head's position depends on the token after it.
-    assert steps == [(40, 4)]
-    other = [0, *(random.Random(4).randrange(3, 400) for _ in range(10))]
-    steps, _ = await first_steps(other)
-    assert steps == [(0, 11)]
 
 
 async def test_a_failed_window_costs_one_proposal(engine, rows_of):
@@ -233,7 +215,6 @@ async def test_a_failed_window_costs_one_proposal(engine, rows_of):
     (verdict,) = await answers(engine, session, VerifyRound(3, position + 1, (), (), head=HEAD))
     assert verdict.proposal is not None
     assert [(step.start, len(step.token_ids)) for step in head.steps] == [(position - 1, 2)]
-    engine.close(session)
 
 
 async def test_judging_by_hidden_rows_goes_with_a_head(engine):
@@ -325,27 +306,6 @@ async def test_bad_requests_are_refused_by_name(engine, request_, message):
     session = engine.open(opening(PROMPT))
     with pytest.raises(InvalidArgumentError, match=rf"round\.head\..*{message}"):
         await answers(engine, session, VerifyRound(1, len(PROMPT), (), (), head=request_))
-    engine.close(session)
-
-
-async def test_nothing_is_proposed_where_nothing_can_follow(engine, greedy):
-    with_head(engine, ScriptedHead(garbage, 5))
-    context = engine.info.context_length
-    prompt = [0, *(random.Random(6).randrange(3, 400) for _ in range(context - 4))]
-    session = engine.open(opening(prompt))
-    (verdict,) = await answers(engine, session, VerifyRound(1, context - 3, (), (), head=HEAD))
-    # The sequence has 254 of 256 tokens now; two drafts fit.
-    assert len(verdict.proposal.token_ids) == 2
-    engine.close(session)
-
-
-async def test_describe_lists_the_heads(engine, loaded):
-    head = with_head(engine, ScriptedHead(garbage, 6))
-    servicer = VerifyServicer(engine, loaded.tokenizer, VerifySettings(model="x"))
-    message = await servicer.Describe(verify_pb2.VerifyServiceDescribeRequest(), None)
-    (info,) = wire.decode(VerifyServiceInfo, message).heads
-    assert (info.name, info.kind, info.max_tokens) == ("head", "scripted", 6)
-    assert info.fingerprint == head.fingerprint
 
 
 def test_heads_are_loaded_and_tried_beside_their_target(engine, loaded, monkeypatch):
@@ -397,12 +357,12 @@ def rows(tokens, layers):
     return [torch.tensor([[token, layer] for token in tokens]) for layer in layers]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(12))
 @given(ROUNDS)
 def test_heads_follow_any_rollback(plan):
     """Every row that a head reads is of the sequence, and every proposal follows the sequence."""
 
-    async def run() -> None:
+    async def run():
         model = ScriptedModel(num_slots=2, context_length=200)
         engine = VerifyEngine(model, TOKENIZER, 64)
         heads = {
@@ -442,7 +402,7 @@ def test_heads_follow_any_rollback(plan):
         finally:
             engine.stop()
 
-    def check(verdict: Verdict, name, heads, slot, tokens) -> None:
+    def check(verdict, name, heads, slot, tokens):
         assert (verdict.proposal is not None) == bool(name)
         if not name:
             return
@@ -457,3 +417,229 @@ def test_heads_follow_any_rollback(plan):
             assert drafts[0] == sum(tokens) % 32
 
     asyncio.run(run())
+
+
+# --- steps of proposals that run before their rounds ----------------------------------------
+
+
+@pytest.fixture
+def watched(engine, greedy):
+    """An engine with a head that is always right, and the steps of all its forwards."""
+    steps = []
+    text = [*PROMPT, *greedy(PROMPT, 40)]
+    head = ScriptedHead(lambda tokens: text[len(tokens)], 4)
+    engine.heads = Heads({"head": head}, engine.info.vocab_size, engine.info.context_length, [1])
+    forward = engine.model.forward
+
+    def recorded(of):
+        steps.extend(of)
+        return forward(of)
+
+    engine.model.forward = recorded
+    yield engine, steps, text
+    engine.model.forward = forward
+
+
+async def rounds(engine, session, drafts_of, number):
+    """Run rounds whose drafts are `drafts_of` each proposal; return the sequence."""
+    tokens, drafts = list(PROMPT), ()
+    for round_id in range(1, number + 1):
+        request = HeadRequest("head", 4)
+        round_ = VerifyRound(round_id, len(tokens), (), drafts, head=request)
+        (verdict,) = await answers(engine, session, round_)
+        accepted = verdict.keep_length - len(tokens)
+        tokens += [*drafts[:accepted], verdict.next_token_id]
+        drafts = drafts_of(verdict.proposal.token_ids)
+    return tokens
+
+
+async def test_a_proposals_step_runs_once_and_before_its_round(watched):
+    engine, steps, text = watched
+    session = engine.open(opening(PROMPT))
+    got = await rounds(engine, session, lambda drafts: drafts, 4)
+    assert got == text[: len(PROMPT) + 1 + 3 * 5]
+    await until(lambda: len(steps) == 5)  # the last proposal's, for a round that does not come
+    assert [step.start for step in steps[1:]] == [len(PROMPT) + 5 * i for i in range(4)]
+
+
+async def test_a_round_with_other_drafts_runs_its_own_step(watched):
+    engine, steps, text = watched
+    session = engine.open(opening(PROMPT))
+    got = await rounds(engine, session, lambda drafts: [drafts[0], 399, *drafts[2:]], 4)
+    assert got == text[: len(PROMPT) + 1 + 3 * 2]
+    assert len(steps) >= 1 + 3
+
+
+async def test_with_several_sessions_no_step_runs_early(watched):
+    engine, steps, text = watched
+    session, _ = engine.open(opening(PROMPT)), engine.open(opening(PROMPT))
+    got = await rounds(engine, session, lambda drafts: drafts, 3)
+    assert got == text[: len(PROMPT) + 1 + 2 * 5]
+    assert len(steps) == 3
+
+
+ACROSS = WindowScope.ACROSS_ROUNDS
+RULES = [
+    Rule("exact"), Rule("fly", fly_window_size=2), Rule("margin", margin_threshold=2.0),
+    Rule("margin", margin_threshold=2.0, window_scope=ACROSS, fly_window_size=3), Rule("rejection"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def head(engine, greedy):
+    """A head that guesses the target's own token most of the time."""
+
+    def guess(tokens):
+        (own,) = greedy(tokens, 1)
+        return own if sum(tokens) % 5 else (own + 1) % 400
+
+    found = ScriptedHead(guess, 4)
+    engine.heads = Heads({"head": found}, engine.info.vocab_size, engine.info.context_length, [1])
+    return found
+
+
+def asking(num_rounds, max_tokens=4):
+    return HeadRequest("head", max_tokens, num_rounds=num_rounds)
+
+
+async def hear(engine, session, round_, interrupt_at=None):
+    """Send one round; return the verdicts on it and on all that the head goes on with."""
+    inbox, found = engine.submit(session, round_), []
+    while True:
+        answer = await asyncio.wait_for(inbox.get(), 60)
+        if isinstance(answer, Exception):
+            raise answer
+        found.append(answer)
+        if len(found) == interrupt_at:
+            engine.interrupt(session)
+        if answer.last and not answer.started_staged_round_id:
+            return found
+
+
+def outcome(verdict):
+    """A verdict without ids, times and what comes with it."""
+    bare = replace(verdict, round_id=0, timings=VerifyTimings(), proposal=None, drafts=None)
+    return replace(bare, started_staged_round_id=0)
+
+
+@pytest.mark.parametrize(
+    ("rule", "temperature"), zip(RULES, (1.0, 0.0, 1.0, 0.0, 1.0), strict=True)
+)
+async def test_the_same_rounds_as_if_each_were_sent(engine, head, rule, temperature):
+    budget = Budget(6, 40.0)
+    start = VerifyRound(1, len(PROMPT), (), (), budget=budget, head=asking(6))
+    sampling = SamplingParams(temperature)
+    session = engine.open(opening(PROMPT, rule, sampling, 3))
+    together = await hear(engine, session, start)
+    engine.close(session)
+    session = engine.open(opening(PROMPT, rule, sampling, 3))
+    round_, apart, drafts = replace(start, head=asking(0)), [], []
+    while len(apart) < len(together):
+        sent = round_ if not drafts else replace(round_, draft_token_ids=drafts[-1].token_ids)
+        inbox = engine.submit(session, sent, drafts[-1].distributions if drafts else ())
+        verdict = await asyncio.wait_for(inbox.get(), 60)
+        assert isinstance(verdict, Verdict), verdict
+        apart.append(verdict)
+        if verdict.proposal is None:
+            break
+        drafts.append(verdict.proposal)
+        round_ = replace(following_round(round_, verdict), head=asking(0))
+    engine.close(session)
+    assert list(map(outcome, together)) == list(map(outcome, apart))
+    assert [v.drafts for v in together] == [None, *drafts][: len(together)]
+    assert [v.round_id for v in together] == list(range(1, len(together) + 1))
+    begun = [v.started_staged_round_id for v in together]
+    assert begun == [*range(2, len(together) + 1), 0]
+    assert [v.proposal is not None for v in together[:-1]] == [False] * (len(together) - 1)
+    if not any(v.failed for v in apart):
+        assert len(together) == 7
+        assert together[-1].proposal == apart[-1].proposal
+    for verdict in together:
+        times = verdict.timings
+        assert min(times.queue_ns, times.forward_ns, times.judge_ns, times.head_ns) >= 0
+        assert times.service_ns >= times.forward_ns
+        assert (times.head_ns > 0) == (verdict.drafts is not None)
+
+
+async def test_an_end_of_sequence_ends_them(engine, head, greedy):
+    text = greedy(PROMPT, 40)
+    end = next(token for i, token in enumerate(text) if i > 12 and token not in text[:i])
+    info = engine.info
+    engine.heads = Heads({"head": head}, info.vocab_size, info.context_length, [end])
+    session = engine.open(opening(PROMPT))
+    verdicts = await hear(engine, session, VerifyRound(1, len(PROMPT), (), (), head=asking(99)))
+    assert end in list(session.sequence.tokens)[-2:]
+    assert verdicts[-1].proposal is None
+
+
+async def test_the_end_of_the_context_ends_them(engine, head, greedy):
+    room = 20
+    info = engine.info
+    engine.heads = Heads({"head": head}, info.vocab_size, len(PROMPT) + room, [])
+    session = engine.open(opening(PROMPT))
+    await hear(engine, session, VerifyRound(1, len(PROMPT), (), (), head=asking(99)))
+    assert len(PROMPT) + room - 1 <= len(session.sequence) <= len(PROMPT) + room + 1
+
+
+async def test_the_next_round_ends_them_and_goes_its_own_way(engine, head, greedy):
+    session = engine.open(opening(PROMPT))
+    start = VerifyRound(1, len(PROMPT), (), (), head=asking(99))
+    verdicts = await hear(engine, session, start, interrupt_at=3)
+    assert 3 <= len(verdicts) < 99
+    held = len(PROMPT) + 2
+    (verdict,) = await hear(engine, session, VerifyRound(200, held, (7,), (9, 9), head=asking(0)))
+    prefix = [*PROMPT, *greedy(PROMPT, 2), 7]
+    assert verdict.next_token_id == greedy(prefix, 1)[0]
+    assert (verdict.start_length, verdict.decisions[0].outcome) == (held + 1, Outcome.REJECTED)
+
+
+async def test_a_head_that_fails_leaves_a_plain_round(engine, head, greedy):
+    head.fails = lambda step: step.max_tokens and step.start > len(PROMPT) + 8
+    session = engine.open(opening(PROMPT))
+    verdicts = await hear(engine, session, VerifyRound(1, len(PROMPT), (), (), head=asking(99)))
+    assert verdicts[-1].drafts == HeadProposal()
+    assert (verdicts[-1].decisions, verdicts[-1].proposal) == ((), None)
+    tokens = list(session.sequence.tokens)
+    assert tokens == [*PROMPT, *greedy(PROMPT, len(tokens) - len(PROMPT))]
+    assert engine.heads.failures["head"] == 1
+
+
+async def test_a_head_that_fails_in_an_open_window_loses_the_session(engine, head):
+    rule = Rule("margin", margin_threshold=50.0, window_scope=ACROSS, fly_window_size=9)
+    head.guess = lambda tokens: 9
+    session = engine.open(opening(PROMPT, rule))
+    head.fails = lambda step: step.max_tokens > 0
+    start = VerifyRound(1, len(PROMPT), (), (7,), head=asking(9))
+    with pytest.raises(UnavailableError, match="open window needs drafts"):
+        await hear(engine, session, start)
+
+
+async def test_one_message_many_answers(service, engine, head, greedy):
+    text = greedy(PROMPT, 60)
+    async with service() as stub:
+        stream = stub.Verify()
+        await stream.write(open_message(PROMPT))
+        await stream.write(wire.encode(VerifyRound(5, len(PROMPT), (), (), head=asking(6))))
+        tokens = []
+        for round_id in range(5, 12):
+            length = len(PROMPT) + len(tokens)
+            verdict = wire.decode(Verdict, await stream.read(), start_length=length)
+            assert verdict.round_id == round_id
+            assert verdict.started_staged_round_id == (round_id + 1 if round_id < 11 else 0)
+            drafts = verdict.drafts.token_ids if verdict.drafts else ()
+            tokens += [*drafts[: verdict.num_accepted], verdict.next_token_id]
+        assert tokens == text[: len(tokens)]
+        # The stream goes on behind them, from wherever the sender likes.
+        await stream.write(wire.encode(VerifyRound(20, HELD, (), (3,), head=asking(0))))
+        verdict = wire.decode(Verdict, await stream.read(), start_length=HELD)
+        assert (verdict.round_id, verdict.next_token_id) == (20, greedy(PROMPT[:HELD], 1)[0])
+        stream.cancel()
+    assert await drained(engine)
+
+
+async def test_closing_the_session_ends_them(engine, head):
+    session = engine.open(opening(PROMPT))
+    engine.submit(session, VerifyRound(1, len(PROMPT), (), (), head=asking(10_000)))
+    await asyncio.sleep(0.05)
+    engine.close(session)
+    assert await until(lambda: engine.waiting == 0)

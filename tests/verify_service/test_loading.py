@@ -1,7 +1,5 @@
 """Model directories that cannot be served are refused with the reason, before anything listens."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

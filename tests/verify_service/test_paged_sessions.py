@@ -1,10 +1,7 @@
 """Sessions over few blocks of cache: the same texts as over plenty, though some are lost."""
 
-from __future__ import annotations
-
 import asyncio
 import random
-from collections.abc import Sequence
 
 import pytest
 
@@ -24,11 +21,11 @@ SLOTS, LENGTH, SIZE = 6, 80, 4
 WIDTH = LENGTH // SIZE
 
 
-def opening(tokens: Sequence[int], waited_ms: int | None = None) -> VerifyOpen:
+def opening(tokens, waited_ms=None):
     return VerifyOpen(tokens, len(tokens), Rule("exact"), SamplingParams(), 0, waited_ms=waited_ms)
 
 
-async def test_a_session_waits_until_the_blocks_of_others_are_free() -> None:
+async def test_a_session_waits_until_the_blocks_of_others_are_free():
     cache = PageTable(SLOTS, LENGTH, WIDTH, SIZE)
     model = ScriptedModel(num_slots=SLOTS, context_length=LENGTH, cache=cache)
     async with engine_over(model, tokenizer_of()) as engine:
@@ -46,14 +43,14 @@ async def test_a_session_waits_until_the_blocks_of_others_are_free() -> None:
         assert (engine.sessions.active, engine.sessions.waiting) == (2, 0)
 
 
-async def test_texts_do_not_depend_on_the_memory_there_is(target_dir, loaded, greedy) -> None:
+async def test_texts_do_not_depend_on_the_memory_there_is(target_dir, loaded, greedy):
     """Six sessions of up to 140 tokens in the blocks of one context of 256, in fixed shapes."""
     paging = Paging(16, 18, "sdpa")
     runner = ModelRunner(load_model(target_dir, "cpu", "float64"), 6, paging=paging)
     runner.accelerate(eagerly, compiled=False)
     runner.cache.forget()
 
-    async def text(seed: int) -> tuple[list[int], list[int]]:
+    async def text(seed):
         rng = random.Random(seed)
         prompt = [0, *(rng.randrange(3, 400) for _ in range(20 * seed))]
         expected = greedy(prompt, 20)

@@ -1,7 +1,5 @@
 """The verify service over gRPC: statuses, messages, hostile ones, leaks."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter
@@ -20,7 +18,7 @@ from flyspec.tokenizer import Tokenizer
 from flyspec.v1 import verify_pb2, verify_pb2_grpc
 from flyspec.values.admin import VerifyServiceInfo
 from flyspec.values.chat import Chat
-from flyspec.values.rounds import DraftDistributions, RuleSegment, Verdict, VerifyRound
+from flyspec.values.rounds import DraftDistributions, RuleSegment, StagedOn, Verdict, VerifyRound
 from flyspec.values.tokens import TokenDistribution
 from tests.hostile import fuzz, logged
 from tests.scripted_heads import ScriptedHead
@@ -45,54 +43,105 @@ def owned_message(orchestrator_id):
     return message
 
 
+def halves(*values):
+    return np.array(values, "<f2").tobytes()
+
+
+def sent(log_probs, token_ids=()):
+    piece = DraftDistributions(1, HELD, [TokenDistribution(log_probs, token_ids)])
+    return wire.encode(piece)
+
+
+def with_round(**fields):
+    return verify_pb2.VerifyRequest(
+        round=verify_pb2.VerifyRound(round_id=1, keep_length=HELD, **fields)
+    )
+
+
+def with_window(target_logprobs):
+    window = verify_pb2.OpenWindow(
+        position=HELD, target_token_id=5, remaining_matches=1, target_logprobs=target_logprobs
+    )
+    return with_round(append_token_ids=[6], draft_token_ids=[7], open_window=window)
+
+
+def point_masses(count, round_id=1, first=HELD):
+    piece = DraftDistributions(round_id, first, [TokenDistribution()] * count)
+    return wire.encode(piece)
+
+
+STAGED = VerifyRound(2, HELD + 1, [], [], staged_on=StagedOn(1, HELD, 9))
+BEFORE_OPENING = [
+    ([round_message()], "must be `open`"),
+    ([open_message([])], "empty"),
+    ([owned_message("x" * 65)], "orchestrator_id"),
+    ([open_message([400])], "ids 0 to 399"),
+    ([open_message([5] * 257)], "context of 256"),
+    ([open_message(rule="loose")], "exact, fly"),
+    ([open_message(rule="fly", fly_entropy_threshold=-0.1)], "rule.fly_entropy_threshold"),
+    ([rules_message(*[Rule("exact")] * 17)], "open.other_rules: 17 rules"),
+    ([rules_message(Rule("fly"), Rule("fyl"))], "open.other_rules[1].name"),
+    (
+        [rules_message(Rule("margin", guarded_token_ids=(5,) * 1025))],
+        "open.other_rules[0].guarded_token_ids: 1025 tokens",
+    ),
+    ([rules_message(Rule("kl", divergence_top_k=3))], "need different draft distributions"),
+    ([verify_pb2.VerifyRequest()], "set one of"),
+]
+OPENED = [
+    ([open_message()], "one session"),
+    ([round_message([7], segments=[RuleSegment(HELD, 1)])], "rule_index must be between 0 and 0"),
+    ([round_message([400])], "draft_token_ids"),
+    ([round_message([5] * 65)], "at most 64"),
+    ([round_message(plain=65)], "max_plain_tokens"),
+    ([round_message(keep=9)], "whole prefix"),
+    ([round_message([7]), wire.encode(STAGED)], "a staged round needs drafts"),
+    ([with_round(draft_token_ids=[7], remaining_loose_cost_nats=math.nan)], "at least 0, got"),
+    ([with_round(draft_token_ids=[7], remaining_loose_cost_nats=-0.5)], "at least 0"),
+    ([with_round(draft_token_ids=[7], draft_survivals=[math.nan])], "between 0 and 1"),
+    ([with_round(draft_token_ids=[7], draft_survivals=[1.5])], "between 0 and 1"),
+    ([with_round(draft_token_ids=[7], num_top_tokens=17)], "between 0 and 16, got 17"),
+    ([with_round(append_token_ids=[5] * 1_000_000)], "exceed the model's context"),
+    ([with_round(draft_token_ids=[5] * 1_000_000)], "at most 64"),
+    ([with_window({"top_token_ids": [5] * 21})], "at most 20"),
+    ([with_window({"top_token_ids": [400], "top_logprobs": [-1.0]})], "400 is out of range"),
+    ([with_window({"top_token_ids": [5]})], "a number for each"),
+    ([with_window({"top_token_ids": [5], "top_logprobs": [math.nan]})], "a number for each"),
+    ([with_window({"logprob": math.nan})], "a number for each"),
+]
+FUZZY = [
+    # Looked at as they come, before their round, whatever the rule.
+    ([sent(halves(-1, math.inf), (1, 2))], "+inf"),
+    ([sent(halves(*[-6.0] * 399, math.nan))], "NaN"),
+    ([sent(b"\x80")], "1 bytes for 400"),
+    ([sent(halves(-1), (400,))], "between 0 and 399"),
+    ([sent(b"", tuple([5] * 500))], "at most 400"),
+    ([point_masses(2), round_message([5])], "2 for 1 drafted"),
+    ([point_masses(1, round_id=2), round_message([5])], "for round 2"),
+    ([point_masses(1, first=5), round_message([5])], "from position 5"),
+    ([point_masses(65)], "between 1 and 64"),
+    ([round_message([5])], "distributions"),
+]
+
+
 @pytest.mark.parametrize(
-    ("messages", "code", "text"),
+    ("messages", "text"),
     [
-        ([round_message()], "INVALID_ARGUMENT", "must be `open`"),
-        ([open_message(), open_message()], "INVALID_ARGUMENT", "one session"),
-        ([open_message([])], "INVALID_ARGUMENT", "empty"),
-        ([owned_message("x" * 65)], "INVALID_ARGUMENT", "orchestrator_id"),
-        ([open_message([400])], "INVALID_ARGUMENT", "ids 0 to 399"),
-        ([open_message([5] * 257)], "INVALID_ARGUMENT", "context of 256"),
-        ([open_message(rule="loose")], "INVALID_ARGUMENT", "exact, fly"),
-        (
-            [open_message(rule="fly", fly_entropy_threshold=-0.1)],
-            "INVALID_ARGUMENT",
-            "rule.fly_entropy_threshold",
-        ),
-        ([rules_message(*[Rule("exact")] * 17)], "INVALID_ARGUMENT", "open.other_rules: 17 rules"),
-        ([rules_message(Rule("fly"), Rule("fyl"))], "INVALID_ARGUMENT", "open.other_rules[1].name"),
-        (
-            [rules_message(Rule("margin", guarded_token_ids=(5,) * 1025))],
-            "INVALID_ARGUMENT",
-            "open.other_rules[0].guarded_token_ids: 1025 tokens",
-        ),
-        (
-            [rules_message(Rule("kl", divergence_top_k=3))],
-            "INVALID_ARGUMENT",
-            "need different draft distributions",
-        ),
-        (
-            [open_message(), round_message([7], segments=[RuleSegment(HELD, 1)])],
-            "INVALID_ARGUMENT",
-            "rule_segments[0].rule_index must be between 0 and 0",
-        ),
-        ([open_message(), round_message([400])], "INVALID_ARGUMENT", "draft_token_ids"),
-        ([open_message(), round_message([5] * 65)], "INVALID_ARGUMENT", "at most 64"),
-        ([open_message(), round_message(plain=65)], "INVALID_ARGUMENT", "max_plain_tokens"),
-        ([open_message(), round_message(keep=9)], "FAILED_PRECONDITION", "whole prefix"),
-        ([verify_pb2.VerifyRequest()], "INVALID_ARGUMENT", "set one of"),
+        *BEFORE_OPENING,
+        *(([open_message(), *messages], text) for messages, text in [*OPENED, *FUZZY[:5]]),
+        *(([open_message(rule="fuzzy"), *messages], text) for messages, text in FUZZY),
     ],
 )
-async def test_bad_messages_close_their_session_only(service, engine, messages, code, text):
+async def test_bad_messages_close_their_session_only(service, engine, messages, text):
     async with service() as stub:
         good = stub.Verify()
         await good.write(open_message())
         bad = stub.Verify()
         for message in messages:
             await bad.write(message)
-        got, details = await status_of(bad)
-        assert (got.name, text in details) == (code, True), (got, details)
+        code, details = await status_of(bad)
+        expected = "FAILED_PRECONDITION" if text == "whole prefix" else "INVALID_ARGUMENT"
+        assert (code.name, text in details) == (expected, True), (code, details)
         await good.write(round_message([7, 8]))
         assert wire.decode(Verdict, await good.read()).last
         await good.done_writing()
@@ -168,16 +217,6 @@ async def test_a_silent_client_loses_its_session(service, engine):
         assert await drained(engine)
 
 
-async def test_a_cancelled_client_in_mid_decoding_frees_its_slot(service, engine):
-    async with service() as stub:
-        call = stub.Verify()
-        await call.write(open_message())
-        await call.write(round_message(plain=64))
-        await call.read()
-        call.cancel()
-        assert await drained(engine)
-
-
 async def test_describe_and_tokenizer(service, loaded):
     async with service() as stub:
         info = wire.decode(
@@ -212,7 +251,7 @@ async def channel(engine, loaded):
         yield opened
 
 
-async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, monkeypatch):
+async def test_hundreds_of_hostile_messages_change_nothing(target_dir, loaded, monkeypatch):
     monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
     runner = ModelRunner(load_model(target_dir, "cpu", "float64"), num_slots=40)
     engine = VerifyEngine(runner, loaded.tokenizer, 256, lambda: torch.set_num_threads(1))
@@ -222,9 +261,9 @@ async def test_thousands_of_hostile_messages_change_nothing(target_dir, loaded, 
     engine.start()
     try:
         async with serving(engine, loaded.tokenizer, idle_timeout_s=6.0) as address:
-            report = await fuzz("verify", {"verify": address}, 1000)
-        assert report.statuses["OK"] > 20
-        assert report.statuses["INVALID_ARGUMENT"] > 40
+            report = await fuzz("verify", {"verify": address}, 400)
+        assert report.statuses["OK"] > 8
+        assert report.statuses["INVALID_ARGUMENT"] > 16
         assert head.steps
         assert not engine.heads.failures["head"]
         # The engine's thread hears of the last ones a moment later.
@@ -315,77 +354,6 @@ async def test_rounds_come_once_and_in_order(service, engine, ids):
         code, details = await status_of(call)
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "once and in order" in details
-        assert await drained(engine)
-
-
-def halves(*values):
-    return np.array(values, "<f2").tobytes()
-
-
-def sent(log_probs, token_ids=()):
-    piece = DraftDistributions(1, HELD, [TokenDistribution(log_probs, token_ids)])
-    return wire.encode(piece)
-
-
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        (sent(halves(-1, math.inf), (1, 2)), "+inf"),
-        (sent(halves(*[-6.0] * 399, math.nan)), "NaN"),
-        (sent(b"\x80"), "1 bytes for 400"),
-        (sent(halves(-1), (400,)), "between 0 and 399"),
-        (sent(b"", tuple([5] * 500)), "at most 400"),
-    ],
-)
-@pytest.mark.parametrize("rule", ["fuzzy", "exact"])
-async def test_distributions_are_looked_at_as_they_come(service, engine, rule, message, text):
-    """Before their round, whatever the rule."""
-    async with service() as stub:
-        call = stub.Verify()
-        await call.write(open_message(rule=rule))
-        await call.write(message)
-        code, details = await status_of(call)
-        assert (code.name, text in details) == ("INVALID_ARGUMENT", True), (code, details)
-        assert await drained(engine)
-
-
-def with_round(**fields):
-    return verify_pb2.VerifyRequest(
-        round=verify_pb2.VerifyRound(round_id=1, keep_length=HELD, **fields)
-    )
-
-
-def with_window(target_logprobs):
-    window = verify_pb2.OpenWindow(
-        position=HELD, target_token_id=5, remaining_matches=1, target_logprobs=target_logprobs
-    )
-    return with_round(append_token_ids=[6], draft_token_ids=[7], open_window=window)
-
-
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        (with_round(draft_token_ids=[7], remaining_loose_cost_nats=math.nan), "at least 0, got"),
-        (with_round(draft_token_ids=[7], remaining_loose_cost_nats=-0.5), "at least 0"),
-        (with_round(draft_token_ids=[7], draft_survivals=[math.nan]), "between 0 and 1"),
-        (with_round(draft_token_ids=[7], draft_survivals=[1.5]), "between 0 and 1"),
-        (with_round(draft_token_ids=[7], num_top_tokens=17), "between 0 and 16, got 17"),
-        (with_round(append_token_ids=[5] * 1_000_000), "exceed the model's context"),
-        (with_round(draft_token_ids=[5] * 1_000_000), "at most 64"),
-        (with_window({"top_token_ids": [5] * 21}), "at most 20"),
-        (with_window({"top_token_ids": [400], "top_logprobs": [-1.0]}), "400 is out of range"),
-        (with_window({"top_token_ids": [5]}), "a number for each"),
-        (with_window({"top_token_ids": [5], "top_logprobs": [math.nan]}), "a number for each"),
-        (with_window({"logprob": math.nan}), "a number for each"),
-    ],
-)  # fmt: skip
-async def test_absurd_rounds_are_refused(service, engine, message, text):
-    async with service() as stub:
-        call = stub.Verify()
-        await call.write(open_message())
-        await call.write(message)
-        code, details = await status_of(call)
-        assert (code.name, text in details) == ("INVALID_ARGUMENT", True), (code, details)
         assert await drained(engine)
 
 

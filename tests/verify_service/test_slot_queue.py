@@ -1,44 +1,40 @@
 """The next slot goes to the oldest request, whichever orchestrator opened it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
 from flyspec.errors import ResourceExhaustedError
-from verify_service.slot_queue import SessionPlace, SlotQueue
+from verify_service.slot_queue import SlotQueue
 
 
 class Line:
     """Named sessions, over a queue with a manual clock and a manual number of free blocks."""
 
-    def __init__(self, num_slots: int, max_waiting: int | None = None) -> None:
+    def __init__(self, num_slots, max_waiting=None):
         self.now, self.free = 1000.0, 0
         self.queue = SlotQueue(num_slots, max_waiting, lambda: self.now, lambda: self.free)
-        self.places: dict[str, SessionPlace] = {}
-        self.served: list[str] = []
-        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.places = {}
+        self.served = []
+        self.tasks = {}
 
-    async def open(
-        self, name: str, waited_s: float = 0.0, orchestrator_id: str = "", num_blocks: int = 0
-    ) -> None:
-        async def wait() -> None:
+    async def open(self, name, waited_s=0.0, orchestrator_id="", num_blocks=0):
+        async def wait():
             self.places[name] = await self.queue.wait(waited_s, orchestrator_id, num_blocks)
             self.served.append(name)
 
         self.tasks[name] = asyncio.create_task(wait())
         await turn()
 
-    def give_back(self, name: str) -> None:
+    def give_back(self, name):
         self.queue.give_back(self.places.pop(name))
 
-    async def end(self, name: str) -> None:
+    async def end(self, name):
         self.give_back(name)
         await turn()
 
 
-async def turn() -> None:
+async def turn():
     for _ in range(3):
         await asyncio.sleep(0)
 

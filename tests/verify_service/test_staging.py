@@ -1,7 +1,5 @@
 """Staged rounds: begun by the verdict that they wait for, and by no other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -11,7 +9,6 @@ from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.values.rounds import (
     Budget,
-    Decision,
     OpenWindow,
     Outcome,
     StagedOn,
@@ -21,7 +18,7 @@ from flyspec.values.rounds import (
     VerifyTimings,
 )
 from flyspec.values.tokens import SamplingParams
-from tests.verify_service.sessions import HELD, SHORT_PROMPT, drained, open_message, status_of
+from tests.verify_service.sessions import HELD, SHORT_PROMPT, drained, open_message
 from verify_service.staging import StagedRounds, WaitingRound
 
 
@@ -35,7 +32,7 @@ class Call:
         for value in values:
             await self.stream.write(value if hasattr(value, "ByteSize") else wire.encode(value))
 
-    async def read(self, start_length=0) -> Verdict:
+    async def read(self, start_length=0):
         return wire.decode(Verdict, await self.stream.read(), start_length=start_length)
 
     def close(self):
@@ -125,46 +122,13 @@ def test_what_cannot_be_staged(bad, said):
         rounds.stage(WaitingRound(bad[-1], []))
 
 
-async def test_a_bad_one_ends_its_stream(service, engine):
-    async with service() as stub:
-        call = Call(stub)
-        await call.send(open_message(), VerifyRound(1, HELD, [], [7]), staged(2, ON, []))
-        code, details = await status_of(call.stream)
-        assert code.name == "INVALID_ARGUMENT"
-        assert "a staged round needs drafts" in details
-    assert await drained(engine)
-
-
-def test_window_and_budget_are_the_verdicts():
-    loose = Decision(Outcome.LOOSE, 3, None, 0.25)
-    pending = Decision(Outcome.PROVISIONAL, 4, None, 0.5)
-    rejected = Decision(Outcome.REJECTED, 5, None, 1.0)
-    window = OpenWindow(HELD + 2, 4, 3, 0.5)
-    decisions = (loose, Decision(Outcome.EXACT), pending, rejected)
-    verdict = Verdict(HELD + 3, 5, decisions, window, start_length=HELD, round_id=1)
-    rounds = StagedRounds()
-    rounds.received(VerifyRound(1, HELD, [], [1, 2, 3, 4], budget=Budget(4, 2.0)))
-    assert rounds.stage(WaitingRound(staged(2, verdict.on, [6]), [])) is None
-    begun = rounds.after(verdict)
-    assert begun is not None
-    assert begun.round_.open_window == window
-    assert begun.round_.budget == Budget(2, 1.25)
-    # The one that has begun is the newest: what is staged for it takes over its budget.
-    following = replace(verdict, round_id=2, decisions=(loose,), keep_length=HELD + 5,
-                        start_length=HELD + 4, open_window=None)  # fmt: skip
-    rounds.stage(WaitingRound(staged(3, following.on, [7]), []))
-    begun = rounds.after(following)
-    assert begun is not None
-    assert begun.round_.budget == Budget(1, 1.0)
-
-
 @pytest.mark.parametrize("rule", RULES)
 async def test_verdicts_are_those_of_rounds_that_are_sent(service, rule):
     """Whole texts, each round staged for the verdict that it turns out to follow."""
     text = [3, 8, 100, 21, 5, 90, 17, 4] * 6
     sampling = SamplingParams(temperature=1.0)
 
-    async def run(stages: bool) -> list[Verdict]:
+    async def run(stages):
         async with service() as stub:
             call = Call(stub)
             open_ = VerifyOpen(SHORT_PROMPT, HELD, rule, sampling, 4)

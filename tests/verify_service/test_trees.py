@@ -1,7 +1,5 @@
 """Rounds whose drafts are a tree: exact texts, the verdicts of chains, and refusals."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 
@@ -13,7 +11,6 @@ from flyspec.rules import Rule
 from flyspec.values.rounds import HeadRequest, Outcome, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.tokens import SamplingParams
 from tests.scripted import ScriptedModel
-from tests.verify_service.conftest import CACHES
 from tests.verify_service.sessions import EXACT, PROMPT, answers, engine_over, opening
 from verify_service.trees import judged_path
 
@@ -124,7 +121,7 @@ async def test_a_chain_given_as_a_tree_has_the_same_verdict(engine, greedy, rule
         assert [replace(v, **path) for v in tree] == [replace(v, **path) for v in chain]
 
 
-async def test_the_path_follows_the_target_and_else_the_first_draft() -> None:
+async def test_the_path_follows_the_target_and_else_the_first_draft():
     model = ScriptedModel()  # counts
     async with engine_over(model) as engine:
         session = engine.open(VerifyOpen([5, 6, 7], 3, EXACT, SamplingParams(), 0))
@@ -149,7 +146,7 @@ async def test_the_path_follows_the_target_and_else_the_first_draft() -> None:
         assert (verdict.path, verdict.keep_length, verdict.next_token_id) == ((0,), 9, 14)
 
 
-def test_a_lossy_rule_judges_the_path_behind_the_mismatch() -> None:
+def test_a_lossy_rule_judges_the_path_behind_the_mismatch():
     drafts, parents = [1, 2, 7, 3, 4], [0, 1, 1, 2, 2]
     own = {0: 1, 1: 9, 2: 4}  # by row
     calls = []
@@ -189,7 +186,6 @@ async def test_rules_with_distributions_take_no_trees(engine):
 
 @pytest.mark.parametrize("engine", ["fixed"], indirect=True)
 async def test_an_engine_without_trees_says_so(engine):
-    assert "fixed" in CACHES
     session = engine.open(opening(PROMPT))
     round_ = VerifyRound(1, len(PROMPT), [], [4, 5], draft_parents=[0, 0])
     with pytest.raises(InvalidArgumentError, match="draft_parents: steps over blocks run in fixed"):

@@ -1,10 +1,7 @@
 """Sessions judged together on a device are told what each is told alone on a CPU."""
 
-from __future__ import annotations
-
 import math
 from operator import attrgetter
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,6 @@ from hypothesis import strategies as st
 from flyspec.engine.distributions import decode, encode
 from flyspec.engine.logits import process_logits
 from flyspec.engine.model import Rows
-from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
@@ -24,7 +20,7 @@ from flyspec.values.rounds import Budget, OpenWindow, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.autojudges import random_judge
 from tests.examples import examples
-from verify_service.rules import judge, readings
+from verify_service.rules import judge
 from verify_service.sessions import TargetSession
 from verify_service.slot_queue import SessionPlace
 from verify_service.verdicts import RoundContext, RoundJudge
@@ -60,7 +56,7 @@ SAMPLINGS = [
 
 
 @st.composite
-def sessions(draw: st.DrawFn) -> tuple[TargetSession, int, dict[str, Any]]:
+def sessions(draw):
     """A session, its number of drafts, and what is unusual about its round."""
     length = draw(st.integers(2, 6))
     logprobs = draw(st.sampled_from([None, None, 0, 3, 20]))
@@ -69,7 +65,7 @@ def sessions(draw: st.DrawFn) -> tuple[TargetSession, int, dict[str, Any]]:
         draw(st.sampled_from(SAMPLINGS)), draw(st.integers(0, 2**64 - 1)), INFO, PLACE, logprobs,
     )  # fmt: skip
     drafts = draw(st.integers(0, 6))
-    options: dict[str, Any] = {}
+    options = {}
     if drafts and logprobs is not None and draw(st.integers(0, 4)) == 0:
         options["teacher_forced"] = True
     if session.rules[0].name == "margin" and draw(st.booleans()):
@@ -84,9 +80,7 @@ def sessions(draw: st.DrawFn) -> tuple[TargetSession, int, dict[str, Any]]:
     return session, drafts, options
 
 
-def with_round(
-    session: TargetSession, rows: torch.Tensor, options: dict[str, Any], number: int
-) -> RoundContext:
+def with_round(session, rows, options, number):
     """Drafts of which most are the target's, and distributions if the rule needs them."""
     generator = torch.Generator().manual_seed(number)
     count = len(rows) - 1
@@ -95,7 +89,7 @@ def with_round(
     drafts = torch.where(torch.rand(count, generator=generator) < 0.7, drafts, others)
     round_ = VerifyRound(1, len(session.sequence), [], drafts.tolist(), **options)
     spec = distribution_spec(resolve_rule(session.rules[0]), session.sampling)
-    sent: list[TokenDistribution] = []
+    sent = []
     if spec is not None and count:
         noise = torch.randn(rows[:-1].shape, generator=generator)
         simple = SamplingParams(session.sampling.temperature)
@@ -108,7 +102,7 @@ def with_round(
     return RoundContext(session, round_, sent)
 
 
-def near(one: object, other: object) -> bool:
+def near(one, other):
     """Equal, but for the last bits of numbers and the details of errors."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or math.isclose(one, other, rel_tol=1e-5, abs_tol=1e-5)
@@ -130,8 +124,8 @@ def near(one: object, other: object) -> bool:
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
     st.integers(0, 9),
 )
-@settings(max_examples=examples(60), deadline=None)
-def test_together_as_alone(drawn, number, dtype, bad) -> None:
+@settings(max_examples=examples(30))
+def test_together_as_alone(drawn, number, dtype, bad):
     widths = [drafts + 1 for _, drafts, _ in drawn]
     generator = torch.Generator().manual_seed(number)
     packed = (2 * torch.randn(sum(widths), VOCABULARY, generator=generator)).to(dtype)
@@ -154,31 +148,9 @@ def test_together_as_alone(drawn, number, dtype, bad) -> None:
         assert near(found, alone), (round_, found, alone)
 
 
-def test_logprobs_cost_no_further_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    reads, original = [], readings.read
-
-    def read(tables: list[torch.Tensor]) -> list[float]:
-        reads.append(len(tables))
-        return original(tables)
-
-    monkeypatch.setattr(readings, "read", read)
-    rows = torch.randn(20, VOCABULARY, generator=torch.Generator().manual_seed(1))
-    rounds = []
-    for i, rule in enumerate([Rule("exact"), Rule("fly"), Rule("rejection"), Rule("fuzzy")]):
-        sampling = SamplingParams(float(i % 2))
-        session = TargetSession(
-            TokenSequence([1, 2]), 2, [rule], sampling, i, INFO, PLACE, logprobs=i
-        )
-        part = rows[5 * i : 5 * i + 5]
-        rounds.append((with_round(session, part, {}, 6 + i), Rows(part)))
-    found = JUDGE.judge_all(rounds, at_once=True)
-    assert all(isinstance(verdict, Verdict) and verdict.logprobs for verdict in found)
-    assert len(reads) == 1
-
-
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("logprobs", [None, 2])
-def test_top_tokens_are_those_of_every_verified_row(at_once: bool, logprobs: int | None) -> None:
+def test_top_tokens_are_those_of_every_verified_row(at_once, logprobs):
     rows = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(2))
     session = TargetSession(
         TokenSequence([1, 2]), 2, [Rule("exact")], SAMPLINGS[3], 0, INFO, PLACE, logprobs
@@ -197,28 +169,12 @@ def test_top_tokens_are_those_of_every_verified_row(at_once: bool, logprobs: int
     assert plain.top_token_ids == ()
 
 
-def test_a_round_with_bad_distributions_fails_alone() -> None:
-    rows = torch.zeros(4, VOCABULARY)
-    contexts = []
-    for sent in (b"\x00\xfc" * VOCABULARY, b"\x00\x00" * VOCABULARY):
-        session = TargetSession(
-            TokenSequence([1]), 1, [Rule("rejection")], SamplingParams(1.0), 3, INFO, PLACE
-        )
-        round_ = VerifyRound(1, 1, [], [4])
-        contexts.append(RoundContext(session, round_, [TokenDistribution(sent)]))
-    parts = map(Rows, rows.split(2))
-    refused, verdict = JUDGE.judge_all([*zip(contexts, parts, strict=True)], at_once=True)
-    assert isinstance(refused, InvalidArgumentError)
-    assert str(refused).startswith("distributions[0].log_probs: NaN")
-    assert isinstance(verdict, Verdict)
-
-
 @pytest.mark.parametrize(
     "rule",
     [Rule("fly"), Rule("margin"), *(rule for rule in RULES if rule.name != "autojudge")],
     ids=lambda rule: rule.name,
 )
-def test_a_session_judges_by_its_rule_with_defaults(rule: Rule) -> None:
+def test_a_session_judges_by_its_rule_with_defaults(rule):
     sampling = SamplingParams(1.0 if rule.name == "rejection" else 0.0)
     session = TargetSession(TokenSequence([1, 2]), 2, [rule], sampling, 7, INFO, PLACE)
     spec = session.distribution

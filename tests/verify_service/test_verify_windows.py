@@ -1,7 +1,5 @@
 """Windows, distributions and log-probs through the engine and over gRPC."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +8,6 @@ import torch
 
 from flyspec import wire
 from flyspec.errors import InvalidArgumentError
-from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule, WindowScope
 from flyspec.values.rounds import (
     DraftDistributions,
@@ -21,14 +18,7 @@ from flyspec.values.rounds import (
     VerifyRound,
 )
 from flyspec.values.tokens import SamplingParams, TokenDistribution
-from tests.verify_service.sessions import (
-    GREEDY,
-    PROMPT,
-    answers,
-    open_message,
-    opening,
-    status_of,
-)
+from tests.verify_service.sessions import GREEDY, PROMPT, answers, open_message, opening
 
 ANY = Rule("random", random_acceptance=1.0, fly_window_size=3)
 
@@ -105,61 +95,6 @@ async def test_plain_decoding_ends_at_a_stop_token(engine, greedy):
     assert [each.next_token_id for each in told] == tokens[: tokens.index(stop) + 1]
 
 
-async def test_a_window_fails_in_a_later_round(engine, log_softmax):
-    """Loose at the first position, then a match, then a mismatch: back to the first position."""
-    session = engine.open(opening(PROMPT, rule=across()))
-    own = target_token(log_softmax, PROMPT)
-    loose = some_other(own)
-    right = target_token(log_softmax, [*PROMPT, loose])
-    drafts = [loose, right]
-    (first,) = await answers(engine, session, VerifyRound(1, len(PROMPT), [], drafts))
-    assert [d.outcome for d in first.decisions] == [Outcome.PROVISIONAL, Outcome.EXACT]
-    assert first.keep_length == len(PROMPT) + 2
-    assert first.committed_length == len(PROMPT)
-    window = first.open_window
-    logp = log_softmax(PROMPT, 1)[0]
-    assert window[:3] == (len(PROMPT), own, 2)
-    assert window.gap_nats == pytest.approx(float(logp.max() - logp[loose]))
-
-    bonus = first.next_token_id
-    wrong = some_other(target_token(log_softmax, [*PROMPT, *drafts, bonus]))
-    (second,) = await answers(
-        engine,
-        session,
-        VerifyRound(2, first.keep_length + 1, [], [wrong, 7], open_window=window),
-    )
-    assert (second.keep_length, second.next_token_id) == (len(PROMPT), own)
-    assert second.committed_length == len(PROMPT) + 1
-    assert second.open_window is None
-    assert [d.outcome for d in second.decisions] == [Outcome.REJECTED, Outcome.NOT_REACHED]
-
-    # The session holds what the orchestrator holds, cache included.
-    sequence = TokenSequence([*PROMPT, own])
-    (third,) = await answers(
-        engine, session, VerifyRound(3, len(sequence), [], [], prefix_hash=sequence.hash)
-    )
-    assert third.next_token_id == target_token(log_softmax, [*PROMPT, own])
-    engine.close(session)
-
-
-async def test_a_window_closes_in_a_session_opened_anew(engine, log_softmax):
-    """The window is the client's: another session continues it."""
-    own = target_token(log_softmax, PROMPT)
-    tokens = [*PROMPT, some_other(own)]
-    for _ in range(4):
-        tokens.append(target_token(log_softmax, tokens))
-    held, drafts = tokens[:-2], tokens[-2:]
-    session = engine.open(VerifyOpen(held, len(PROMPT), across(), GREEDY, 0))
-    window = OpenWindow(len(PROMPT), own, 2, 1.25)
-    (verdict,) = await answers(
-        engine, session, VerifyRound(9, len(held), [], drafts, open_window=window)
-    )
-    assert verdict.open_window is None
-    assert verdict.keep_length == len(tokens)
-    assert verdict.committed_length == len(tokens) + 1
-    engine.close(session)
-
-
 @pytest.mark.parametrize(
     ("window", "message"),
     [
@@ -174,7 +109,6 @@ async def test_bad_windows_are_refused_by_name(engine, window, message):
     session = engine.open(VerifyOpen([*PROMPT, 5, 6], len(PROMPT), across(), GREEDY, 0))
     with pytest.raises(InvalidArgumentError, match=message):
         await answers(engine, session, VerifyRound(1, len(PROMPT) + 2, [], [7], open_window=window))
-    engine.close(session)
 
 
 async def test_a_window_without_drafts_fails_once(engine):
@@ -185,7 +119,6 @@ async def test_a_window_without_drafts_fails_once(engine):
     (verdict,) = await answers(engine, session, round_)
     assert verdict.last
     assert (verdict.keep_length, verdict.next_token_id) == (len(PROMPT), 7)
-    engine.close(session)
 
 
 def close_to(logprobs, row, token, top):
@@ -214,9 +147,7 @@ async def test_logprobs_of_every_token_that_stands(engine, log_softmax):
     tokens.append(first.next_token_id)
     wrong = some_other(target_token(log_softmax, tokens))
     (second,) = await answers(
-        engine,
-        session,
-        VerifyRound(2, len(tokens), [], [wrong], open_window=first.open_window),
+        engine, session, VerifyRound(2, len(tokens), [], [wrong], open_window=first.open_window)
     )
     assert list(second.logprobs) == [first.open_window.target_logprobs]
 
@@ -236,32 +167,8 @@ async def test_logprobs_of_every_token_that_stands(engine, log_softmax):
         engine.open(replace(opening(PROMPT), stop_token_ids=[3, 400]))
 
 
-def point_masses(count, round_id, first):
-    return wire.encode(DraftDistributions(round_id, first, [TokenDistribution()] * count))
-
-
 def round_message(drafts, round_id=1, keep=4):
     return wire.encode(VerifyRound(round_id, keep, [], drafts))
-
-
-@pytest.mark.parametrize(
-    ("messages", "text"),
-    [
-        ([point_masses(2, 1, 4), round_message([5])], "2 for 1 drafted"),
-        ([point_masses(1, 2, 4), round_message([5])], "for round 2"),
-        ([point_masses(1, 1, 5), round_message([5])], "from position 5"),
-        ([point_masses(65, 1, 4)], "between 1 and 64"),
-        ([round_message([5])], "distributions"),
-    ],
-)
-async def test_distributions_that_do_not_fit_are_refused(service, engine, messages, text):
-    async with service() as stub:
-        call = stub.Verify()
-        await call.write(open_message(rule="fuzzy"))
-        for message in messages:
-            await call.write(message)
-        code, details = await status_of(call)
-        assert (code.name, text in details) == ("INVALID_ARGUMENT", True), (code, details)
 
 
 async def test_distributions_in_pieces_decide(service, log_softmax):

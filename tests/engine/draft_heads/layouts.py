@@ -1,15 +1,10 @@
 """Heads in the published layouts, made small with random weights: configurations and names."""
 
-from __future__ import annotations
-
 import copy
 import json
-from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from flyspec.engine.draft_heads.target import HeadTarget
 from tests.engine.random_models import VOCABULARY, loaded_model, make_model
@@ -32,23 +27,23 @@ CONFIG = {
 }
 
 
-def make_target(kind: str = "llama", **changes: Any) -> HeadTarget:
+def make_target(kind="llama", **changes):
     """A float64 target of six layers, as its heads see it."""
     return HeadTarget.of(loaded_model(make_model(kind, **{"num_hidden_layers": LAYERS, **changes})))
 
 
-def random_tensors(shapes: dict[str, list[int]], seed: int = 0) -> dict[str, Tensor]:
+def random_tensors(shapes, seed=0):
     """Weights that make logits of order 1 and more, and norms around 1."""
     generator = torch.Generator().manual_seed(seed)
 
-    def one(shape: list[int]) -> Tensor:
+    def one(shape):
         drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
         return 1 + 0.2 * drawn if len(shape) == 1 else 2 * drawn * shape[-1] ** -0.5
 
     return {name: one(shape) for name, shape in shapes.items()}
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], name: str = "") -> Path:
+def write(folder, config, tensors, name=""):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     save_file(
@@ -57,7 +52,7 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor], name
     return folder
 
 
-def eagle3_tensors(layer: str = "midlayer", seed: int = 0, **extra: list[int]) -> dict[str, Tensor]:
+def eagle3_tensors(layer="midlayer", seed=0, **extra):
     """An EAGLE-3 head's tensors; `extra` are the shapes of more."""
     shapes = {
         "fc.weight": [HIDDEN, 3 * HIDDEN],
@@ -102,11 +97,11 @@ SPECULATORS = {
 }
 
 
-def write_specforge(folder: Path, seed: int = 0, **changes: Any) -> Path:
+def write_specforge(folder, seed=0, **changes):
     return write(folder, {**SPECFORGE, **changes}, eagle3_tensors(seed=seed))
 
 
-def write_speculators(folder: Path, **changes: Any) -> Path:
+def write_speculators(folder, **changes):
     """Its variants: `norm_before_fc`, `fc_norm`, `norm_output`, a layer like Qwen3's."""
     config = {**SPECULATORS, **changes}
     extra = {"embed_tokens.weight": [VOCABULARY, HIDDEN]}
@@ -119,8 +114,8 @@ def write_speculators(folder: Path, **changes: Any) -> Path:
     return write(folder, config, eagle3_tensors("layers.0", **extra))
 
 
-def medusa_tensors(heads: int = 3, blocks: int = 1) -> dict[str, Tensor]:
-    shapes: dict[str, list[int]] = {}
+def medusa_tensors(heads=3, blocks=1):
+    shapes = {}
     for k in range(heads):
         for i in range(blocks):
             shapes |= {f"{k}.{i}.linear.weight": [HIDDEN, HIDDEN], f"{k}.{i}.linear.bias": [HIDDEN]}
@@ -128,7 +123,7 @@ def medusa_tensors(heads: int = 3, blocks: int = 1) -> dict[str, Tensor]:
     return random_tensors(shapes)
 
 
-def write_medusa(folder: Path, blocks: int = 1) -> Path:
+def write_medusa(folder, blocks=1):
     config = {
         "medusa_num_heads": 3,
         "medusa_num_layers": blocks,
@@ -137,7 +132,7 @@ def write_medusa(folder: Path, blocks: int = 1) -> Path:
     return write(folder, config, medusa_tensors(3, blocks), "medusa_lm_head.safetensors")
 
 
-def write_vllm_medusa(folder: Path, **changes: Any) -> Path:
+def write_vllm_medusa(folder, **changes):
     """With a reduced vocabulary unless `changes` say otherwise."""
     config = {
         "model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": 3,
@@ -153,7 +148,7 @@ def write_vllm_medusa(folder: Path, **changes: Any) -> Path:
     return write(folder, config, tensors)
 
 
-MTP_KINDS: dict[str, dict[str, Any]] = {
+MTP_KINDS = {
     "glm4_moe": {
         "head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
         "moe_intermediate_size": 16, "topk_group": 1, "num_nextn_predict_layers": 1,
@@ -175,7 +170,7 @@ MTP_KINDS: dict[str, dict[str, Any]] = {
 """Small configurations of families with MTP layers, and Qwen3 with one in Qwen's layout."""
 
 
-def write_mtp(folder: Path, kind: str) -> tuple[Path, HeadTarget, Any]:
+def write_mtp(folder, kind):
     """Write a random target's checkpoint with an MTP layer, as its family is published.
 
     Returns its directory, the target, and a transformers model whose only layer is the MTP layer
@@ -212,7 +207,7 @@ def write_mtp(folder: Path, kind: str) -> tuple[Path, HeadTarget, Any]:
     return folder, target, alone
 
 
-def _copied_norm(norm: Any, seed: int) -> Any:
+def _copied_norm(norm, seed):
     found = copy.deepcopy(norm)
     generator = torch.Generator().manual_seed(seed)
     found.weight.data += 0.3 * torch.randn(HIDDEN, generator=generator, dtype=torch.float64)

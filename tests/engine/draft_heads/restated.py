@@ -1,9 +1,6 @@
 """Heads restated from their definitions: no cache, one row at a time, nothing shared."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,11 +10,11 @@ Next = Callable[[Sequence[Tensor], Sequence[int]], Tensor]
 that follow them, of which there may be more than rows: those were drafted."""
 
 
-def rms(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms(x, weight, eps):
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
-def turned(x: Tensor, position: int, theta: float) -> Tensor:
+def turned(x, position, theta):
     """Rotary embedding of a head [dim], by halves."""
     half = len(x) // 2
     out = x.clone()
@@ -32,7 +29,7 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
     return out
 
 
-def attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
+def attended(q, keys, values):
     """One row's attention: q [heads, dim], keys and values [KV heads, dim] for each position."""
     group = len(q) // len(keys[0])
     out = []
@@ -43,7 +40,7 @@ def attended(q: Tensor, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Ten
     return torch.cat(out)
 
 
-def eagle3(config: dict[str, Any], tensors: dict[str, Tensor], embedding: Tensor) -> Next:
+def eagle3(config, tensors, embedding):
     """An EAGLE-3 head of either layout (arXiv 2503.01840, section 3.1), without biases."""
     layer = config.get("transformer_layer_config", config)
     names = {
@@ -53,9 +50,9 @@ def eagle3(config: dict[str, Any], tensors: dict[str, Tensor], embedding: Tensor
     eps, dim = layer["rms_norm_eps"], layer["head_dim"]
     embedding = t.get("embed_tokens", embedding).double()
 
-    def logits(hidden: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
-        keys: list[Tensor] = []
-        values: list[Tensor] = []
+    def logits(hidden, tokens):
+        keys = []
+        values = []
         feature = row = torch.zeros(0)
         for p, token in enumerate(tokens):
             if p < len(hidden[0]):
@@ -89,10 +86,10 @@ def eagle3(config: dict[str, Any], tensors: dict[str, Tensor], embedding: Tensor
     return logits
 
 
-def medusa(tensors: dict[str, Tensor], blocks: int) -> Next:
+def medusa(tensors, blocks):
     """FasterDecoding's Medusa heads (arXiv 2401.10774, section 2.1.1)."""
 
-    def logits(hidden: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
+    def logits(hidden, tokens):
         k = len(tokens) - len(hidden[0])
         x = hidden[0][-1].double()
         for i in range(blocks):
@@ -103,7 +100,7 @@ def medusa(tensors: dict[str, Tensor], blocks: int) -> Next:
     return logits
 
 
-def mtp(alone: Any, norm_output: bool, target: Any) -> Next:
+def mtp(alone, norm_output, target):
     """An MTP layer (arXiv 2412.19437, section 2.2) by transformers' own attention, without cache.
 
     `alone` is as `layouts.write_mtp` returns it.
@@ -112,7 +109,7 @@ def mtp(alone: Any, norm_output: bool, target: Any) -> Next:
     alone.set_experts_implementation("eager")
 
     @torch.inference_mode()
-    def logits(hidden: Sequence[Tensor], tokens: Sequence[int]) -> Tensor:
+    def logits(hidden, tokens):
         known = hidden[0].double()
         found = known
         for count in range(len(known), len(tokens) + 1):

@@ -1,7 +1,5 @@
 """A draft model as a head: it reads tokens alone, and its own drafts only once."""
 
-from __future__ import annotations
-
 import pytest
 
 from flyspec.engine.draft_heads.base import HeadStep

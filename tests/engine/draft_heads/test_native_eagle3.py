@@ -1,7 +1,5 @@
 """The native step runs an EAGLE-3 head as torch does, but for bf16's rounding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -16,7 +14,7 @@ from flyspec.engine.draft_heads.stepping import SteppingHead
 from flyspec.engine.model import History
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
-from tests.engine.native_steps import SETS, compiled, needs_step
+from tests.engine.native_steps import SETS, compiled, needs_step, pairs
 
 pytestmark = needs_step
 VOCABULARY, HIDDEN, DRAFTED = 150, 72, 100  # neither are whole panels
@@ -39,9 +37,7 @@ VARIANTS = {
 TOKENS = [(7 * i * i + 3) % VOCABULARY for i in range(160)]
 
 
-def make(
-    shape: Eagle3Shape, name: str, whole: bool = False
-) -> tuple[NativeEagle3Head, SteppingHead]:
+def make(shape, name, whole=False):
     """The native head, and the same one with torch in float32 with bf16's weights."""
     torch.manual_seed(1)
     if whole:
@@ -64,8 +60,7 @@ def rows(count, seed=0):
     return tuple(torch.randn(count, HIDDEN, generator=generator) for _ in range(3))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(("variant", "name"), pairs(VARIANTS))
 def test_its_logits_are_torchs(name, variant):
     for whole in {False, variant == "plain"}:
         own, reference = make(VARIANTS[variant], name, whole)

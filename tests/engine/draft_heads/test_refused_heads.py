@@ -1,7 +1,5 @@
 """A directory that is no head for the target is refused with what is missing and what to change."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,6 +1,4 @@
-"""EAGLE-3 heads in both published layouts draft what a slow restatement without cache drafts."""
-
-from __future__ import annotations
+"""Heads in the published layouts draft what slow restatements without cache draft."""
 
 import json
 import math
@@ -21,13 +19,20 @@ from flyspec_lab.training.eagle3_files import write_eagle3
 from tests.engine.draft_heads import restated
 from tests.engine.draft_heads.layouts import (
     CONFIG,
+    DRAFTED,
     HIDDEN,
+    LAYERS,
+    MTP_KINDS,
     SPECULATORS,
     eagle3_tensors,
     make_target,
+    medusa_tensors,
     write,
+    write_medusa,
+    write_mtp,
     write_specforge,
     write_speculators,
+    write_vllm_medusa,
 )
 from tests.engine.random_models import VOCABULARY
 
@@ -77,10 +82,10 @@ def _restated(folder, target):
     return restated.eagle3(config, load_file(folder / "model.safetensors"), target.embedding)
 
 
-def rows(count, seed=0):
+def rows(count, seed=0, layers=3):
     generator = torch.Generator().manual_seed(seed)
     return tuple(
-        torch.randn(count, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(3)
+        torch.randn(count, HIDDEN, generator=generator, dtype=torch.float64) for _ in range(layers)
     )
 
 
@@ -284,3 +289,78 @@ def test_the_fingerprint_is_that_of_weights_and_configuration(target, tmp_path):
     assert len(first) == 32
     assert fingerprint() == first == fingerprint(flyspec_training={"seed": 2})
     assert len({first, fingerprint(seed=1), fingerprint(norm_output=True)}) == 3
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=1.0)])
+def test_each_head_guesses_one_token(target, tmp_path, blocks, sampling):
+    head = load_head(write_medusa(tmp_path, blocks), target, 2)
+    assert (head.kind, head.max_tokens, head.hidden_layers) == ("medusa", 3, (LAYERS,))
+    logits = restated.medusa(medusa_tensors(3, blocks), blocks)
+    steps, expected = [], []
+    for slot, (count, most) in enumerate(((4, 3), (1, 2))):
+        hidden = rows(count, slot, layers=1)
+        steps.append(HeadStep(slot, 0, hidden, TOKENS[:count], most, sampling, 3))
+        expected.append(drawn(logits, hidden, TOKENS[:count], most, sampling, 3))
+    for drafted, (tokens, chances) in zip(head.draft(steps), expected, strict=True):
+        assert drafted.token_ids == tokens
+        assert drafted.confidences == pytest.approx(chances, rel=1e-6)
+    assert [head.held(0), head.held(1)] == [4, 1]
+    assert head.draft([steps[0]._replace(max_tokens=0)])[0].token_ids == []
+    head.forget(0)
+    assert head.held(0) == 0
+
+
+def test_vllms_layout_may_reduce_the_vocabulary(target, tmp_path):
+    head = load_head(write_vllm_medusa(tmp_path), target, 1)
+    tensors = load_file(tmp_path / "model.safetensors")
+    hidden = rows(2, layers=1)
+    (drafted,) = head.draft([HeadStep(0, 0, hidden, TOKENS[:2], 3)])
+    for k, token in enumerate(drafted.token_ids):
+        y = tensors[f"blocks.{k}.layers.0.weight"] @ hidden[0][-1]
+        best = (tensors[f"lm_heads.{k}.weight"] @ (hidden[0][-1] + y * y.sigmoid())).argmax()
+        assert token == tensors["token_map"][best]
+    assert head.num_parameters == 3 * HIDDEN * (HIDDEN + DRAFTED)
+
+
+def test_vllms_layout_may_share_the_targets_output_layer(target, tmp_path):
+    folder = write_vllm_medusa(tmp_path, original_lm_head=True, truncated_vocab_size=VOCABULARY)
+    head = load_head(folder, target, 1)
+    tensors = load_file(folder / "model.safetensors")
+    hidden = rows(2, layers=1)
+    (drafted,) = head.draft([HeadStep(0, 0, hidden, TOKENS[:2], 1)])
+    y = tensors["blocks.0.layers.0.weight"] @ hidden[0][-1]
+    assert drafted.token_ids == [int((target.lm_head @ (hidden[0][-1] + y * y.sigmoid())).argmax())]
+    assert head.num_parameters == 3 * HIDDEN * HIDDEN
+
+
+@pytest.mark.parametrize("kind", MTP_KINDS)
+def test_a_targets_own_layer_drafts(kind, tmp_path):
+    folder, target, alone = write_mtp(tmp_path, kind)
+    head = load_head(folder, target, 2)
+    assert (head.kind, head.hidden_layers) == ("mtp", (2,))
+    logits = restated.mtp(alone, kind.startswith("qwen"), target)
+    first, second = rows(9, layers=1), rows(4, seed=1, layers=1)
+    sampling = SamplingParams(temperature=1.0)
+    # One slot's cache is filled in two pieces, with something drafted and dropped in between.
+    head.draft([HeadStep(0, 0, (first[0][:6],), TOKENS[:6], 3)])
+    found = head.draft(
+        [
+            HeadStep(0, 5, (first[0][5:],), TOKENS[5:9], 5),
+            HeadStep(1, 0, second, TOKENS[:4], 4, sampling, 7),
+        ]
+    )
+    expected = [
+        drawn(logits, first, TOKENS[:9], 5),
+        drawn(logits, second, TOKENS[:4], 4, sampling, 7),
+    ]
+    for drafted, (tokens, chances) in zip(found, expected, strict=True):
+        assert drafted.token_ids == tokens
+        assert drafted.confidences == pytest.approx(chances, rel=1e-5)
+
+
+def test_its_parameters_are_those_of_the_layer(tmp_path):
+    folder, target, alone = write_mtp(tmp_path, "qwen3")
+    head = load_head(folder, target, 1)
+    shared = alone.embed_tokens.weight.numel()
+    assert head.num_parameters == sum(p.numel() for p in alone.parameters()) - shared

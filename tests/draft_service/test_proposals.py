@@ -1,12 +1,10 @@
-"""Drafters' scores of tokens they did not draft, and confidence in their own."""
+"""Proposals: chunks, ends, scores of tokens not drafted, and confidence in their own."""
 
-from __future__ import annotations
-
+import asyncio
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import time
+from contextlib import asynccontextmanager, contextmanager
 
 import grpc
 import pytest
@@ -14,17 +12,14 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from draft_service.drafters.base import Drafter, Scored
 from draft_service.drafters.model import ModelDrafter
 from draft_service.drafters.multi_level import MultiLevelDrafter
-from draft_service.drafters.translated import TranslatedSession
-from draft_service.sessions import ClientSession
+from draft_service.sessions import Engine, Sessions
 from flyspec import wire
-from flyspec.engine.loading import LoadedModel
-from flyspec.engine.model import Draw
+from flyspec.config import DraftSettings
 from flyspec.lookup import PromptLookup
-from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
-from flyspec.values.tokens import Drafted, SamplingParams
+from flyspec.values.rounds import DraftAdvance, DraftOpen
+from flyspec.values.tokens import Origin, SamplingParams
 from tests.draft_service.draft_harness import (
     CONTEXT_LENGTH,
     EOS,
@@ -33,41 +28,78 @@ from tests.draft_service.draft_harness import (
     SAMPLINGS,
     SPECS,
     VOCAB_SIZE,
-    CountingRunner,
-    Service,
-    StartService,
     drive,
     lookup_drafter,
+    run,
+    tokens_of,
 )
-from tests.draft_service.test_scripted_drafts import sessions_over
 from tests.examples import examples
 from tests.scripted import ScriptedModel
 
-
-def run(runner: Any, session: Any, *asked: Any) -> tuple[list[list[bool]], Drafted]:
-    """Scores and proposal, as the engine would get them."""
-    scores: list[list[bool]] = []
-    tokens: list[int] = []
-    confidences: list[float] = []
-    work = session.propose(*asked)
-    item: Any = next(work, None)
-    while item is not None:
-        if isinstance(item, Draw):
-            try:
-                item = work.send(runner.draw([item])[0])
-            except StopIteration:
-                break
-            continue
-        if isinstance(item, Scored):
-            scores.append(list(item.agreements))
-        else:
-            tokens += item.token_ids
-            confidences += item.confidences
-        item = next(work, None)
-    return scores, Drafted(tokens, confidences=confidences)
+END = 31
 
 
-def kinds(runner: Any) -> dict[str, Drafter]:
+@asynccontextmanager
+async def sessions_over(model, chunk_tokens):
+    engine = Engine(model)
+    await asyncio.wrap_future(engine.start())
+    drafters = [ModelDrafter(model, [END]), MultiLevelDrafter(model, [END])]
+    try:
+        yield Sessions(drafters, engine, DraftSettings(chunk_tokens=chunk_tokens))
+    finally:
+        await asyncio.to_thread(engine.stop)
+
+
+async def proposal(session, keep, append=(), most=10, limit_ms=0):
+    session.advance(DraftAdvance(1, keep, append, most, time_limit_ms=limit_ms), 0)
+    chunks = [await asyncio.wait_for(session.next_chunk(), 10)]
+    while not chunks[-1].last:
+        chunks.append(await asyncio.wait_for(session.next_chunk(), 10))
+    return chunks
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 4, 16])
+async def test_a_proposal_comes_in_chunks_of_whole_calls(chunk_tokens):
+    model = ScriptedModel()
+    async with sessions_over(model, chunk_tokens) as sessions:
+        with sessions.open(DraftOpen([5, 6], GREEDY, 0, "model")) as session:
+            chunks = await proposal(session, 2)
+            assert tokens_of(chunks) == list(range(7, 17))
+            sizes = [len(chunk.token_ids) for chunk in chunks]
+            assert sizes == {1: [1] * 10, 4: [4, 4, 2], 16: [10]}[chunk_tokens]
+            assert {origin for chunk in chunks for origin in chunk.origins} == {Origin.EXACT_MODEL}
+            # Two of them stand, then another token: only that one is run before the next.
+            before = len(model.calls)
+            assert tokens_of(await proposal(session, 4, [20], 3)) == [21, 22, 23]
+            assert [step.token_ids for (step,) in model.calls[before:]] == [[20], [21], [22]]
+            assert tokens_of(await proposal(session, 5, [28])) == [29, 30, END]
+    assert model.cache.num_free == 4
+
+
+@pytest.mark.parametrize("chunk_tokens", [1, 16])
+@pytest.mark.parametrize("num_in_time", [1, 4])
+async def test_a_proposal_ends_at_its_time_limit_with_what_it_has(
+    chunk_tokens, num_in_time, monkeypatch
+):
+    model = ScriptedModel()
+    forward = model.forward
+    async with sessions_over(model, chunk_tokens) as sessions:
+        with sessions.open(DraftOpen([2, 3], GREEDY, 0, "model")) as session:
+
+            def late(steps):
+                """The step of the last token in time takes until the time is over."""
+                while len(model.calls) == num_in_time - 1 and not session._state.overdue:
+                    time.sleep(0.001)
+                return forward(steps)
+
+            monkeypatch.setattr(model, "forward", late)
+            drafts = tokens_of(await proposal(session, 2, most=25, limit_ms=300))
+            assert num_in_time <= len(drafts) < 25, "at least one, and not all"
+            assert drafts == [*range(4, 29)][: len(drafts)]
+            assert len(tokens_of(await proposal(session, 2, most=25))) == 25, "it was for that one"
+
+
+def kinds(runner):
     return {
         "model": ModelDrafter(runner, [EOS]),
         "multi_level": MultiLevelDrafter(runner, [EOS]),
@@ -85,21 +117,15 @@ def kinds(runner: Any) -> dict[str, Drafter]:
         ("prompt_lookup", GREEDY, None),
     ],
 )
-def test_a_score_says_what_would_have_been_proposed_there(
-    runner: CountingRunner,
-    prompt: list[int],
-    kind: str,
-    sampling: SamplingParams,
-    spec: DistributionSpec | None,
-) -> None:
+def test_a_score_says_what_would_have_been_proposed_there(runner, prompt, kind, sampling, spec):
     drafter = kinds(runner)[kind]
 
-    def opened(tokens: Sequence[int]) -> Any:
+    def opened(tokens):
         return drafter.open(DraftOpen(list(tokens), sampling, 3, "", len(prompt), spec))
 
     session, tokens = opened(prompt), list(prompt)
     for count, most in ((5, 0), (1, 4), (9, 3), (3, 8)):
-        appended: list[int] = []
+        appended = []
         while len(appended) < count:  # some of its own, some of another's
             fresh = opened([*tokens, *appended])
             own = drive(runner, fresh, 1)[0]
@@ -124,16 +150,7 @@ def test_a_score_says_what_would_have_been_proposed_there(
     session.close()
 
 
-def test_the_first_token_of_all_cannot_be_scored(runner: CountingRunner) -> None:
-    for kind, drafter in kinds(runner).items():
-        session: Any = drafter.open(DraftOpen([5, 6, 7], GREEDY, 0))
-        session.move(0, [5, 6, 7, 8])
-        ((*scores,),) = run(runner, session, 2, 0.0, 4)[0]
-        assert len(scores) == (4 if kind == "prompt_lookup" else 3)
-        session.close()
-
-
-def test_scores_take_one_step(runner: CountingRunner, prompt: list[int]) -> None:
+def test_scores_take_one_step(runner, prompt):
     session = ModelDrafter(runner, []).open(DraftOpen(prompt, GREEDY, 0))
     drive(runner, session, 4)
     session.move(len(prompt), [5, 6, 7, 8, 9])
@@ -144,26 +161,12 @@ def test_scores_take_one_step(runner: CountingRunner, prompt: list[int]) -> None
     assert runner.steps == before + 4
 
 
-def test_a_translated_drafter_does_not_score_and_is_not_sure() -> None:
-    class Alignment:
-        """Agrees with every token of the target."""
-
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(f"{name}: nothing is wanted")
-
-    session = TranslatedSession.__new__(TranslatedSession)
-    session._alignment = Alignment()  # type: ignore[assignment]
-    assert list(session.propose(0, 0.9, 5)) == []
-
-
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=30),
     st.lists(st.integers(0, 3), max_size=12),
     st.integers(0, 6),
 )
-def test_lookup_follows_as_it_would_have_proposed(
-    tokens: list[int], behind: list[int], most: int
-) -> None:
+def test_lookup_follows_as_it_would_have_proposed(tokens, behind, most):
     session = lookup_drafter().open(DraftOpen(tokens, GREEDY, 0))
     session.move(len(tokens), behind)
     expected = [
@@ -180,12 +183,8 @@ def test_lookup_follows_as_it_would_have_proposed(
 
 @pytest.mark.parametrize(("kind", "temperature"), [(ModelDrafter, 0.0), (MultiLevelDrafter, 0.7)])
 def test_confidences_are_those_of_the_model_in_its_likeliest_tokens(
-    kind: Any,
-    loaded: LoadedModel,
-    runner: CountingRunner,
-    prompt: list[int],
-    temperature: float,
-) -> None:
+    kind, loaded, runner, prompt, temperature
+):
     sampling = SamplingParams(temperature)
     session = kind(runner, [EOS]).open(DraftOpen(prompt, sampling, 3))
     proposed = run(runner, session, 20)[1]
@@ -197,23 +196,10 @@ def test_confidences_are_those_of_the_model_in_its_likeliest_tokens(
     session.close()
 
 
-@pytest.mark.parametrize("sampling", [SAMPLINGS[2], *PENALTIES])
-def test_confidences_of_both_are_the_same(
-    runner: CountingRunner, prompt: list[int], sampling: SamplingParams
-) -> None:
-    found = []
-    for drafter in (ModelDrafter(runner, [EOS]), MultiLevelDrafter(runner, [EOS])):
-        session = drafter.open(DraftOpen(prompt, sampling, 3))
-        found.append(run(runner, session, 20)[1])
-        session.close()
-    assert found[0].token_ids == found[1].token_ids
-    assert list(found[0].confidences) == pytest.approx(list(found[1].confidences), rel=1e-6)
-
-
 # --- where a proposal ends ------------------------------------------------------------------
 
 
-def uneven(tokens: Sequence[int]) -> list[float]:
+def uneven(tokens):
     """Sure of some tokens, less sure of others."""
     digest = hashlib.blake2b(bytes(tokens), digest_size=2).digest()
     favourite, surplus = digest[0] % 31, 2.0 + digest[1] / 40
@@ -221,12 +207,12 @@ def uneven(tokens: Sequence[int]) -> list[float]:
 
 
 @contextmanager
-def session_of(sessions: Any, tokens: list[int], kind: str) -> Iterator[ClientSession]:
+def session_of(sessions, tokens, kind):
     with sessions.open(DraftOpen(tokens, GREEDY, 0, kind)) as session:
         yield session
 
 
-async def chunks_of(session: ClientSession, advance: DraftAdvance) -> list[DraftChunk]:
+async def chunks_of(session, advance):
     session.advance(advance, 0)
     chunks = [await session.next_chunk()]
     while not chunks[-1].last:
@@ -234,14 +220,14 @@ async def chunks_of(session: ClientSession, advance: DraftAdvance) -> list[Draft
     return chunks
 
 
-def joined(chunks: Sequence[DraftChunk]) -> tuple[list[int], list[float]]:
+def joined(chunks):
     return (
         [token for chunk in chunks for token in chunk.token_ids],
         [float(c) for chunk in chunks for c in chunk.confidences],
     )
 
 
-def falls_below(confidences: Sequence[float], least: float) -> int:
+def falls_below(confidences, least):
     """Tokens up to the one at which the product falls below."""
     for count in range(1, len(confidences) + 1):
         if math.prod(confidences[:count]) < least:
@@ -258,8 +244,8 @@ def falls_below(confidences: Sequence[float], least: float) -> int:
 )
 @settings(max_examples=examples(25))
 async def test_a_proposal_ends_behind_the_token_with_which_it_gets_too_unlikely(
-    tokens: list[int], least: float, most: int, chunk_tokens: int, kind: str
-) -> None:
+    tokens, least, most, chunk_tokens, kind
+):
     async with sessions_over(ScriptedModel(uneven), chunk_tokens) as sessions:
         with session_of(sessions, tokens, kind) as session:
             whole = await chunks_of(session, DraftAdvance(1, len(tokens), [], most))
@@ -275,7 +261,7 @@ async def test_a_proposal_ends_behind_the_token_with_which_it_gets_too_unlikely(
 
 
 @pytest.mark.parametrize("chunk_tokens", [1, 2, 16])
-async def test_scores_come_with_the_first_chunk(chunk_tokens: int) -> None:
+async def test_scores_come_with_the_first_chunk(chunk_tokens):
     async with sessions_over(ScriptedModel(), chunk_tokens) as sessions:
         with session_of(sessions, [5, 6], "model") as session:
             advance = DraftAdvance(1, 2, [7, 9, 10], 5, score=True)
@@ -292,7 +278,7 @@ async def test_scores_come_with_the_first_chunk(chunk_tokens: int) -> None:
 # --- over gRPC ------------------------------------------------------------------------------
 
 
-async def test_over_gRPC_scores_and_confidences_arrive(service: Service, prompt: list[int]) -> None:
+async def test_over_gRPC_scores_and_confidences_arrive(service, prompt):
     client = await service.client().open(prompt)
     (*_, whole) = await client.advance(len(prompt), max_tokens=5)
     assert len(whole.confidences) == len(whole.token_ids)
@@ -318,9 +304,7 @@ async def test_over_gRPC_scores_and_confidences_arrive(service: Service, prompt:
         (DraftAdvance(1, 5, [7] * 65, 3, "", 0.0, True), "advance.score: 65 tokens"),
     ],
 )
-async def test_what_is_refused(
-    service_with: StartService, advance: DraftAdvance, text: str
-) -> None:
+async def test_what_is_refused(service_with, advance, text):
     async with service_with(max_speculative_tokens=16) as service:
         client = await service.client().open([5, 6, 7, 8, 9])
         await client.call.write(wire.encode(advance))
@@ -329,7 +313,7 @@ async def test_what_is_refused(
         assert service.active == 0
 
 
-async def test_a_run_that_lookup_guessed_ends_there_too() -> None:
+async def test_a_run_that_lookup_guessed_ends_there_too():
     text = [9, 10, 11, 12, 13, 14, 3, 9, 10]
     async with sessions_over(ScriptedModel(), 16) as sessions:
         with session_of(sessions, text, "multi_level") as session:

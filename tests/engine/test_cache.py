@@ -1,11 +1,7 @@
-"""Slots: the cache and packed attention, driven at random, equal recomputing from scratch."""
-
-from __future__ import annotations
+"""The cache, in slots and in blocks: whatever the history, logits are those of recomputing."""
 
 import copy
-from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
 
 import pytest
 import torch
@@ -22,20 +18,23 @@ from hypothesis.stateful import (
 
 from flyspec.engine.attention.base import MAX_FOLDED_ROWS
 from flyspec.engine.cache_table import Copy
+from flyspec.engine.captured.graphs import eagerly
+from flyspec.engine.kv_memory import KVLayer
 from flyspec.engine.model import Step
-from flyspec.engine.runner import ModelRunner
+from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.slots import MIN_REUSE, SlotTable
 from flyspec.errors import ResourceExhaustedError
 from tests.engine.random_models import (
     VOCABULARY,
     float64_throughout,
+    loaded_model,
     make_model,
     make_runner,
     reference_logits,
 )
 from tests.examples import examples
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "uncompiled")
 
 TOLERANCE = 1e-11
 MAX_LENGTH = 160
@@ -43,9 +42,9 @@ KINDS = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text"]
 
 
 @lru_cache(maxsize=16)
-def models(kind: str, variant: int) -> tuple[Any, Any]:
+def models(kind, variant):
     """A random model and its copy with transformers' own attention."""
-    changes: dict[str, Any] = {
+    changes = {
         "num_attention_heads": (4, 6, 4, 3)[variant],
         "num_key_value_heads": (2, 2, 4, 1)[variant],
         "num_hidden_layers": (2, 3, 2, 2)[variant],
@@ -70,13 +69,13 @@ def models(kind: str, variant: int) -> tuple[Any, Any]:
     return model, reference
 
 
-def text(seed: int) -> list[int]:
+def text(seed):
     """Return a sequence of maximum length, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCABULARY, (MAX_LENGTH,), generator=generator).tolist()
 
 
-def common_length(a: Sequence[int], b: Sequence[int]) -> int:
+def common_length(a, b):
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
     )
@@ -89,7 +88,7 @@ class Broken(Exception):
 class Session:
     """A client's knowledge: its slot, the slot's contents, and what is still to run."""
 
-    def __init__(self, slot: int, tokens: list[int], cached: int) -> None:
+    def __init__(self, slot, tokens, cached):
         self.slot, self.tokens, self.cached = slot, tokens, cached
 
 
@@ -101,20 +100,21 @@ class Slots(RuleBasedStateMachine):
     @initialize(
         variant=st.integers(0, 3), num_slots=st.sampled_from([3, 4, 5, 2, 1]), padded=st.booleans()
     )
-    def begin(self, variant: int, num_slots: int, padded: bool) -> None:
-        model, self.reference = models(self.kind, variant)
-        self.runner = make_runner(model, num_slots, MAX_LENGTH, padded)
-        self.cache = self.runner.cache
-        self.model = model
-        self.open: list[Session] = []
+    def begin(self, variant, num_slots, padded):
+        self.model, self.reference = models(self.kind, variant)
+        self.start(make_runner(self.model, num_slots, MAX_LENGTH, padded))
+
+    def start(self, runner):
+        self.runner, self.cache, num_slots = runner, runner.cache, runner.cache.num_slots
+        self.open = []
         self.free = list(range(num_slots))
         # What each slot is known to hold, as far as it may be reused.
-        self.held: list[list[int]] = [[] for _ in range(num_slots)]
+        self.held = [[] for _ in range(num_slots)]
         self.hits = self.queries = 0
         self.fresh = 100
         self.refused = False
 
-    def new_tokens(self, count: int) -> list[int]:
+    def new_tokens(self, count):
         self.fresh += 1
         return text(self.fresh)[:count]
 
@@ -124,7 +124,7 @@ class Slots(RuleBasedStateMachine):
         shared=st.sampled_from([40, 90, MIN_REUSE, MIN_REUSE - 1, 25, 0, MAX_LENGTH]),
         own=st.sampled_from([1, 0, 7, 30, 100]),
     )
-    def open_session(self, family: int, shared: int, own: int) -> None:
+    def open_session(self, family, shared, own):
         """A prompt that begins like others do."""
         tokens = [*text(family)[:shared], *self.new_tokens(own)][:MAX_LENGTH]
         self.acquire(tokens or [1])
@@ -139,7 +139,7 @@ class Slots(RuleBasedStateMachine):
             max_size=6,
         )
     )
-    def reopen(self, moves: list[tuple[int, float, int]]) -> None:
+    def reopen(self, moves):
         """Prompts that begin like what slots hold, busy or free; no forward runs between them.
 
         Where no slot is free, a session ends: with copies to or from its slot still to be made.
@@ -154,7 +154,7 @@ class Slots(RuleBasedStateMachine):
             tokens = [*held[: int(len(held) * share)], *self.new_tokens(own)]
             self.acquire(tokens[:MAX_LENGTH])
 
-    def acquire(self, tokens: list[int]) -> None:
+    def acquire(self, tokens):
         if not self.free:
             with pytest.raises(ResourceExhaustedError, match="--max-sessions"):
                 self.cache.acquire(tokens)
@@ -177,17 +177,17 @@ class Slots(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
+    def release(self, data):
         self.end(data.draw(st.sampled_from(self.open)))
 
-    def end(self, session: Session) -> None:
+    def end(self, session):
         self.open.remove(session)
         self.cache.release(session.slot)
         self.free.append(session.slot)
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def roll_back(self, data: st.DataObject) -> None:
+    def roll_back(self, data):
         """Roll back to any earlier length; nothing runs yet, and the cache is not notified."""
         session = data.draw(st.sampled_from(self.open))
         kept = data.draw(st.integers(1, len(session.tokens)))
@@ -196,17 +196,17 @@ class Slots(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def step(self, data: st.DataObject) -> None:
+    def step(self, data):
         """Some sessions at once: prompts in chunks, drafts, single tokens."""
         self.forward(data, data.draw(st.lists(st.sampled_from(self.open), min_size=1, unique=True)))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
-    def step_all(self, data: st.DataObject) -> None:
+    def step_all(self, data):
         """All sessions at once."""
         self.forward(data, self.open)
 
-    def forward(self, data: st.DataObject, chosen: Sequence[Session]) -> None:
+    def forward(self, data, chosen):
         steps = [self.draw_step(session, data) for session in chosen]
         with float64_throughout():
             logits = [rows.logits for rows in self.runner.forward(steps)]
@@ -218,12 +218,12 @@ class Slots(RuleBasedStateMachine):
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), layer=st.integers(0, 1))
-    def fail(self, data: st.DataObject, layer: int) -> None:
+    def fail(self, data, layer):
         """A forward fails halfway; its session ends, as in the engines."""
         session = data.draw(st.sampled_from(self.open))
         step = self.draw_step(session, data)
 
-        def broken(*args: Any) -> None:
+        def broken(*args):
             raise Broken
 
         hook = self.model.model.layers[layer].mlp.register_forward_pre_hook(broken)
@@ -233,7 +233,7 @@ class Slots(RuleBasedStateMachine):
         self.end(session)
         self.held[session.slot] = self.held[session.slot][: step.start]
 
-    def draw_step(self, session: Session, data: st.DataObject) -> Step:
+    def draw_step(self, session, data):
         """Continue a session's sequence with what is not cached, or with new tokens."""
         size = data.draw(st.sampled_from([9, 1, 17, 2, MAX_FOLDED_ROWS, 70, MAX_LENGTH]))
         start = session.cached
@@ -249,7 +249,7 @@ class Slots(RuleBasedStateMachine):
         event(f"step of {'<=' if count <= MAX_FOLDED_ROWS else '>'} {MAX_FOLDED_ROWS} rows")
         return Step(session.slot, start, token_ids, num_logits)
 
-    def compare(self, session: Session, rows: torch.Tensor) -> None:
+    def compare(self, session, rows):
         if not len(rows):
             return
         with float64_throughout():
@@ -257,7 +257,7 @@ class Slots(RuleBasedStateMachine):
         assert (expected[-len(rows) :] - rows).abs().max() < TOLERANCE
 
     @invariant()
-    def accounts_agree(self) -> None:
+    def accounts_agree(self):
         if not hasattr(self, "cache"):
             return
         cache = self.cache
@@ -267,7 +267,7 @@ class Slots(RuleBasedStateMachine):
         assert (cache.queries, cache.hits) == (self.queries, self.hits)
         assert [cache.held(slot) for slot in range(cache.num_slots)] == self.held
 
-    def teardown(self) -> None:
+    def teardown(self):
         """Whatever a slot is said to hold, busy or free, continues like the reference."""
         if not hasattr(self, "cache"):
             return
@@ -281,7 +281,7 @@ class Slots(RuleBasedStateMachine):
                 self.compare(session, rows.logits)
 
 
-def drive(kind: str, examples: int, steps: int, of: type[Slots] = Slots, **options: Any) -> None:
+def drive(kind, examples, steps, of):
     machine = type("Machine", (of,), {"kind": kind})
     run_state_machine_as_test(
         machine,
@@ -289,29 +289,16 @@ def drive(kind: str, examples: int, steps: int, of: type[Slots] = Slots, **optio
             max_examples=examples,
             stateful_step_count=steps,
             suppress_health_check=list(HealthCheck),
-            **options,
         ),
     )
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "mistral", "gemma2"])
-def test_any_history_gives_the_logits_of_recomputing(kind: str) -> None:
-    drive(kind, examples(15), 25)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", KINDS)
-def test_any_long_history_gives_the_logits_of_recomputing(kind: str) -> None:
-    drive(kind, 300, 50)
-
-
-def run(runner: ModelRunner, *steps: Step) -> list[torch.Tensor]:
+def run(runner, *steps):
     with float64_throughout():
         return [rows.logits for rows in runner.forward(steps)]
 
 
-def test_a_step_beyond_the_end_of_its_slot_writes_nothing() -> None:
+def test_a_step_beyond_the_end_of_its_slot_writes_nothing():
     model, reference = models("llama", 0)
     runner = make_runner(model, 2, MAX_LENGTH)
     run(runner, Step(0, 0, text(0)[:20], 0), Step(1, 0, text(1)[:20], 0))
@@ -322,7 +309,7 @@ def test_a_step_beyond_the_end_of_its_slot_writes_nothing() -> None:
     assert (run(runner, Step(1, 20, [3]))[0] - expected).abs().max() < TOLERANCE
 
 
-def test_without_reuse_every_prompt_is_computed() -> None:
+def test_without_reuse_every_prompt_is_computed():
     runner = make_runner(models("llama", 0)[0], 2, MAX_LENGTH)
     cache, tokens = runner.cache, text(1)[:50]
     slot, _ = cache.acquire(tokens)
@@ -372,3 +359,123 @@ def test_a_busy_slot_is_copied(slots):
     slots.acquire()
     with pytest.raises(ResourceExhaustedError, match="all 3 sessions are in use"):
         slots.acquire()
+
+
+class Blocks(Slots):
+    """The machine of slots, with blocks: what a slot held is not its own once it is released."""
+
+    @initialize(
+        variant=st.integers(0, 3),
+        num_slots=st.sampled_from([3, 4, 5, 2, 1]),
+        padded=st.sampled_from(["auto", "sdpa", "flex"]),
+        size=st.sampled_from([16, 32]),
+        fixed=st.booleans(),
+    )
+    def begin(self, variant, num_slots, padded, size, fixed):
+        self.model, self.reference = models(self.kind, variant)
+        paging = Paging(size, attention=padded)
+        runner = ModelRunner(loaded_model(self.model, MAX_LENGTH), num_slots, paging=paging)
+        if fixed:
+            runner.accelerate(eagerly, compiled=False)
+            runner.cache.forget()
+        runner.cache.queries = runner.cache.hits = 0
+        self.size = size
+        self.start(runner)
+
+    def acquire(self, tokens):
+        if not self.free:
+            with pytest.raises(ResourceExhaustedError, match="--max-sessions"):
+                self.cache.acquire(tokens)
+            self.refused = True
+            return
+        slot, length = self.cache.acquire(tokens)
+        assert slot in self.free
+        assert length % self.size == 0
+        assert length <= len(tokens)
+        self.free.remove(slot)
+        self.held[slot] = tokens[:length]
+        self.queries += len(tokens)
+        self.hits += length
+        self.open.append(Session(slot, tokens, length))
+
+    def end(self, session):
+        super().end(session)
+        self.held[session.slot] = []
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"),
+    [(Slots, "qwen3"), (Slots, "mistral"), (Blocks, "gemma2"), (Blocks, "gemma3_text")],
+)
+def test_any_history_gives_the_logits_of_recomputing(machine, kind):
+    drive(kind, examples(6), 25, machine)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("machine", [Slots, Blocks])
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_long_history_gives_the_logits_of_recomputing(machine, kind):
+    drive(kind, 300, 50, machine)
+
+
+def test_a_batch_invariant_model_has_the_same_bits_in_blocks():
+    """The attention of the mode reads blocks as it reads slots, so its shapes hold there too."""
+    found = []
+    for paging in (None, Paging(16)):
+        model = make_model("llama", dtype=torch.bfloat16, hidden_size=32)
+        runner = ModelRunner(loaded_model(model), 3, batch_invariant=True, paging=paging)
+        runner.warm_up()
+        prompts = [text(length)[:length] for length in (40, 75, 9)]
+        slots = [runner.cache.acquire(prompt).slot for prompt in prompts]
+        whole = [Step(slot, 0, ids) for slot, ids in zip(slots, prompts, strict=True)]
+        alone = [runner.forward([step])[0].logits for step in whole]
+        steps = [Step(slot, 5, ids[5:]) for slot, _, ids, *_ in whole]
+        together = [rows.logits for rows in runner.forward(steps)]
+        assert all(map(torch.equal, alone, together))
+        found.append(torch.cat(alone))
+    assert torch.equal(*found)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("attention", ["auto", "sdpa", "flex"])
+def test_numbers_that_are_none_end_with_their_session(attention):
+    """A step that failed leaves NaN in its blocks; the next sequence in them must not see it."""
+    model = make_model("llama")
+    runner = ModelRunner(loaded_model(model), 2, paging=Paging(16, attention=attention))
+    ids = text(0)[:40]
+    slot = runner.cache.acquire(ids).slot
+    (before,) = runner.forward([Step(slot, 0, ids, 40)])
+    expected = before.logits.clone()
+    for layer in runner.cache.kv_layers:
+        for states in (layer.keys, layer.values):
+            states[torch.from_numpy(runner.cache.blocks[slot, :3]).long()] = torch.nan
+    (rows,) = runner.forward([Step(slot, 39, ids[39:])])
+    assert rows.logits.isnan().any()
+    runner.cache.forget(slot)
+    runner.cache.release(slot)
+    for _ in range(2):
+        slot = runner.cache.acquire(ids).slot
+        (rows,) = runner.forward([Step(slot, 0, ids, 40)])
+        torch.testing.assert_close(rows.logits, expected)
+
+
+def test_moves_that_fail_are_made_at_the_next_try(monkeypatch):
+    runner = ModelRunner(loaded_model(make_model("llama")), 3, paging=Paging(16, attention="sdpa"))
+    ids = text(0)[:32]
+    slots = [runner.cache.acquire(ids).slot]
+    runner.forward([Step(slots[0], 0, ids, 0)])
+    expected = runner.forward([Step(slots[0], 31, ids[31:])])[0].logits.clone()
+    slots.append(runner.cache.acquire(ids).slot)  # shares its blocks, and must copy the last one
+    copy, calls = KVLayer.copy, iter([True])
+
+    def fails_once(self, move):
+        if next(calls, False):
+            raise RuntimeError("no memory")
+        copy(self, move)
+
+    monkeypatch.setattr(KVLayer, "copy", fails_once)
+    with pytest.raises(RuntimeError, match="no memory"):
+        runner.forward([Step(slots[1], 31, ids[31:])])
+    for slot in slots[::-1]:
+        torch.testing.assert_close(runner.forward([Step(slot, 31, ids[31:])])[0].logits, expected)
