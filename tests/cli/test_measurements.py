@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flyspec.cli.conditions import Condition
-from flyspec.client import (
-    Chat,
-)
+from flyspec.client import Chat
 from flyspec.prompts import Prompt
 from flyspec.rules import Divergence, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
@@ -20,14 +18,6 @@ from flyspec_lab.bench.conditions import (
     parse_ks,
     with_plain,
 )
-from flyspec_lab.bench.prompts import fresh_problems
-
-
-def test_fresh_problems_can_be_solved_and_repeat() -> None:
-    group = fresh_problems(5, seed=1)
-    assert group.prompts == fresh_problems(5, seed=1).prompts
-    assert group.prompts != fresh_problems(5, seed=2).prompts
-    assert all(p.reference and p.text for p in group.prompts)
 
 
 def test_questions_are_asked_and_code_is_continued() -> None:

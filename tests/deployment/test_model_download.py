@@ -17,7 +17,15 @@ from typing import Any
 
 import pytest
 
-from tests.deployment.rendered import ROOT, Object, container, environment, of_kind, pods, read
+from tests.deployment.rendered import (
+    ROOT,
+    Object,
+    component,
+    configured,
+    container,
+    environment,
+    of_kind,
+)
 
 COMMIT = 40 * "a"
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "original/model.pth": b"twice"}
@@ -138,10 +146,9 @@ def test_the_list_has_the_models_that_services_ask_for(overlay: str) -> None:
     text = maps[volumes["model-list"]["configMap"]["name"]]["models.txt"]
     listed = {line.split()[0] for line in text.splitlines() if line and line[0] != "#"}
     asked = set()
-    for _, pod in pods(overlay):
-        component = pod["metadata"]["labels"]["app.kubernetes.io/component"]
-        if component != "orchestrator":
-            asked.add(read(component, environment(overlay, pod)).model)
+    for _, pod, settings in configured(overlay):
+        if component(pod) != "orchestrator":
+            asked.add(settings.model)
             claim = {v["name"]: v for v in pod["spec"]["volumes"]}["models"]
             assert claim["persistentVolumeClaim"] == {
                 **volumes["models"]["persistentVolumeClaim"], "readOnly": True,

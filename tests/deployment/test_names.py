@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import pytest
 
-from tests.deployment import leader_worker_set
 from tests.deployment.rendered import (
     OVERLAYS,
-    Object,
     compose,
+    container,
     environment,
     matches,
     of_kind,
@@ -21,24 +19,11 @@ from tests.deployment.rendered import (
 HOST = re.compile(r"(?:dns:///|https?://)([\w.-]+):(\d+)")
 
 
-def _value(variables: dict[str, str], reference: re.Match[str]) -> str:
-    return variables[reference[1]]
-
-
-def services(overlay: str) -> dict[tuple[str, str], Object]:
-    """Services by namespace and name, including those that a controller creates."""
-    found = {(o["metadata"]["namespace"], o["metadata"]["name"]): o
-             for o in of_kind(overlay, "Service")}  # fmt: skip
-    for workload in of_kind(overlay, "LeaderWorkerSet"):
-        for made in leader_worker_set.headless_services(workload):
-            found.setdefault((made["metadata"]["namespace"], made["metadata"]["name"]), made)
-    return found
-
-
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_addresses_in_the_environment_are_services_with_pods_behind_them(overlay: str) -> None:
-    known, asked = services(overlay), set()
-    templates = [template for _, template in pods(overlay)]
+    known = {(o["metadata"]["namespace"], o["metadata"]["name"]): o["spec"]
+             for o in of_kind(overlay, "Service")}  # fmt: skip
+    templates, asked = [template for _, template in pods(overlay)], set()
     for template in templates:
         for value in environment(overlay, template).values():
             asked |= set(HOST.findall(value))
@@ -47,34 +32,29 @@ def test_addresses_in_the_environment_are_services_with_pods_behind_them(overlay
         if namespace != "flyspec":
             assert namespace == "monitoring", host  # the only other one that pods may reach
             continue
-        spec = known["flyspec", name]["spec"]
+        spec = known["flyspec", name]
         assert int(port) in [p["port"] for p in spec["ports"]], host
         assert any(matches(spec["selector"], template) for template in templates), host
     assert {"verify", "draft"} <= {host for host, _ in asked}
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_ranks_find_their_leader_before_it_is_ready(overlay: str) -> None:
-    known = services(overlay)
-    for workload in of_kind(overlay, "LeaderWorkerSet"):
-        made = list(leader_worker_set.pods(workload))
-        named = {(p["metadata"]["name"], p["spec"]["subdomain"]): p for p in made}
-        for pod in made:
-            (own,) = pod["spec"]["containers"]
-            variables = {v["name"]: v["value"] for v in own["env"]}
-            told = [re.sub(r"\$\((\w+)\)", partial(_value, variables), a) for a in own["args"]]
-            (address,) = (a.partition("=")[2] for a in told if a.startswith("--master-addr="))
-            host, subdomain, namespace = address.split(".")
-            leader = named[host, subdomain]
-            service = known[namespace, subdomain]["spec"]
-            assert service["clusterIP"] == "None"
-            assert service.get("publishNotReadyAddresses"), f"{address} does not resolve at start"
-            assert matches(service["selector"], leader)
-        # Clients reach leaders alone, and only ready ones.
-        spec = known["flyspec", "verify"]["spec"]
-        assert not spec.get("publishNotReadyAddresses")
-        reached = {p["metadata"]["name"] for p in made if matches(spec["selector"], p)}
-        assert reached == {f"{workload['metadata']['name']}-0"}
+def test_ranks_find_their_leader_before_it_is_ready() -> None:
+    """By the headless Service that the controller makes for a set, which lists pods that start.
+
+    It makes none if there is a Service of the set's name.
+    """
+    services = {o["metadata"]["name"]: o["spec"] for o in of_kind("multi-node", "Service")}
+    (workload,) = of_kind("multi-node", "LeaderWorkerSet")
+    assert workload["metadata"]["name"] not in services
+    assert workload["spec"]["networkConfig"] == {"subdomainPolicy": "Shared"}
+    ranks = {name: t for name, t in pods("multi-node") if "verify" in name}
+    assert len(ranks) == 2
+    for template in ranks.values():
+        assert "--master-addr=$(LWS_LEADER_ADDRESS)" in container(template)["args"]
+    # Clients reach leaders alone, and only ready ones.
+    assert not services["verify"].get("publishNotReadyAddresses")
+    reached = [name for name, t in ranks.items() if matches(services["verify"]["selector"], t)]
+    assert reached == [f"{workload['metadata']['name']}-leaderTemplate"]
 
 
 def test_grafana_has_no_password_to_guess() -> None:

@@ -14,9 +14,9 @@ from tests.deployment.rendered import (
     ROOT,
     Object,
     all_pods,
+    component,
     compose,
     container,
-    labels,
     matches,
     of_kind,
     pods,
@@ -33,10 +33,6 @@ PORTS = {
     "verify": {"grpc": VERIFY_PORT, "metrics": DEFAULT_PORTS["verify"]},
 }
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-
-
-def component(template: Object) -> str:
-    return labels(template)["app.kubernetes.io/component"]
 
 
 def ports(template: Object) -> dict[str, int]:
@@ -109,15 +105,20 @@ def test_every_selector_selects_a_pod(overlay: str) -> None:
             assert matches(spread["labelSelector"]["matchLabels"], template)
 
 
-def allowed(overlay: str, target: Object, port: int, source: Object | None) -> bool:
-    """True if the policies let a pod of the namespace, or an outsider, reach a port."""
+def rules(overlay: str, pod: Object, direction: str) -> list[Object]:
+    """What the policies of a pod let in or out."""
     policies = [
         p["spec"] for p in of_kind(overlay, "NetworkPolicy")
-        if "Ingress" in p["spec"]["policyTypes"]
-        and matches(p["spec"]["podSelector"].get("matchLabels", {}), target)
+        if direction.title() in p["spec"]["policyTypes"]
+        and matches(p["spec"]["podSelector"].get("matchLabels", {}), pod)
     ]  # fmt: skip
     assert policies, "every pod is under a policy"
-    for rule in (rule for policy in policies for rule in policy.get("ingress", [])):
+    return [rule for policy in policies for rule in policy.get(direction, [])]
+
+
+def allowed(overlay: str, target: Object, port: int, source: Object | None) -> bool:
+    """True if the policies let a pod of the namespace, or an outsider, reach a port."""
+    for rule in rules(overlay, target, "ingress"):
         if port not in [p["port"] for p in rule.get("ports", [{"port": port}])]:
             continue
         if "from" not in rule:
@@ -168,24 +169,20 @@ def reaches(
     protocol: str,
 ) -> bool:
     """True if the policies let a pod reach pods of another namespace, or an address."""
-    for policy in of_kind(overlay, "NetworkPolicy"):
-        if not matches(policy["spec"]["podSelector"].get("matchLabels", {}), source):
+    for rule in rules(overlay, source, "egress"):
+        if "ports" in rule and {"protocol": protocol, "port": port} not in rule["ports"]:
             continue
-        for rule in policy["spec"].get("egress", []):
-            if "ports" in rule and {"protocol": protocol, "port": port} not in rule["ports"]:
-                continue
-            for to in rule["to"]:
-                if isinstance(peer, str):
-                    block, address = to.get("ipBlock"), ip_address(peer)
-                    if block and address in ip_network(block["cidr"]) and not any(
-                        address in ip_network(hidden) for hidden in block.get("except", [])
-                    ):  # fmt: skip
-                        return True
-                elif "namespaceSelector" in to:
-                    named = to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
-                    selected = to["podSelector"]["matchLabels"].items() <= peer.items()
-                    if named == namespace and selected:
-                        return True
+        for to in rule["to"]:
+            if isinstance(peer, str):
+                block, address = to.get("ipBlock"), ip_address(peer)
+                if block and address in ip_network(block["cidr"]) and not any(
+                    address in ip_network(hidden) for hidden in block.get("except", [])
+                ):  # fmt: skip
+                    return True
+            elif "namespaceSelector" in to:
+                named = to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+                if named == namespace and to["podSelector"]["matchLabels"].items() <= peer.items():
+                    return True
     return False
 
 

@@ -53,36 +53,3 @@ def test_links_lead_somewhere(document):
     for link in re.findall(r'(?:\]\(| src(?:set)?=")([^)"#]+)', text):
         if not link.startswith("http"):
             assert ((ROOT / document).parent / link).exists(), link
-
-
-def test_a_block_without_a_language_is_found(tmp_path):
-    document = tmp_path / "some.md"
-    document.write_text(
-        "Text.\n\n    flyspec serve\n\n<!-- gpu: big -->\n```sh\nflyspec serve\n```\n"
-    )
-    indented, fenced = blocks(str(document))
-    assert (indented.language, indented.line) == ("", 3)
-    assert (fenced.language, fenced.mark, fenced.reason) == ("sh", "gpu", "big")
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "flyspec generate --num-speculative-token 3 x",
-        "flyspec generate --max-tokens many x",
-        "flyspec serv",
-        "FLYSPEC_VERIFY_SESSIONS=3 python -m verify_service --model x",
-        "python -m verify_service --modell x",
-        "python -m loadtest ramp --ratez 1",
-        "make tests",
-        "pip install 'flyspec[everything]'",
-        "kubectl apply -k k8s/overlays/none",
-        "curl http://127.0.0.1:8000/v1/chat",
-        """curl http://127.0.0.1:8000/v1/completions -d '{"prompt": 3.5}'""",
-        "if true; then",
-        "unheard-of x",
-    ],
-)
-def test_a_wrong_command_is_found(wrong):
-    with pytest.raises((Exception, SystemExit)):
-        check_shell(wrong)
