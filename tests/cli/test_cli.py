@@ -139,7 +139,7 @@ def test_phases_reach_the_server(stack: Stack) -> None:
 
 
 ROLLING_BACK = ["--rule", "margin", "--margin-threshold", "100", "--num-speculative-tokens", "1",
-                "--ignore-eos", "--max-tokens", "40", "--no-loop-guard"]  # fmt: skip
+                "--ignore-eos", "--max-tokens", "20", "--no-loop-guard"]  # fmt: skip
 
 
 def test_warnings_are_told_once_on_standard_error(stack: Stack) -> None:
