@@ -113,7 +113,7 @@ page-test: $(PAGE)/.installed ## test the page at / in a browser (needs npm; roo
 page-screenshots: $(PAGE)/.installed ## take the pictures of the page in docs/images
 	@$(with-page) -m tests.page.screenshots $(ARGS)
 
-wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands, README, examples (needs curl)
+wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands and examples (needs curl)
 	@echo "== the wheel, outside the checkout"
 	@$(BIN)/python -m pytest -m clients -rs tests/wheel $(PYTEST_ARGS)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 import time
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +26,50 @@ settings.load_profile("short")
 def pytest_runtest_teardown(item):
     """Locust replaces sockets and threads: imported here, it would break whatever runs next."""
     assert "locust" not in sys.modules, f"{item.nodeid} imported locust into the tests' process"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_fork_server():
+    """Services of all stacks are forked by one server: each stack's own would import torch again.
+
+    Not those of a stack in another event loop or with other environment variables.
+    """
+    from flyspec.cli.fork_server import ForkServer
+
+    loop, shared, known = asyncio.get_running_loop(), ForkServer(), {}
+
+    class Reusing:
+        def __init__(self):
+            self._server, self._forked = shared, []
+
+        async def start(self, environment):
+            asked = {k: v for k, v in environment.items() if k != "PYTEST_CURRENT_TEST"}
+            if asyncio.get_running_loop() is not loop or (known or asked) != asked:
+                self._server = ForkServer()
+            if not self._server.running:
+                await self._server.start(environment)
+            if self._server is shared:
+                known.update(asked)
+
+        @property
+        def running(self):
+            return self._server.running
+
+        def fork(self, *request):
+            self._forked.append(self._server.fork(*request))
+            return self._forked[-1]
+
+        async def close(self):
+            if self._server is not shared:
+                await self._server.close()
+                return
+            for child in self._forked:
+                await child.wait_started()
+                child.send_signal(signal.SIGKILL)
+
+    with mock.patch("flyspec.cli.stack.ForkServer", Reusing):
+        yield
+    await shared.close()
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ class StandInTensor(Tensor):
         return _dispatch(func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        note("read", "repr")
+        note("reads", "repr")
         return f"StandInTensor({self.elem!r})"
 
     def __format__(self, format_spec: str) -> str:
@@ -73,7 +73,7 @@ class StandInTensor(Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         if force:
             return self.detach().cpu().numpy()
-        note("read", "numpy")
+        note("reads", "numpy")
         raise TypeError(f"can't convert {self.device} tensor to numpy; use Tensor.cpu() first")
 
     @property
@@ -229,7 +229,7 @@ def _check_devices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if packet in _INDEXING | _INDEXED_WRITING and isinstance(args[0], StandInTensor):
         for index in args[1]:
             if index is not None and index.device.type == "cpu":
-                note("write", str(packet))
+                note("writes", str(packet))
         args = (args[0], *args[2:])
     tensors = tensors_in((args, kwargs))
     elsewhere = [t for t in tensors if t.device.type != NAME]
@@ -242,17 +242,17 @@ def _check_devices(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def _transfer(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kind | None:
-    """True if an operator copies to the host or from it, rather than computing on the device."""
+    """Kind of transfer if an operator copies to the host or from it, rather than computing."""
     packet = func.overloadpacket
     if packet is _aten.copy_:
         target, source = args[:2]
         if source.device == target.device:
             return None
-        return "write" if target.device.type == NAME else "read"
+        return "writes" if target.device.type == NAME else "reads"
     if packet is _aten._to_copy:
         device = kwargs.get("device")
-        return "read" if device is not None and device.type != NAME else None
-    return "read" if torch.Tag.data_dependent_output in func.tags else None
+        return "reads" if device is not None and device.type != NAME else None
+    return "reads" if torch.Tag.data_dependent_output in func.tags else None
 
 
 def _is_hidden(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -283,7 +283,7 @@ class _Module:
         return 0
 
     def synchronize(self, device: Any = None) -> None:
-        note("synchronize", "synchronize")
+        note("synchronized", "synchronize")
 
     # The CPU's generator serves this device too.
     def manual_seed_all(self, seed: int) -> None:

@@ -7,34 +7,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-Kind = Literal["read", "write", "hidden", "synchronize"]
+Kind = Literal["reads", "writes", "hidden", "synchronized"]
 Execute = Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]
 """Runs an operator on CPU tensors: (operator, arguments, keyword arguments) -> its result."""
 
 _ROOT = Path(__file__).resolve().parents[1]
-_REASONS: dict[Kind, str] = {
-    "read": "copies device memory to the host",
-    "write": "copies host memory to the device",
-    "hidden": "waits for the device, because the shape of its result depends on data",
-    "synchronize": "waits for the device",
-}
 
 
-class Stray(NamedTuple):
-    """A transfer or a wait, and what caused it, as FILE:LINE."""
-
-    kind: Kind
-    operator: str
-    place: str
-    """The innermost line of this checkout, from its root."""
-    inside: str
-    """The innermost line of any package but torch, from the package's name; `place` if that is."""
-
-
-@dataclass
+@dataclass(eq=False)
 class Counts:
     """What happened on the device within `counting`."""
 
@@ -49,8 +31,8 @@ class Counts:
     operations: int = 0
     """What a GPU would launch: neither views nor allocations nor transfers; a replayed graph is
     one, and what is captured for it is none."""
-    where: list[Stray] = field(default_factory=list)
-    """All but the operations, in order."""
+    where: list[str] = field(default_factory=list)
+    """Operators and lines of this checkout that caused all but the operations, in order."""
 
     @property
     def synchronizations(self) -> int:
@@ -59,38 +41,32 @@ class Counts:
 
 
 _counting: list[Counts] = []
-_capturing: list[Execute | None] = []
+_capturing: list[Execute] = []
 
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Count what all threads do on the device. May be nested: each counts for itself."""
+    """Count what all threads do on the device."""
     counts = Counts()
     _counting.append(counts)
     try:
         yield counts
     finally:
-        _counting[:] = [other for other in _counting if other is not counts]
+        _counting.remove(counts)
 
 
 @contextmanager
-def capturing(execute: Execute | None = None) -> Iterator[None]:
-    """Refuse what a CUDA graph cannot capture: transfers, and waiting for the device.
+def capturing(execute: Execute) -> Iterator[None]:
+    """Have operators, views and allocations included, run by `execute`; none counts as launched.
 
-    With `execute`, that runs operators, views and allocations included, and none counts as
-    launched. `RuntimeError` names a refused operator and its place.
+    Refuses what a CUDA graph cannot capture, transfers and waiting for the device, with a
+    `RuntimeError` that names the operator and its place.
     """
-    if _capturing:
-        raise RuntimeError("the stand-in device captures already; end that capture first")
     _capturing.append(execute)
     try:
         yield
     finally:
         _capturing.clear()
-
-
-def is_capturing() -> bool:
-    return bool(_capturing)
 
 
 def capturing_with() -> Execute | None:
@@ -105,33 +81,22 @@ def count_operation() -> None:
 
 
 def note(kind: Kind, operator: str) -> None:
-    """Count a transfer or a wait. Raises `RuntimeError` where it is refused."""
-    stray = Stray(kind, operator, *_places())
+    """Count a transfer or a wait. Raises `RuntimeError` within a capture."""
+    where = f"{operator} at {_place()}"
     if _capturing:
-        raise RuntimeError(
-            f"{operator} at {stray.place} (in {stray.inside}) {_REASONS[kind]}: a captured step "
-            "must not; move it out of the step, or use an operation that stays on the device"
-        )
+        raise RuntimeError(f"{where} transfers or waits; move it out of the captured step")
     for counts in _counting:
-        counts.where.append(stray)
-        counts.reads += kind == "read"
-        counts.writes += kind == "write"
-        counts.hidden += kind == "hidden"
-        counts.synchronized += kind == "synchronize"
+        counts.where.append(where)
+        setattr(counts, kind, getattr(counts, kind) + 1)
 
 
-def _places() -> tuple[str, str]:
-    """The `place` and `inside` of what calls `note`."""
-    inside = ""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
+def _place() -> str:
+    """Return the innermost line of this checkout that calls `note`."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None:
         path = Path(frame.f_code.co_filename)
-        if "site-packages" in path.parts:
-            parts = path.parts[path.parts.index("site-packages") + 1 :]
-            if not inside and parts[0] != "torch":
-                inside = f"{'/'.join(parts)}:{frame.f_lineno}"
-        elif path.is_relative_to(_ROOT) and not path.name.startswith("stand_in"):
-            place = f"{path.relative_to(_ROOT)}:{frame.f_lineno}"
-            return place, inside or place
+        packages = "site-packages" in path.parts or path.name.startswith("stand_in")
+        if path.is_relative_to(_ROOT) and not packages:
+            return f"{path.relative_to(_ROOT)}:{frame.f_lineno}"
         frame = frame.f_back
-    return "nowhere in this checkout", inside or "nowhere"
+    return "nowhere in this checkout"

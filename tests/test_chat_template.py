@@ -114,34 +114,21 @@ def rendered(tokenizer, templates, chat):
         return error
 
 
-def test_there_are_templates_of_many_kinds():
-    assert len(TEMPLATES) >= 20
-
-
-@pytest.mark.parametrize("chat", CHATS)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_equal_to_transformers(tokenizer, name, chat):
-    expected = reference(tokenizer, TEMPLATES[name], CHATS[chat])
-    found = rendered(tokenizer, {"default": TEMPLATES[name]}, CHATS[chat])
-    if isinstance(expected, Exception):
-        assert isinstance(found, InvalidArgumentError), expected
-    else:
-        assert found == expected
+def test_equal_to_transformers(tokenizer, name):
+    for title, chat in CHATS.items():
+        expected = reference(tokenizer, TEMPLATES[name], chat)
+        found = rendered(tokenizer, {"default": TEMPLATES[name]}, chat)
+        if isinstance(expected, Exception):
+            assert isinstance(found, InvalidArgumentError), (title, expected)
+        else:
+            assert found == expected, title
 
 
 @pytest.mark.parametrize("chat", ["question", "tools", "documents"])
 def test_the_template_for_tools_is_used_if_there_are_tools(tokenizer, chat):
     expected = reference(tokenizer, NAMED, CHATS[chat])
     assert rendered(tokenizer, NAMED, CHATS[chat]) == expected
-
-
-def test_most_chats_render():
-    """Else the comparison above would compare refusals."""
-    tokens = make_tokenizer()
-    texts = [
-        rendered(tokens, {"default": t}, c) for t in TEMPLATES.values() for c in CHATS.values()
-    ]
-    assert sum(isinstance(text, str) for text in texts) > 0.8 * len(texts)
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,30 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
-import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import aclosing
 from typing import get_type_hints
 
 import pytest
 
 import flyspec
-from flyspec.client import AsyncClient, Chat, Chunk, Client, Completion, GenerateOptions, Started
+from flyspec.client import (
+    AdminClient,
+    AsyncClient,
+    Chat,
+    Chunk,
+    Client,
+    Completion,
+    GenerateOptions,
+    Started,
+)
 from flyspec.client import requests as client_requests
 from flyspec.client.requests import GenerateKeywords, Retries, options_of, prompt_of
 from flyspec.errors import (
+    ConfigError,
     DeadlineExceededError,
     InvalidArgumentError,
     NotFoundError,
@@ -28,10 +37,12 @@ from flyspec.errors import (
     UnimplementedError,
 )
 from flyspec.rules import Rule
-from flyspec.values.tokens import SamplingParams
+from flyspec.rules.presets import DEFAULT_RULE
+from flyspec.speculation_length import MOST_BY_AUTO
+from flyspec.values.tokens import Origin, SamplingParams
 from tests.orchestrator.stacks import start_stack
+from tests.waiting import idle
 
-ROOT = Path(flyspec.__file__).parent.parent
 SHORT = GenerateOptions(max_tokens=6, rule=Rule("exact"))
 
 
@@ -60,6 +71,18 @@ def ports(model_dirs):
 def stack(ports):
     """The address of its generation port."""
     return ports["generation"]
+
+
+@pytest.fixture
+async def client(stack):
+    async with AsyncClient(stack, max_retries=0) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def admin(ports):
+    async with AdminClient(ports["admin"]) as opened:
+        yield opened
 
 
 def test_the_package_offers_both():
@@ -101,12 +124,65 @@ def test_blocking(stack):
         )
 
 
-def test_leaving_a_loop_early_cancels(stack):
-    with Client(stack) as client:
-        for event in client.generate("the cat", ignore_eos=True):
+async def test_events_come_in_order_and_add_up(client):
+    options = GenerateOptions(max_tokens=6)
+    started, *chunks, completion = [event async for event in client.generate("the cat", options)]
+    assert started.rule.name == DEFAULT_RULE
+    assert started.rule.fly_window_size is not None
+    assert (started.num_speculative_tokens, started.adaptive) == (MOST_BY_AUTO, True)
+    for chunk in chunks:
+        assert len(chunk.token_ids) == len(chunk.origins) == len(chunk.token_texts)
+        assert "".join(chunk.token_texts) == chunk.text
+    assert sum(len(chunk.token_ids) for chunk in chunks) == completion.completion_tokens
+    assert completion.prompt_tokens == len(started.prompt_token_ids)
+    assert completion.timings.total_ns > 0
+
+
+async def test_three_forms_of_a_prompt(client):
+    text = await client.complete("the cat", SHORT)
+    ids = await client.complete(text.started.prompt_token_ids, SHORT)
+    assert ids.token_ids == text.token_ids
+    chat = await client.complete(Chat.of_user("the cat"), SHORT)
+    assert len(chat.started.prompt_token_ids) > len(text.started.prompt_token_ids)
+
+
+async def test_options_reach_the_server(client):
+    given = {
+        "sampling": SamplingParams(1.0, 0.9, 50), "seed": 7, "max_tokens": 5,
+        "drafter": "prompt_lookup", "rule": Rule("fly-paper", fly_window_size=2),
+        "num_speculative_tokens": 4,
+    }  # fmt: skip
+    first, second = [await client.complete("the cat", GenerateOptions(**given)) for _ in range(2)]
+    assert first.token_ids == second.token_ids
+    for name in ("seed", "drafter", "num_speculative_tokens"):
+        assert getattr(first.started, name) == given[name]
+    assert (first.started.rule.name, first.started.rule.fly_window_size) == ("fly-paper", 2)
+    plain = await client.complete("the cat", SHORT, num_speculative_tokens=0)
+    assert set(plain.origins) == {Origin.PLAIN}
+    assert plain.started.drafter == ""
+    assert plain.mean_accepted_tokens == 1.0
+
+
+async def test_models_drafters_and_health(client, admin):
+    models = await client.list_models()
+    assert models.rules[0] == DEFAULT_RULE
+    assert await client.check_health() == await admin.check_health() == "SERVING"
+    drafters = await admin.list_drafters()
+    assert [d.name for d in drafters] == list(models.drafters)
+    assert [d.active for d in drafters] == [True, *[False] * (len(drafters) - 1)]
+
+
+async def test_leaving_a_loop_early_cancels(stack, client, admin):
+    with Client(stack) as blocking:
+        for event in blocking.generate("the cat", ignore_eos=True):
             if isinstance(event, Chunk):
                 break
-        assert client.complete("the cat", SHORT).token_ids
+        assert blocking.complete("the cat", SHORT).token_ids
+    async with aclosing(client.generate("the cat", ignore_eos=True)) as events:
+        async for event in events:
+            if isinstance(event, Chunk):
+                break
+    assert await idle(admin)
 
 
 def test_several_threads_share_a_client(stack):
@@ -165,35 +241,45 @@ def test_keywords_in_their_places():
     assert options_of(GenerateOptions(rule="exact", stop="x"), {}) == GenerateOptions(
         rule=Rule("exact"), stop=("x",)
     )
+    messages = [{"role": "user", "content": "x"}]
+    assert prompt_of(messages) == Chat(messages)
     with pytest.raises(InvalidArgumentError, match=r"there is no such option; did you mean temp"):
         options_of(None, {"temprature": 1.0})
 
 
-def test_prompts_in_every_form(stack):
-    messages = [{"role": "user", "content": "x"}]
-    assert prompt_of(messages) == Chat(messages)
-    for prompt in ("x", [1, 2], [], Chat(messages)):
-        assert prompt_of(prompt) is prompt
+async def asked(client, method, *prompt, **keywords):
+    found = getattr(client, method)(*prompt, **keywords)
+    if inspect.isasyncgen(found):
+        return [piece async for piece in found]
+    return await found if inspect.isawaitable(found) else list(found)
+
+
+async def refused(make, error, message, *prompt, method="complete", **keywords):
+    """Both clients raise an error for a request."""
+    for kind in (Client, AsyncClient):
+        client = make(kind)
+        with pytest.raises(error, match=message):
+            await asked(client, method, *prompt, **keywords)
+        await client.close() if kind is AsyncClient else client.close()
 
 
 @pytest.mark.parametrize(
-    ("keywords", "error", "message"),
+    ("prompt", "keywords", "error", "message"),
     [
-        ({"rule": "nope"}, InvalidArgumentError, "rule.name must be one of exact, fly"),
-        ({"drafter": "nope"}, NotFoundError, "nope"),
-        ({"max_tokens": -1}, InvalidArgumentError, "max_tokens must be an integer between 1"),
-        ({"timeout_s": 0}, InvalidArgumentError, "timeout_s must be more than 0"),
-        ({"timeout_s": 1e-3}, DeadlineExceededError, "within 0.001 s; allow more time|deadline"),
-        ({"patience_s": "5"}, InvalidArgumentError, "patience_s: must be a number, got '5'"),
-        ({"options": 5}, InvalidArgumentError, "options: must be GenerateOptions, got 5"),
+        ("", {}, InvalidArgumentError, "text is empty"),
+        ([], {}, InvalidArgumentError, "no token ids"),
+        ([400], {}, InvalidArgumentError, "token id 400 is out of range"),
+        ("x", {"rule": "nope"}, InvalidArgumentError, "rule.name must be one of exact, fly"),
+        ("x", {"drafter": "nope"}, NotFoundError, "no drafter 'nope'"),
+        ("x", {"max_tokens": -1}, InvalidArgumentError, "max_tokens must be an integer between 1"),
+        ("x", {"timeout_s": 0}, InvalidArgumentError, "timeout_s must be more than 0"),
+        ("x", {"timeout_s": 1e-3}, DeadlineExceededError, "within 0.001 s; allow more time|deadl"),
+        ("x", {"patience_s": "5"}, InvalidArgumentError, "patience_s: must be a number, got '5'"),
+        ("x", {"options": 5}, InvalidArgumentError, "options: must be GenerateOptions, got 5"),
     ],
 )
-async def test_errors_say_what_to_change(stack, keywords, error, message):
-    with Client(stack) as client, pytest.raises(error, match=message):
-        client.complete("the cat", **{"max_tokens": 4, **keywords})
-    async with AsyncClient(stack) as client:
-        with pytest.raises(error, match=message):
-            await client.complete("the cat", **{"max_tokens": 4, **keywords})
+async def test_errors_say_what_to_change(stack, prompt, keywords, error, message):
+    await refused(lambda kind: kind(stack), error, message, prompt, **{"max_tokens": 4, **keywords})
 
 
 @pytest.mark.parametrize(
@@ -207,35 +293,43 @@ async def test_errors_say_what_to_change(stack, keywords, error, message):
     ],
 )
 async def test_errors_of_scores(stack, arguments, error, message):
-    with Client(stack) as client, pytest.raises(error, match=message):
-        list(client.score(**{"prompt": "the cat", **arguments}))
-    async with AsyncClient(stack) as client:
-        with pytest.raises(error, match=message):
-            [piece async for piece in client.score(**{"prompt": "the cat", **arguments})]
+    arguments = {"prompt": "the cat", **arguments}
+    await refused(lambda kind: kind(stack), error, message, method="score", **arguments)
 
 
+async def test_other_ports_and_services(ports, client):
+    generation = ports["generation"].rpartition(":")[2]
+    for port, error, message in (
+        ("http", UnavailableError,
+         "does not speak gRPC; if this is the HTTP port, the generation.* is another "
+         r"\(default 50050\)"),
+        ("admin", UnimplementedError, "the admin port of an orchestrator; GenerationService is at "
+         f"its --port, {generation} here; give another address"),
+    ):  # fmt: skip
+        await refused(lambda kind, p=port: kind(ports[p], max_retries=0), error, message, "x")
+    async with AdminClient(ports["generation"]) as wrong:
+        with pytest.raises(UnimplementedError, match=r"AdminService is at its --admin-port, \d+"):
+            await wrong.status()
+    with pytest.raises(NotFoundError):
+        await client.check_health("no.such.Service")
+
+
+@pytest.mark.parametrize("cls", [Client, AsyncClient])
 @pytest.mark.parametrize(
-    ("port", "error", "message"),
+    ("arguments", "message"),
     [
-        ("http", UnavailableError, "does not speak gRPC; if this is the HTTP port, the generation"),
-        (
-            "admin",
-            UnimplementedError,
-            "the admin port of an orchestrator; GenerationService",
-        ),
+        ({"address": 5}, "address: must be HOST:PORT, got 5"),
+        ({"address": ""}, "address: must be HOST:PORT, got ''"),
+        ({"address": "http://127.0.0.1:38759"}, r"HOST:PORT of the generation port .*, not a URL"),
+        ({"client_id": "a\nb"}, "client_id: must be printable ASCII"),
+        ({"max_retries": "2"}, "max_retries: must be an integer >= 0, got '2'"),
+        ({"credentials": "fsk_secret"}, r"credentials: must be Credentials or None, got a str$"),
     ],
 )
-async def test_a_port_of_another_kind(ports, port, error, message):
-    if port == "http":
-        message += r".* is another \(default 50050\)"
-    else:
-        number = ports["generation"].rpartition(":")[2]
-        message += rf" is at its --port, {number} here; give another address"
-    with Client(ports[port], max_retries=0) as client, pytest.raises(error, match=message):
-        client.complete("x")
-    async with AsyncClient(ports[port], max_retries=0) as client:
-        with pytest.raises(error, match=message):
-            await client.complete("x")
+def test_what_a_client_cannot_be_made_of(cls, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        cls(**arguments)
+    assert cls("dns:///localhost:50050").address == "dns:///localhost:50050"
 
 
 async def test_a_missing_server(monkeypatch):
@@ -244,11 +338,26 @@ async def test_a_missing_server(monkeypatch):
         r"no server at 127.0.0.1:1; start one with `flyspec serve`, wait until it says that it is "
         r"ready, or give another address$"
     )
-    with Client("127.0.0.1:1") as client, pytest.raises(UnavailableError, match=message):
-        client.complete("x")
-    async with AsyncClient("127.0.0.1:1") as client:
-        with pytest.raises(UnavailableError, match=message):
+    await refused(lambda kind: kind("127.0.0.1:1"), UnavailableError, message, "x")
+    async with AdminClient("127.0.0.1:1") as admin:
+        admin.hint = "pass --admin-address"  # as a command does
+        with pytest.raises(UnavailableError, match=r"or pass --admin-address$"):
+            await admin.status()
+    async with AsyncClient("no-such-host.invalid:1", max_retries=0) as client:
+        with pytest.raises(UnavailableError, match=r"no server at no-such-host\.invalid:1; start"):
             await client.complete("x")
+
+
+async def test_a_server_that_does_not_answer():
+    async def silent(reader, writer):
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with AsyncClient(f"127.0.0.1:{port}", max_retries=0) as client:
+            with pytest.raises(UnavailableError, match="did not answer in time"):
+                await client.check_health(timeout_s=0.3)
 
 
 def test_the_key_in_the_environment(monkeypatch):
@@ -272,35 +381,3 @@ def test_retries():
     assert [patient.rest_s(ResourceExhaustedError("x", 90.0)) for _ in range(5)] == [90.0] * 5
     with pytest.raises(UnavailableError):
         patient.rest_s(UnavailableError("x"))
-
-
-TYPED = """
-from flyspec import AsyncClient, Client
-from flyspec.client import Chunk
-
-def ask(client: Client) -> str:
-    for event in client.generate([{"role": "user", "content": "hi"}], rule="fly", max_tokens=4):
-        if isinstance(event, Chunk):
-            print(event.text, event.origins)
-    return client.complete("x", temperature=0.5).text
-
-async def ask_too(client: AsyncClient) -> str:
-    async for event in client.generate("x", stop=["a"]):
-        print(event)
-    return (await client.complete([1, 2])).text
-"""
-
-
-def test_a_users_file_is_typed(tmp_path):
-    """What mypy says of flyspec itself does not count: installed packages are silent."""
-    file = tmp_path / "used.py"
-    for text, said in ((TYPED, []), (TYPED.replace("0.5", "'hot'"), ["temperature"])):
-        file.write_text(text)
-        command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", file.name]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=tmp_path, check=False,
-            env={**os.environ, "MYPYPATH": str(ROOT)},
-        )  # fmt: skip
-        errors = [line for line in done.stdout.splitlines() if line.startswith(file.name)]
-        assert len(errors) == len(said), errors
-        assert all(word in line for word, line in zip(said, errors, strict=True))

@@ -78,18 +78,6 @@ class Rollback(RuleBasedStateMachine):
 TestRollback = Rollback.TestCase
 
 
-def test_periodic_text_is_continued_to_full_length() -> None:
-    assert PromptLookup([7, 8, 9, 7, 8, 9, 7]).propose(8) == [8, 9, 7, 8, 9, 7, 8, 9]
-
-
-def test_most_recent_place_wins() -> None:
-    assert PromptLookup([1, 2, 5, 1, 2, 6, 1, 2]).propose(1) == [6]
-
-
-def test_longer_ngram_wins_over_more_recent_place() -> None:
-    assert PromptLookup([4, 1, 2, 5, 3, 1, 2, 6, 4, 1, 2]).propose(1) == [5]
-
-
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="min_ngram"):
         PromptLookup(min_ngram=3, max_ngram=2)

@@ -13,70 +13,42 @@ from flyspec.prompts import parse_prompts, read_prompts, read_raw_prompt
 from flyspec.values.chat import Chat
 
 
-def parse(text: str) -> list[tuple[str, str, str | None]]:
-    return [(p.kind, p.text, p.reference) for p in parse_prompts(text, "file")]
-
-
-def test_plain_lines_keep_their_indentation_and_skip_blank_ones() -> None:
-    assert parse("one\n\n  two \r\n") == [("plain", "one", None), ("plain", "  two ", None)]
+def row(**fields: object) -> str:
+    return json.dumps(fields, ensure_ascii=False)
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("text", "found"),
     [
-        "[INST] not JSON",
-        "{ not: JSON either",
-        '["a", "list", "of", "texts"]',
-        "a\tb",
-        '"quoted"',
-        "42",
+        ("one\n\n  two \r\n", [("plain", "one", None), ("plain", "  two ", None)]),
+        (row(question="How many?", answer="6 * 200 = 1200\n#### 1,200"),
+         [("gsm8k", "How many?", "1200")]),
+        # A raw line separator in a string.
+        (row(question="How\u2028many?", answer="#### 3"), [("gsm8k", "How\u2028many?", "3")]),
+        (row(task_id="HumanEval/0", prompt="def f():\n", canonical_solution="    pass") + "\n",
+         [("humaneval", "def f():\n", None)]),
+        (row(question_id=81, category="writing", turns=["Write.", "Rewrite."]),
+         [("spec_bench", "Write.", None)]),
+        ("Wie viele?\t1,080\nUnd nun?\t-2.50\n",
+         [("mgsm", "Wie viele?", "1080"), ("mgsm", "Und nun?", "-2.5")]),
+        (f'[\n{row(context="A ferry.", question="Which?", answer={"pos": []})}\n]',
+         [("acpbench", "A ferry.\n\nWhich?", None)]),
+        (row(text="one\n  two\n", id=3), [("text", "one\n  two\n", None)]),
+        # Text that looks a little like another format is plain.
+        *((line, [("plain", line, None)]) for line in (
+            "[INST] not JSON", "{ not: JSON either", '["a", "list", "of", "texts"]', "a\tb",
+            '"quoted"', "42",
+        )),
     ],
-)
-def test_text_that_looks_a_little_like_another_format_is_plain(line: str) -> None:
-    assert parse(line) == [("plain", line, None)]
-
-
-def test_gsm8k() -> None:
-    row = {"question": "How many?", "answer": "6 * 200 = 1200\n#### 1,200"}
-    assert parse(json.dumps(row)) == [("gsm8k", "How many?", "1200")]
-
-
-def test_gsm8k_with_a_raw_line_separator_in_a_string() -> None:
-    row = {"question": "How\u2028many?", "answer": "#### 3"}
-    assert parse(json.dumps(row, ensure_ascii=False)) == [("gsm8k", "How\u2028many?", "3")]
-
-
-def test_humaneval() -> None:
-    row = {"task_id": "HumanEval/0", "prompt": "def f():\n", "canonical_solution": "    pass"}
-    assert parse(json.dumps(row) + "\n") == [("humaneval", "def f():\n", None)]
-
-
-def test_spec_bench_takes_the_first_turn() -> None:
-    row = {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]}
-    assert parse(json.dumps(row)) == [("spec_bench", "Write.", None)]
-
-
-def test_mgsm() -> None:
-    assert parse("Wie viele?\t1,080\nUnd nun?\t-2.50\n") == [
-        ("mgsm", "Wie viele?", "1080"),
-        ("mgsm", "Und nun?", "-2.5"),
-    ]
-
-
-def test_acpbench() -> None:
-    rows = [{"context": "A ferry.", "question": "Which?", "answer": {"pos": []}}]
-    assert parse(json.dumps(rows, indent=1)) == [("acpbench", "A ferry.\n\nWhich?", None)]
-
-
-def test_texts() -> None:
-    assert parse('{"text": "one\\n  two\\n", "id": 3}') == [("text", "one\n  two\n", None)]
+)  # fmt: skip
+def test_formats(text: str, found: list[tuple[str, str, str | None]]) -> None:
+    assert [(p.kind, p.text, p.reference) for p in parse_prompts(text, "file")] == found
 
 
 def test_chats_are_sent_as_they_are() -> None:
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
     tools = [{"type": "function", "function": {"name": "f"}}]
-    row = {"messages": said, "tools": tools, "id": 3}
-    (prompt,) = parse_prompts(json.dumps(row), "file")
+    (prompt,) = parse_prompts(row(messages=said, tools=tools, id=3), "file")
     assert (prompt.kind, prompt.text) == ("chat", "Be brief.\nHi")
     for chat in (None, False, True):
         assert prompt.to_request(chat) == Chat(said, tools)
@@ -139,8 +111,3 @@ def test_unreadable_files(tmp_path: Path, data: bytes, message: str) -> None:
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=message):
         read_prompts(str(path))
-
-
-def test_missing_file() -> None:
-    with pytest.raises(ConfigError, match="/nowhere: cannot be read: No such file"):
-        read_prompts("/nowhere")

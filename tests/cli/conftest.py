@@ -8,16 +8,12 @@ import pytest
 
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from tests.tiny import make_model
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def models(model_dirs: tuple[str, str]) -> list[str]:
     """Flags that name a tiny pair."""
-    folder = tmp_path_factory.mktemp("models")
-    target = make_model(folder / "target", seed=0)
-    draft = make_model(folder / "draft", seed=1, hidden_size=32)
-    return ["--model", str(target), "--draft-model", str(draft)]
+    return ["--model", model_dirs[0], "--draft-model", model_dirs[1]]
 
 
 @pytest.fixture(scope="session")

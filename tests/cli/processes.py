@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import multiprocessing
 import os
+import runpy
 import sys
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -61,6 +65,50 @@ def invoke(*arguments: str, stdin: str = "") -> Result:
         except SystemExit as end:
             code = int(end.code or 0)
     return Result(code, out.getvalue(), err.getvalue())
+
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    ["tests.cli.processes", "flyspec.cli.serve", "flyspec.cli.doctor", "flyspec.cli.generate"]
+)
+
+
+def forked(
+    *arguments: str, module: str = "", cwd: Path = ROOT, environment: dict[str, str] = ENVIRONMENT
+) -> Result:
+    """Run a command, or a module, in a fresh process that has imported neither torch nor a service.
+
+    It is forked from one that has imported what commands share, which saves most of the time that
+    starting takes. If it imports torch, `err` says so.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out, err = (Path(folder, name) for name in ("out", "err"))
+        process = _FORKS.Process(
+            target=_run, args=(module, arguments, cwd, environment, str(out), str(err))
+        )
+        process.start()
+        process.join()
+        return Result(process.exitcode or 0, out.read_text(), err.read_text())
+
+
+def _run(
+    module: str,
+    arguments: tuple[str, ...],
+    cwd: Path,
+    environment: dict[str, str],
+    *outputs: str,
+) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    for descriptor, file in enumerate((os.devnull, *outputs)):
+        os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), descriptor)
+    sys.argv = ["flyspec", *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True) if module else main()
+    finally:
+        if "torch" in sys.modules:
+            print("torch was imported", file=sys.stderr)
 
 
 async def all_gone(pids: list[int]) -> bool:

@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 
 import pytest
 
-from flyspec.cli.service import ROOT
 from flyspec.cli.stack import Stack
 from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
-from tests.cli.processes import ENVIRONMENT
-
-PROGRAM = """
-import sys
-from flyspec.cli.main import main
-sys.argv = ["flyspec"]
-try:
-    main()
-finally:
-    assert "torch" not in sys.modules
-    assert "transformers" not in sys.modules
-"""
+from tests.cli.processes import ENVIRONMENT, forked
 
 
 def completed(line: str) -> list[str]:
-    """Return what bash is told after this line."""
+    """Return what bash is told after this line, by a process without torch."""
     words = f"flyspec {line}"
     known = {"_FLYSPEC_COMPLETE": "complete_bash", "COMP_WORDS": words,
              "COMP_CWORD": str(len(words.split(" ")) - 1)}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=ENVIRONMENT | known, cwd=ROOT, text=True,
-        capture_output=True, check=False,
-    )  # fmt: skip
-    assert not done.stderr
-    return done.stdout.split()
+    done = forked(environment=ENVIRONMENT | known)
+    assert not done.err
+    return done.out.split()
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,15 @@ import pytest
 from flyspec import bundled
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from flyspec.client import AsyncClient, GenerateOptions
+from flyspec.client import AsyncClient, Chat, GenerateOptions
 from flyspec.datastore.store import Datastore
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec.values.tokens import Origin
+from flyspec_lab.word_problems import problems
 from tests.cli.processes import invoke
 
-QUESTION = "Ben has 2 red boxes. Each holds 3 pens. How many pens does Ben have?"
+EXACT = GenerateOptions(rule=Rule("exact"))
 
 
 def test_build(tmp_path: Path) -> None:
@@ -43,22 +44,22 @@ def test_build(tmp_path: Path) -> None:
 
 
 async def test_drafting_from_a_datastore(tmp_path: Path) -> None:
-    """A datastore of the answer drafts it whole."""
-    exact = GenerateOptions(rule=Rule("exact"), max_tokens=48, num_speculative_tokens=0)
-    chat = [{"role": "user", "content": QUESTION}]
-    async with Stack(StackOptions()) as stack, AsyncClient(stack.address) as client:
-        plain = await client.complete(chat, exact)
-    (tmp_path / "answer.txt").write_text(plain.text)
+    """Of other answers in the target's words."""
+    solved = problems("datastore", 300)
+    (tmp_path / "answers.txt").write_text("\n\n".join(problem.solution for problem in solved))
     output = str(tmp_path / "store")
-    invoke("datastore", "build", "--output", output, str(tmp_path / "answer.txt"))
+    invoke("datastore", "build", "--output", output, str(tmp_path / "answers.txt"))
     options = StackOptions(datastore=output, drafter="rest")
     async with Stack(options) as stack, AsyncClient(stack.address) as client:
-        drafted = await client.complete(
-            chat, GenerateOptions(rule=Rule("exact"), max_tokens=48, num_speculative_tokens=8)
-        )
+        plain, drafted = [
+            await client.complete(
+                Chat.of_user(solved[0].question), EXACT, num_speculative_tokens=k, max_tokens=64
+            )
+            for k in (0, 8)
+        ]
     assert drafted.token_ids == plain.token_ids
     assert drafted.started.drafter == "rest"
-    assert drafted.origins.count(Origin.EXACT_LOOKUP) > len(plain.token_ids) // 2
+    assert drafted.origins.count(Origin.EXACT_LOOKUP) > len(plain.token_ids) // 4
 
 
 @pytest.mark.parametrize("flags", [{"drafter": "rest"}, {"datastore": "nowhere"}])

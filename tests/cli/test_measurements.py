@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flyspec.cli.conditions import Condition
-from flyspec.client import (
-    Chat,
-)
+from flyspec.client import Chat
 from flyspec.prompts import Prompt
 from flyspec.rules import Divergence, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS

@@ -11,18 +11,16 @@ import typer
 from typer.testing import CliRunner
 
 from flyspec.cli.conditions import with_phases
-from flyspec.cli.main import app
 from flyspec.cli.options import ModelFlags, with_flags
-from flyspec.cli.service import Child
-from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import GenerateOptions
 from flyspec.config import DraftSettings, VerifySettings
-from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
+from flyspec.rules import PARAMETERS, Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.settings_sources import from_command_line
 from flyspec.values.phases import Phase
 from flyspec.values.tokens import SamplingParams
+from tests.contract.test_rule_table import a_value
 
 DEFAULTS = GenerateOptions(max_tokens=5, rule=Rule(""))
 
@@ -42,11 +40,8 @@ def parse(*arguments: str) -> tuple[GenerateOptions | None, str]:
     return (asked[0] if asked else None), result.output
 
 
-def test_without_flags_the_server_decides() -> None:
-    assert parse()[0] == GenerateOptions(max_tokens=5, rule=Rule(""))
-
-
 FLAGS: list[tuple[list[str], dict[str, Any]]] = [
+    ([], {}),
     (["--seed", "7"], {"seed": 7}),
     (["--max-tokens", "9"], {"max_tokens": 9}),
     (["--stop", "a", "--stop", "b"], {"stop": ("a", "b")}),
@@ -79,30 +74,15 @@ SAMPLING: list[tuple[list[str], dict[str, Any]]] = [
 ]
 RULE: list[tuple[list[str], dict[str, Any]]] = [
     (["--rule", "margin"], {"name": "margin"}),
-    (["--fly-window-size", "0"], {"fly_window_size": 0}),
-    (["--window-scope", "across_rounds"], {"window_scope": WindowScope.ACROSS_ROUNDS}),
-    (["--fly-entropy-threshold", "0.5"], {"fly_entropy_threshold": 0.5}),
-    (["--entropy-measure", "top_k"], {"entropy_measure": EntropyMeasure.TOP_K}),
-    (["--fly-entropy-top-k", "5"], {"fly_entropy_top_k": 5}),
-    (["--margin-threshold", "0.2"], {"margin_threshold": 0.2}),
-    (["--divergence", "tv"], {"divergence": Divergence.TV}),
-    (["--divergence-threshold", "0.1"], {"divergence_threshold": 0.1}),
-    (["--divergence-top-k", "0"], {"divergence_top_k": 0}),
-    (["--typical-epsilon", "0.05"], {"typical_epsilon": 0.05}),
-    (["--typical-delta", "0.2"], {"typical_delta": 0.2}),
-    (["--relaxed-top-k", "4"], {"relaxed_top_k": 4}),
-    (["--relaxed-delta", "0.2"], {"relaxed_delta": 0.2}),
-    (["--relaxed-ratio", "0.7"], {"relaxed_ratio": 0.7}),
-    (["--confidence-threshold", "0.8"], {"confidence_threshold": 0.8}),
-    (["--mars-ratio", "0.85"], {"mars_ratio": 0.85}),
-    (["--ensemble-weight", "0.5"], {"ensemble_weight": 0.5}),
-    (["--cactus-delta", "0.1"], {"cactus_delta": 0.1}),
-    (["--judge-threshold", "0.3"], {"judge_threshold": 0.3}),
-    (["--random-acceptance", "0"], {"random_acceptance": 0.0}),
     (["--random-judges-matches"], {"random_judges_matches": True}),
     (["--no-random-judges-matches"], {"random_judges_matches": False}),
     (["--guarded-token-id", "5", "--guarded-token-id", "4"], {"guarded_token_ids": (5, 4)}),
-]
+    *(
+        ([f"--{name.replace('_', '-')}", parameter.show(a_value(parameter))],
+         {name: a_value(parameter)})
+        for name, parameter in PARAMETERS.items() if parameter.kind is not bool
+    ),
+]  # fmt: skip
 
 
 def test_flags_of_phases() -> None:
@@ -137,46 +117,31 @@ def test_flags_that_make_no_phases(until: list[str], then: list[str], message: s
         with_phases(DEFAULTS, until, then)
 
 
-@pytest.mark.parametrize(("arguments", "fields"), FLAGS)
-def test_flags_of_the_request(arguments: list[str], fields: dict[str, Any]) -> None:
-    assert parse(*arguments)[0] == GenerateOptions(**{"max_tokens": 5, "rule": Rule(""), **fields})
-
-
-@pytest.mark.parametrize(("arguments", "fields"), SAMPLING)
-def test_flags_of_the_sampling(arguments: list[str], fields: dict[str, Any]) -> None:
-    sampling = SamplingParams(**fields)
-    expected = GenerateOptions(sampling, max_tokens=5, rule=Rule(""))
-    assert parse(*arguments)[0] == expected
-
-
-@pytest.mark.parametrize(("arguments", "fields"), RULE)
-def test_flags_of_the_rule(arguments: list[str], fields: dict[str, Any]) -> None:
-    expected = GenerateOptions(max_tokens=5, rule=Rule(**{"name": "", **fields}))
-    assert parse(*arguments)[0] == expected
+@pytest.mark.parametrize(
+    ("arguments", "fields"),
+    [
+        *FLAGS,
+        *((flags, {"sampling": SamplingParams(**fields)}) for flags, fields in SAMPLING),
+        *((flags, {"rule": Rule(**{"name": "", **fields})}) for flags, fields in RULE),
+    ],
+)
+def test_flags_reach_the_request(arguments: list[str], fields: dict[str, Any]) -> None:
+    assert parse(*arguments)[0] == dataclasses.replace(DEFAULTS, **fields)
 
 
 @pytest.mark.parametrize(
     ("table", "kind", "apart"),
     [
         # Ids are for programs, and so are the rounds of an earlier run; phases have the flags of
-        # `flyspec.cli.conditions`.
-        (
-            FLAGS,
-            GenerateOptions,
-            {
-                "sampling",
-                "rule",
-                "phases",
-                "request_id",
-                "traceparent",
-                "num_draft_tokens_per_round",
-                "return_draft_distributions",
-            },
-        ),
+        # `flyspec.cli.phases`.
+        (FLAGS, GenerateOptions, {
+            "sampling", "rule", "phases", "request_id", "traceparent",
+            "num_draft_tokens_per_round", "return_draft_distributions",
+        }),
         (SAMPLING, SamplingParams, set()),
         (RULE, Rule, set()),
     ],
-)
+)  # fmt: skip
 def test_nothing_is_left_without_a_flag(table: Any, kind: Any, apart: set[str]) -> None:
     """A new request field must get a flag, and a line above."""
     assert {name for _, fields in table for name in fields} | apart == {
@@ -218,16 +183,9 @@ MEMORY: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-class _Started(Exception):
-    """As far as a stack gets here."""
-
-
 @pytest.mark.parametrize(("arguments", "verify", "draft"), MEMORY)
-async def test_flags_of_memory_reach_the_services(
-    arguments: list[str],
-    verify: dict[str, Any],
-    draft: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+def test_flags_of_memory_reach_the_services(
+    arguments: list[str], verify: dict[str, Any], draft: dict[str, Any]
 ) -> None:
     """From `serve`, `generate --local`, `bench` and `eval`, which all have `ModelFlags`."""
     asked: list[ModelFlags] = []
@@ -242,33 +200,12 @@ async def test_flags_of_memory_reach_the_services(
     devices = ["--device", "cuda:0", "--draft-device", "cuda:1"]
     typed = ["--model", "m", "--draft-model", "d", *devices, *arguments]
     assert CliRunner().invoke(app, typed).exit_code == 0
-    started: dict[str, list[str]] = {}
-
-    class Launched:
-        """What a stack does with a child before it is ready."""
-
-        def __init__(self, name: str, *_: Any) -> None:
-            self.name, self.pid, self.facts = name, 0, {}  # type: ignore[var-annotated]
-
-        def run(self, module: str, flags: list[str], environment: dict[str, str]) -> None:
-            started[self.name] = flags
-            if len(started) == 2:
-                raise _Started
-
-        def send(self, number: int) -> None: ...
-
-    async def launch(*of: Any) -> Any:
-        return Launched(*of)
-
-    monkeypatch.setattr(Child, "launch", launch)
-    monkeypatch.setattr("flyspec.cli.stack.check_services", lambda flags: None)  # no such models
-    with pytest.raises(_Started):
-        await Stack(StackOptions(**vars(asked[0])))._start()
+    options = StackOptions(**vars(asked[0])).resolved()
     for name, kind, expected in (
         ("verify", VerifySettings, verify),
         ("draft", DraftSettings, draft),
     ):
-        settings = from_command_line(kind, name, started[name])
+        settings = from_command_line(kind, name, options.flags(name))
         for field in (
             "max_model_len", "kv_cache_memory_bytes", "block_size", "gpu_memory_utilization",
         ):  # fmt: skip
@@ -296,13 +233,3 @@ def test_a_gpu_that_both_models_have_is_shared(
 ) -> None:
     options = StackOptions(**{"model": "m", "draft_model": "d", **given}).resolved()
     assert (options.gpu_memory_utilization, options.draft_gpu_memory_utilization) == shares
-
-
-@pytest.mark.parametrize("command", ["", "pair"])
-def test_help_fits_80_columns_with_names_in_full(command: str) -> None:
-    arguments = ["bench", *filter(None, [command]), "--help"]
-    lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, arguments).output.splitlines()
-    assert max(map(len, lines)) <= 80
-    shown = " ".join(lines)
-    assert "--tensor-parallel-size " in shown or "--num-speculative-tokens " in shown
-    assert "…" not in shown

@@ -84,7 +84,9 @@ async def cut_off(
                 if not received and await begun.wait() == 0:
                     serving.kill("orchestrator")
                 received += event.token_ids
-    except UnavailableError:
+    except UnavailableError as error:
+        if "lost the server at 127" not in str(error):
+            raise
         return started, received
     raise AssertionError("the stream was not cut off")
 

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from flyspec.bundled import MODELS
 from flyspec.cli.service import ROOT
+from tests.cli.processes import forked
 
 
 class Row(NamedTuple):
@@ -79,23 +78,19 @@ def test_a_wrong_input_is_answered_before_torch_loads(row: Row, place: tuple[Pat
     words = row.typed.strip("`").replace("PORT", str(port)).split()
     variables = [word for word in words if re.match(r"[A-Z_]+=", word)]
     command = words[len(variables) :]
-    program = ["-m", "flyspec.cli", *command[1:]] if command[0] == "flyspec" else command[1:]
+    if command[0] == "flyspec":
+        module, arguments = "", command[1:]
+    else:
+        module, arguments = command[2], command[3:]
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("FLYSPEC_", "HF_"))},
         "PYTHONPATH": str(ROOT), "HF_HOME": str(root / "hub"), "COLUMNS": "400",
         "HF_HUB_OFFLINE": "1", **dict(word.split("=", 1) for word in variables),
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *program],
-        cwd=root, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-    )  # fmt: skip
-    imported, said = [
-        "\n".join(line for line in done.stderr.splitlines() if line.startswith("import ") is which)
-        for which in (True, False)
-    ]
-    assert done.returncode == 2, said
-    assert not re.search(r"\| +torch$", imported, re.MULTILINE)
-    answer = _answer(said, port)
+    done = forked(*arguments, module=module, cwd=root, environment=environment)
+    assert done.code == 2, done.err
+    assert "torch was imported" not in done.err
+    answer = _answer(done.err, port)
     if "cuda" in row.typed:  # the reason depends on what is installed
         reason = "--device cuda: .*; use --device cpu"
         assert re.search(reason, answer)

@@ -7,7 +7,7 @@ from enum import IntEnum
 from inspect import Parameter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyspec import wire
@@ -25,13 +25,13 @@ from flyspec.values.rounds import (
     DraftChunk,
     OpenWindow,
     Outcome,
-    SessionStatus,
     Verdict,
     VerifyRound,
 )
 from flyspec.values.tokens import Origin, SamplingParams, TokenDistribution
 from flyspec.wire.codec import fields_of, pair
 from flyspec.wire.messages import ENVELOPES, LOCAL, VALUES
+from tests.examples import examples
 
 u32, u64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 PLAIN = {
@@ -117,21 +117,13 @@ def field_of(cls, field):
 def chunks(draw):
     ids = draw(st.lists(u32, max_size=5))
     origins = [draw(st.sampled_from(Origin)) for _ in ids]
-    given_ = draw(st.booleans())
-    distributions = tuple(draw(values_of(TokenDistribution)) for _ in ids if given_)
-    known = draw(st.booleans())
+    given_, known = draw(st.booleans()), draw(st.booleans())
     return DraftChunk(
-        draw(u64),
-        10,
-        7,
-        11,
-        ids,
-        origins,
-        True,
-        distributions=distributions,
+        draw(u64), 10, 7, 11, ids, origins, True,
+        distributions=tuple(draw(values_of(TokenDistribution)) for _ in ids if given_),
         confidences=tuple(draw(st.floats(0, 1, width=32)) for _ in ids if known),
         agreements=tuple(draw(st.lists(st.booleans(), max_size=5))),
-    )
+    )  # fmt: skip
 
 
 def there_and_back(value, **local):
@@ -146,6 +138,7 @@ WHOLE = [cls for cls in VALUES.values() if cls is not TokenizerBundle]
 
 
 @pytest.mark.parametrize("cls", WHOLE)
+@settings(max_examples=examples(10))
 @given(data=st.data())
 def test_every_value_comes_back(cls, data):
     value = data.draw(values_of(cls))
@@ -155,17 +148,6 @@ def test_every_value_comes_back(cls, data):
 def test_every_field_has_its_place():
     for message, cls in VALUES.items():
         pair(cls, message.DESCRIPTOR)
-
-
-def test_a_field_of_one_side_alone_is_noticed():
-    theirs = common_pb2.SessionStatus.DESCRIPTOR
-    ours = [(f.name, f.item) for f in fields_of(SessionStatus)]
-    pair(dataclasses.make_dataclass("Same", ours), theirs)
-    more = dataclasses.make_dataclass("More", [*ours, ("warm", int)])
-    with pytest.raises(TypeError, match="SessionStatus has no warm"):
-        pair(more, theirs)
-    with pytest.raises(TypeError, match=f"Less has no {ours[-1][0]}"):
-        pair(dataclasses.make_dataclass("Less", ours[:-1]), theirs)
 
 
 def test_what_does_not_travel_is_given_by_who_reads():
@@ -208,66 +190,48 @@ def test_tokenizer_in_chunks(monkeypatch):
         wire.tokenizer_of(read[1:])
 
 
-def chunk_of(message):
-    return wire.decode(DraftChunk, message)
+def chunk_of(**fields):
+    return wire.decode(DraftChunk, draft_pb2.DraftResponse(token_ids=[1], **fields))
 
 
 @pytest.mark.parametrize(
-    ("read", "message", "error"),
+    ("read", "error"),
     [
-        (wire.unwrap, draft_pb2.DraftRequest(), "set one of open, advance"),
-        (wire.unwrap, verify_pb2.VerifyRequest(), "set one of open, round, distributions"),
+        (lambda: wire.unwrap(draft_pb2.DraftRequest()), "set one of open, advance"),
+        (lambda: wire.unwrap(verify_pb2.VerifyRequest()), "set one of open, round, distributions"),
         (
-            lambda message: wire.decode(GenerationRequest, message),
-            generation_pb2.GenerateRequest(),
+            lambda: wire.decode(GenerationRequest, generation_pb2.GenerateRequest()),
             "prompt: set one of text, token_ids, chat",
         ),
-        (chunk_of, draft_pb2.DraftResponse(token_ids=[1]), "origins: 0 for 1 token_ids"),
+        (chunk_of, "origins: 0 for 1 token_ids"),
         (
-            chunk_of,
-            draft_pb2.DraftResponse(token_ids=[1], origins=[1], distributions=[{}, {}]),
+            lambda: chunk_of(origins=[1], distributions=[{}, {}]),
             "distributions: 2 for 1 token_ids",
         ),
+        (lambda: chunk_of(origins=[1], confidences=[0.5, 0.5]), "confidences: 2 for 1 token_ids"),
         (
-            chunk_of,
-            draft_pb2.DraftResponse(token_ids=[1], origins=[1], confidences=[0.5, 0.5]),
-            "confidences: 2 for 1 token_ids",
-        ),
-        (
-            chunk_of,
-            draft_pb2.DraftResponse(token_ids=[1], origins=[99]),
+            lambda: chunk_of(origins=[99]),
             r"DraftResponse.origins: 99 is not one of exact_model \(1\), ",
         ),
+        (lambda: chunk_of(origins=[0]), "DraftResponse.origins: 0 is not one of"),
         (
-            chunk_of,
-            draft_pb2.DraftResponse(token_ids=[1], origins=[0]),
-            "DraftResponse.origins: 0 is not one of",
-        ),
-        (
-            wire.unwrap,
-            verify_pb2.VerifyRequest(open=verify_pb2.VerifyOpen(rule={"entropy_measure": 9})),
+            lambda: wire.unwrap(verify_pb2.VerifyRequest(open={"rule": {"entropy_measure": 9}})),
             r"rule.entropy_measure: 9 is not one of normalized \(1\), top_k \(2\)",
         ),
         (
-            lambda message: wire.decode(Verdict, message),
-            verify_pb2.VerifyResponse(decisions=[{"outcome": 77}]),
+            lambda: wire.decode(Verdict, verify_pb2.VerifyResponse(decisions=[{"outcome": 77}])),
             "Decision.outcome: 77 is not one of exact",
         ),
     ],
 )
-def test_what_protobuf_cannot_rule_out_is_refused(read, message, error):
+def test_what_protobuf_cannot_rule_out_is_refused(read, error):
     with pytest.raises(InvalidArgumentError, match=error):
-        read(message)
+        read()
 
 
 def test_a_round_without_room_for_plain_tokens_takes_one():
     message = verify_pb2.VerifyRequest(round=verify_pb2.VerifyRound())
     assert wire.unwrap(message).max_plain_tokens == 1
-
-
-def test_what_is_only_a_part_of_messages_is_refused():
-    with pytest.raises(TypeError, match="Decision has no message"):
-        wire.encode(EXACT)
 
 
 def test_a_round_stays_small():

@@ -72,6 +72,11 @@ def labels(template: Object) -> dict[str, str]:
     return found
 
 
+def component(template: Object) -> str:
+    """The service that a pod runs."""
+    return labels(template)["app.kubernetes.io/component"]
+
+
 def container(template: Object) -> Object:
     """A pod's only container."""
     (found,) = template["spec"]["containers"]
@@ -127,3 +132,9 @@ def read(component: str, variables: dict[str, str]) -> Any:
         assert field in SETTINGS[component].model_fields, f"{name} is no setting"
         given[field] = value
     return SETTINGS[component].model_validate(given)
+
+
+def configured(overlay: str) -> Iterator[tuple[str, Object, Any]]:
+    """The pod templates of an overlay's services, with their owners' names, and their settings."""
+    for name, template in pods(overlay):
+        yield name, template, read(component(template), environment(overlay, template))

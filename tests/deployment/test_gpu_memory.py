@@ -1,52 +1,49 @@
-"""The overlay gpu fits on the GPUs it names, according to the services' own calculation."""
+"""What fits on which GPUs by the services' own planner: the overlays, and tables of documents."""
 
 from __future__ import annotations
 
-import json
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
-from transformers import LlamaConfig
 
-from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
-from flyspec.engine import cache_size
-from flyspec.engine.cache_size import Fit, check_fits
+from bench.sizes import (
+    BANDWIDTH,
+    EXAMPLE_LEN,
+    GPUS,
+    H100,
+    RANKS,
+    SHARES,
+    example_tables,
+    fitting_tables,
+    served,
+    tokens_per_round,
+)
+from flyspec.config import ModelServerSettings
+from flyspec.engine.cache_size import Fit, plan_fit
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
+from flyspec_lab.bench.shapes import SHAPES
 from tests.deployment.rendered import ROOT, read
 
-LLAMA: dict[str, Any] = {
-    "vocab_size": 128_256,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072,
-    "dtype": torch.bfloat16,
-}
-LLAMA_70B = LlamaConfig(
-    hidden_size=8192,
-    intermediate_size=28_672,
-    num_hidden_layers=80,
-    num_attention_heads=64,
-    **LLAMA,
-)
-LLAMA_1B = LlamaConfig(
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_hidden_layers=16,
-    num_attention_heads=32,
-    tie_word_embeddings=True,
-    **LLAMA,
-)
-# Name, configuration, parameters, and the memory that the GPU's driver reports.
+LLAMA_70B = SHAPES["llama-70b"].config()
+CONTEXT_LENGTH = 131_072
+# Configuration, parameters, and the memory that the GPU's driver reports.
 MODELS = {
-    "verify": (VerifySettings, LLAMA_70B, 70_553_706_496, 84_970_000_000),  # A100 of 80 GB
-    "draft": (DraftSettings, LLAMA_1B, 1_235_814_400, 23_600_000_000),  # L4 of 24 GB
+    "verify": (LLAMA_70B, 70_553_706_496, 84_970_000_000),  # A100 of 80 GB
+    "draft": (SHAPES["llama-1b"].config(), 1_235_814_400, 23_600_000_000),  # L4 of 24 GB
 }
+GPU_DOCUMENT = ROOT / "docs" / "measurements" / "gpu.md"
+TABLES = {"memory": GPU_DOCUMENT, "sessions": GPU_DOCUMENT, "bounds": GPU_DOCUMENT,
+          "targets": ROOT / "docs" / "serve-your-own-models.md",
+          "drafts": ROOT / "docs" / "serve-your-own-models.md"}  # fmt: skip
 
 
 def settings_of(component: str, overlay: str = "gpu") -> Any:
@@ -60,34 +57,29 @@ def settings_of(component: str, overlay: str = "gpu") -> Any:
     return read(component, dict(line.split("=", 1) for line in lines if line[:1] not in ("", "#")))
 
 
-def planned(
-    component: str, settings: ModelServerSettings, folder: Path, monkeypatch: pytest.MonkeyPatch
+def fit_of(
+    settings: ModelServerSettings, config: Any, total: int, weights: int, ranks: int
 ) -> tuple[Fit, KVCachePlan]:
-    """Return the service's plan before it reads weights: the calculation, and its cache."""
-    _, config, parameters, total = MODELS[component]
-    size = getattr(settings, "tensor_parallel_size", 1)
-    header = {"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}}
-    text = json.dumps(header).encode()
-    weights = folder / "model.safetensors"
-    weights.write_bytes(len(text).to_bytes(8, "little") + text)
+    """The service's plan before it reads weights in bfloat16: the calculation, and its cache."""
     memory = DeviceMemory(total, total - OUTSIDE_TORCH, OUTSIDE_TORCH)
-    monkeypatch.setattr(cache_size, "device_memory", lambda device: memory)
-    told: list[tuple[Fit, KVCachePlan]] = []
-    monkeypatch.setattr(Fit, "tell", lambda fit, plan: told.append((fit, plan)))
-    length = settings.max_model_len or config.max_position_embeddings
+    length = settings.max_model_len or CONTEXT_LENGTH
     device = torch.device("cuda", 0)
-    check_fits(
-        settings, Checkpoint(component, config, torch.bfloat16, device, length, size, weights)
-    )
-    return told[0]
+    model = Checkpoint("model", config, torch.bfloat16, device, length, ranks, Path())
+    fit, plan = plan_fit(settings, model, memory, weights)
+    fit.require_one()
+    return fit, plan()
+
+
+def planned(component: str, settings: ModelServerSettings) -> tuple[Fit, KVCachePlan]:
+    config, parameters, total = MODELS[component]
+    ranks = getattr(settings, "tensor_parallel_size", 1)
+    return fit_of(settings, config, total, 2 * parameters, ranks)
 
 
 @pytest.mark.parametrize("component", MODELS)
-def test_all_sessions_of_the_overlay_fit(
-    component: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_sessions_of_the_overlay_fit(component: str) -> None:
     settings = settings_of(component)
-    fit, plan = planned(component, settings, tmp_path, monkeypatch)
+    fit, plan = planned(component, settings)
     assert plan.num_slots == settings.max_sessions
     assert plan.max_length == settings.max_model_len >= 8192
     # And a step may take twice what is estimated.
@@ -100,34 +92,81 @@ def test_target_and_drafters_hold_the_same_sessions() -> None:
     assert draft.max_model_len == verify.max_model_len
 
 
-def test_without_a_length_few_sessions_would_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_length_few_sessions_would_fit() -> None:
     """With the model's whole context, 64 sessions would need 687 GB per GPU."""
     changes = {"max_model_len": 0, "max_sessions": 64, "block_size": 0}
     whole = settings_of("verify").model_copy(update=changes)
-    assert plan_kv_cache(LLAMA_70B, 131_072, torch.bfloat16, 64, 0, 4).total_bytes // 10**9 == 687
-    _, plan = planned("verify", whole, tmp_path, monkeypatch)
-    assert plan.num_slots == 3
+    assert (
+        plan_kv_cache(LLAMA_70B, CONTEXT_LENGTH, torch.bfloat16, 64, 0, 4).total_bytes // 10**9
+        == 687
+    )
+    assert planned("verify", whole)[1].num_slots == 3
     alone = whole.model_copy(update={"tensor_parallel_size": 1})
     with pytest.raises(ConfigError, match=r"even one session fits .* raise --tensor-parallel-size"):
-        planned("verify", alone, tmp_path, monkeypatch)
+        planned("verify", alone)
 
 
-def test_sixteen_ranks_of_two_nodes_hold_a_kv_head_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sixteen_ranks_of_two_nodes_hold_a_kv_head_each() -> None:
     """The overlay multi-node: half the heads of four ranks, not a quarter."""
     four, settings = settings_of("verify"), settings_of("verify", "multi-node")
     assert (four.tensor_parallel_size, settings.tensor_parallel_size) == (4, 16)
     check_tensor_parallel("llama", LLAMA_70B, 16)
-    fit, plan = planned("verify", settings, tmp_path, monkeypatch)
+    fit, plan = planned("verify", settings)
     assert plan.num_slots == settings.max_sessions
     assert plan.bytes_per_slot == 80 * 128 * 2 * 2 * settings.max_model_len
-    assert (
-        plan.bytes_per_slot * 2 == planned("verify", four, tmp_path, monkeypatch)[1].bytes_per_slot
-    )
+    assert plan.bytes_per_slot * 2 == planned("verify", four)[1].bytes_per_slot
     # A sixteenth of the weights, but an eighth of what makes keys and values.
     shared = 2 * 70_553_706_496 // 16
     assert fit.taken["weights"] == shared + 80 * 2 * 128 * 8192 * 2 // 2
     assert plan.total_bytes + fit.taken["activations"] <= fit.left
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_are_what_the_planner_says(name: str) -> None:
+    """Otherwise run `python -m bench.sizes`."""
+    text = TABLES[name].read_text()
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
+    assert found
+    assert found[1].strip() == {**example_tables(), **fitting_tables()}[name]
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_the_planner_is_the_one_that_services_ask(role: str) -> None:
+    one = served()[role]
+    fit, _ = fit_of(one.settings, one.config, GPUS[H100], one.weight_bytes, one.ranks)
+    assert fit.taken == one.fit.taken
+    assert (fit.limit, fit.left) == (one.fit.limit, one.fit.left)
+    assert one.cache_tokens >= EXAMPLE_LEN
+
+
+def test_the_command_is_that_of_the_example() -> None:
+    block = re.search(r"(flyspec serve.*?)\n```", GPU_DOCUMENT.read_text(), re.DOTALL)
+    assert block
+    words = shlex.split(block[1].replace("\\\n", " "))
+    flags = dict(zip(words[2::2], words[3::2], strict=True))
+    assert flags["--tensor-parallel-size"] == str(RANKS)
+    assert flags["--max-model-len"] == str(EXAMPLE_LEN)
+    assert float(flags["--gpu-memory-utilization"]) == SHARES["target"]
+    assert float(flags["--draft-gpu-memory-utilization"]) == SHARES["draft"]
+    assert sum(SHARES.values()) < 0.95
+
+
+def test_bounds_by_hand() -> None:
+    """70.55 and 8.03 billion weights of two bytes; the cache adds a percent."""
+    rows = [row.strip("| ").split(" | ") for row in example_tables()["bounds"].splitlines()]
+    rates = {(row[0], row[1]): float(row[-1]) for row in rows[2:]}
+    plain, drafted = 141.1e9 / 4 / BANDWIDTH, 16.06e9 / BANDWIDTH
+    assert rates["none", "-"] == pytest.approx(1 / plain, rel=0.02)
+    tokens = sum(0.9**i for i in range(16))
+    assert tokens_per_round(0.9, 15) == pytest.approx(tokens)
+    bound = tokens / (plain + 15 * drafted)
+    assert rates["llama-8b, K = 15", "0.9"] == pytest.approx(bound, rel=0.05)
+
+
+def test_packages_to_carry_are_of_the_versions_tested() -> None:
+    def names(file: Path) -> set[str]:
+        lines = file.read_text().splitlines()
+        return {re.split("==", line)[0].lower().replace("_", "-") for line in lines
+                if line and not line.startswith("#")}  # fmt: skip
+
+    assert names(ROOT / "bench" / "gpu" / "wheels.txt") <= names(ROOT / "constraints.txt")

@@ -1,7 +1,8 @@
-"""Ports and selectors: what can reach what, and where."""
+"""Ports, selectors and host names: what can reach what, and where."""
 
 from __future__ import annotations
 
+import re
 from ipaddress import ip_address, ip_network
 
 import pytest
@@ -14,9 +15,10 @@ from tests.deployment.rendered import (
     ROOT,
     Object,
     all_pods,
+    component,
     compose,
     container,
-    labels,
+    environment,
     matches,
     of_kind,
     pods,
@@ -33,10 +35,6 @@ PORTS = {
     "verify": {"grpc": VERIFY_PORT, "metrics": DEFAULT_PORTS["verify"]},
 }
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
-
-
-def component(template: Object) -> str:
-    return labels(template)["app.kubernetes.io/component"]
 
 
 def ports(template: Object) -> dict[str, int]:
@@ -109,15 +107,20 @@ def test_every_selector_selects_a_pod(overlay: str) -> None:
             assert matches(spread["labelSelector"]["matchLabels"], template)
 
 
-def allowed(overlay: str, target: Object, port: int, source: Object | None) -> bool:
-    """True if the policies let a pod of the namespace, or an outsider, reach a port."""
+def rules(overlay: str, pod: Object, direction: str) -> list[Object]:
+    """What the policies of a pod let in or out."""
     policies = [
         p["spec"] for p in of_kind(overlay, "NetworkPolicy")
-        if "Ingress" in p["spec"]["policyTypes"]
-        and matches(p["spec"]["podSelector"].get("matchLabels", {}), target)
+        if direction.title() in p["spec"]["policyTypes"]
+        and matches(p["spec"]["podSelector"].get("matchLabels", {}), pod)
     ]  # fmt: skip
     assert policies, "every pod is under a policy"
-    for rule in (rule for policy in policies for rule in policy.get("ingress", [])):
+    return [rule for policy in policies for rule in policy.get(direction, [])]
+
+
+def allowed(overlay: str, target: Object, port: int, source: Object | None) -> bool:
+    """True if the policies let a pod of the namespace, or an outsider, reach a port."""
+    for rule in rules(overlay, target, "ingress"):
         if port not in [p["port"] for p in rule.get("ports", [{"port": port}])]:
             continue
         if "from" not in rule:
@@ -168,24 +171,20 @@ def reaches(
     protocol: str,
 ) -> bool:
     """True if the policies let a pod reach pods of another namespace, or an address."""
-    for policy in of_kind(overlay, "NetworkPolicy"):
-        if not matches(policy["spec"]["podSelector"].get("matchLabels", {}), source):
+    for rule in rules(overlay, source, "egress"):
+        if "ports" in rule and {"protocol": protocol, "port": port} not in rule["ports"]:
             continue
-        for rule in policy["spec"].get("egress", []):
-            if "ports" in rule and {"protocol": protocol, "port": port} not in rule["ports"]:
-                continue
-            for to in rule["to"]:
-                if isinstance(peer, str):
-                    block, address = to.get("ipBlock"), ip_address(peer)
-                    if block and address in ip_network(block["cidr"]) and not any(
-                        address in ip_network(hidden) for hidden in block.get("except", [])
-                    ):  # fmt: skip
-                        return True
-                elif "namespaceSelector" in to:
-                    named = to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
-                    selected = to["podSelector"]["matchLabels"].items() <= peer.items()
-                    if named == namespace and selected:
-                        return True
+        for to in rule["to"]:
+            if isinstance(peer, str):
+                block, address = to.get("ipBlock"), ip_address(peer)
+                if block and address in ip_network(block["cidr"]) and not any(
+                    address in ip_network(hidden) for hidden in block.get("except", [])
+                ):  # fmt: skip
+                    return True
+            elif "namespaceSelector" in to:
+                named = to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"]
+                if named == namespace and to["podSelector"]["matchLabels"].items() <= peer.items():
+                    return True
     return False
 
 
@@ -239,3 +238,53 @@ def test_images_expose_and_ask_the_same_ports() -> None:
         assert f'"localhost:{named["grpc"]}"' in stage
         if "http" in named:
             assert f"FLYSPEC_ORCHESTRATOR_HTTP_PORT={named['http']}\n" in stage
+
+
+HOST = re.compile(r"(?:dns:///|https?://)([\w.-]+):(\d+)")
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_addresses_in_the_environment_are_services_with_pods_behind_them(overlay: str) -> None:
+    known = {(o["metadata"]["namespace"], o["metadata"]["name"]): o["spec"]
+             for o in of_kind(overlay, "Service")}  # fmt: skip
+    templates, asked = [template for _, template in pods(overlay)], set()
+    for template in templates:
+        for value in environment(overlay, template).values():
+            asked |= set(HOST.findall(value))
+    for host, port in asked:
+        name, namespace, *_ = [*host.split("."), "flyspec"]
+        if namespace != "flyspec":
+            assert namespace == "monitoring", host  # the only other one that pods may reach
+            continue
+        spec = known["flyspec", name]
+        assert int(port) in [p["port"] for p in spec["ports"]], host
+        assert any(matches(spec["selector"], template) for template in templates), host
+    assert {"verify", "draft"} <= {host for host, _ in asked}
+
+
+def test_ranks_find_their_leader_before_it_is_ready() -> None:
+    """By the headless Service that the controller makes for a set, which lists pods that start.
+
+    It makes none if there is a Service of the set's name.
+    """
+    services = {o["metadata"]["name"]: o["spec"] for o in of_kind("multi-node", "Service")}
+    (workload,) = of_kind("multi-node", "LeaderWorkerSet")
+    assert workload["metadata"]["name"] not in services
+    assert workload["spec"]["networkConfig"] == {"subdomainPolicy": "Shared"}
+    ranks = {name: t for name, t in pods("multi-node") if "verify" in name}
+    assert len(ranks) == 2
+    for template in ranks.values():
+        assert "--master-addr=$(LWS_LEADER_ADDRESS)" in container(template)["args"]
+    # Clients reach leaders alone, and only ready ones.
+    assert not services["verify"].get("publishNotReadyAddresses")
+    reached = [name for name, t in ranks.items() if matches(services["verify"]["selector"], t)]
+    assert reached == [f"{workload['metadata']['name']}-leaderTemplate"]
+
+
+def test_grafana_has_no_password_to_guess() -> None:
+    told = compose("docker-compose.yml")["grafana"]["environment"]
+    assert "GF_SECURITY_ADMIN_PASSWORD" not in told
+    assert told["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert told["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert told["GF_AUTH_BASIC_ENABLED"] == "false"
+    assert told["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"

@@ -11,12 +11,11 @@ from tests.deployment.rendered import (
     OVERLAYS,
     ROOT,
     SETTINGS,
+    component,
     compose,
+    configured,
     container,
-    environment,
-    labels,
     of_kind,
-    pods,
     read,
 )
 
@@ -28,18 +27,8 @@ def seconds(text: str) -> int:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_variable_is_a_setting_and_has_a_value_that_it_takes(overlay: str) -> None:
-    for _, template in pods(overlay):
-        component = labels(template)["app.kubernetes.io/component"]
-        settings = read(component, environment(overlay, template))
-        assert settings.host == "0.0.0.0"
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_a_pod_gets_the_time_that_draining_takes(overlay: str) -> None:
-    for name, template in pods(overlay):
-        component = labels(template)["app.kubernetes.io/component"]
-        settings = read(component, environment(overlay, template))
+    for name, template, settings in configured(overlay):
         hook = container(template).get("lifecycle", {}).get("preStop", {}).get("sleep", {})
         needed = settings.drain_grace_s + hook.get("seconds", 0)
         assert template["spec"]["terminationGracePeriodSeconds"] > needed, name
@@ -50,9 +39,8 @@ def test_a_pod_gets_the_time_that_draining_takes(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_the_demo_speaks_in_the_clear(overlay: str) -> None:
-    for name, template in pods(overlay):
-        component = labels(template)["app.kubernetes.io/component"]
-        settings = read(component, environment(overlay, template))
+    for name, template, settings in configured(overlay):
+        assert settings.host == "0.0.0.0"
         assert settings.allow_insecure is (overlay in IN_THE_CLEAR), name
         mounts = [m["mountPath"] for m in container(template)["volumeMounts"]]
         for path in (settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_ca_certs):
@@ -62,13 +50,11 @@ def test_only_the_demo_speaks_in_the_clear(overlay: str) -> None:
 
 def test_the_demo_asks_for_models_that_its_images_hold() -> None:
     dockerfile = (ROOT / "Dockerfile").read_text()
-    for _, template in pods("cpu-demo-swap"):
-        component = labels(template)["app.kubernetes.io/component"]
-        if component == "orchestrator":
-            continue
-        model = read(component, environment("cpu-demo-swap", template)).model
-        assert re.search(rf"^COPY demo{model} {model}$", dockerfile, re.MULTILINE)
-        assert container(template)["image"].startswith(f"flyspec-{component}-demo:")
+    for _, template, settings in configured("cpu-demo-swap"):
+        if (service := component(template)) != "orchestrator":
+            model = settings.model
+            assert re.search(rf"^COPY demo{model} {model}$", dockerfile, re.MULTILINE)
+            assert container(template)["image"].startswith(f"flyspec-{service}-demo:")
 
 
 def declared_reopen_timeout_s() -> float:
@@ -79,13 +65,12 @@ def declared_reopen_timeout_s() -> float:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_streams_wait_for_as_long_as_a_target_may_load(overlay: str) -> None:
-    templates = list(pods(overlay))
-    probes = [container(t)["startupProbe"] for _, t in templates
-              if labels(t)["app.kubernetes.io/component"] == "verify"
-              and "startupProbe" in container(t)]  # fmt: skip
+    found = list(configured(overlay))
+    probes = [container(t)["startupProbe"] for _, t, _ in found
+              if component(t) == "verify" and "startupProbe" in container(t)]  # fmt: skip
     (loading_s,) = (p["failureThreshold"] * p["periodSeconds"] for p in probes)
-    (orchestrator,) = (t for name, t in templates if name == "orchestrator")
-    assert read("orchestrator", environment(overlay, orchestrator)).reopen_timeout_s == loading_s
+    (orchestrator,) = (settings for name, _, settings in found if name == "orchestrator")
+    assert orchestrator.reopen_timeout_s == loading_s
 
 
 def test_documents_have_the_time_for_which_streams_wait() -> None:
@@ -101,10 +86,10 @@ def test_documents_have_the_time_for_which_streams_wait() -> None:
 @pytest.mark.parametrize("overlay", ["gpu", "multi-node"])
 def test_ranks_are_as_many_as_gpus(overlay: str) -> None:
     gpus, sizes = 0, set()
-    for _, template in pods(overlay):
-        if labels(template)["app.kubernetes.io/component"] == "verify":
+    for _, template, settings in configured(overlay):
+        if component(template) == "verify":
             gpus += int(container(template)["resources"]["limits"]["nvidia.com/gpu"])
-            sizes.add(read("verify", environment(overlay, template)).tensor_parallel_size)
+            sizes.add(settings.tensor_parallel_size)
             medium = {v["name"]: v.get("emptyDir", {}).get("medium")
                       for v in template["spec"]["volumes"]}  # fmt: skip
             mounts = {m["mountPath"]: m["name"] for m in container(template)["volumeMounts"]}
@@ -119,14 +104,14 @@ def test_ranks_are_as_many_as_gpus(overlay: str) -> None:
 def test_compose_says_what_the_services_understand(files: tuple[str, ...]) -> None:
     seen = set()
     for name, service in compose(*files).items():
-        component = name.partition("-")[0]
-        if component not in SETTINGS:
+        known = name.partition("-")[0]
+        if known not in SETTINGS:
             continue
-        seen.add(component)
+        seen.add(known)
         variables = {k: DEFAULT.sub(r"\1", v) for k, v in service["environment"].items()}
-        settings = read(component, variables)
+        settings = read(known, variables)
         assert seconds(service["stop_grace_period"]) > settings.drain_grace_s
         assert settings.allow_insecure is (len(files) == 1), name
-        if component == "orchestrator":
+        if known == "orchestrator":
             assert settings.reopen_timeout_s == declared_reopen_timeout_s()
     assert seen == set(SETTINGS)

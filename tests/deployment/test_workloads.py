@@ -1,7 +1,8 @@
-"""Images, secrets, files and metrics named in manifests exist."""
+"""What manifests name exists: images, secrets, files, metrics; and what pods may take and need."""
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from deploy import image_requirements
+from deploy.check_manifests import KUBERNETES
 from flyspec.rule_files import load_rules
 from flyspec.version import __version__
 from tests.deployment.rendered import (
@@ -20,6 +22,7 @@ from tests.deployment.rendered import (
     all_pods,
     compose,
     container,
+    kustomize,
     of_kind,
 )
 
@@ -56,16 +59,11 @@ def test_secrets_are_named_and_never_held(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_namespaces_want_restricted_pods_and_pods_are(overlay: str) -> None:
+def test_namespaces_want_restricted_pods_and_users_are_those_of_images(overlay: str) -> None:
     (namespace,) = of_kind(overlay, "Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     for name, template in all_pods(overlay):
-        pod, own = template["spec"]["securityContext"], container(template)["securityContext"]
-        assert pod["runAsNonRoot"] is True
-        assert pod["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert own["allowPrivilegeEscalation"] is False
-        assert own["capabilities"] == {"drop": ["ALL"]}
-        assert own["readOnlyRootFilesystem"] is True
+        pod = template["spec"]["securityContext"]
         assert re.search(rf"^USER {pod['runAsUser']}:", DOCKERFILE, re.MULTILINE), name
         mounts = {m["mountPath"] for m in container(template)["volumeMounts"]}
         (declared,) = re.findall(r"^VOLUME (.*)$", DOCKERFILE, re.MULTILINE)
@@ -164,3 +162,56 @@ def test_images_get_what_they_copy() -> None:
         for source in sources.split():
             assert (ROOT / source).exists()
             assert any(source == k or source.startswith(f"{k}/") for k in kept), source
+
+
+UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def num_bytes(quantity: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)([KMGT]i)", quantity).groups()  # type: ignore[union-attr]
+    return int(number) * UNITS[unit]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_pods_disk_is_bounded_and_holds_its_volumes(overlay: str) -> None:
+    """A pod that takes more than its limit is evicted, even if no volume is full."""
+    for name, template in all_pods(overlay):
+        resources = container(template)["resources"]
+        volumes = [v["emptyDir"] for v in template["spec"]["volumes"] if "emptyDir" in v]
+        on_disk = sum(num_bytes(v["sizeLimit"]) for v in volumes if v.get("medium") != "Memory")
+        requested = num_bytes(resources["requests"]["ephemeral-storage"])
+        limit = num_bytes(resources["limits"]["ephemeral-storage"])
+        assert requested <= limit, name
+        assert limit > on_disk, f"{name}: and logs"
+
+
+def test_every_container_of_compose_has_a_limit_of_memory_and_processes() -> None:
+    for name, service in compose("docker-compose.yml").items():
+        assert re.fullmatch(r"(\$\{\w+:-)?\d+g\}?", service["mem_limit"]), name
+        assert service["pids_limit"] > 0, name
+
+
+def test_documents_have_the_oldest_and_newest_kubernetes_that_is_checked() -> None:
+    told = " ".join((ROOT / "docs" / "deployment.md").read_text().split())
+    oldest, newest = KUBERNETES
+    assert f"Kubernetes {oldest} or newer" in told
+    assert f"against Kubernetes {oldest} and {newest}" in told
+
+
+def test_images_come_from_a_private_registry(tmp_path: Path) -> None:
+    """By the service account, hence for every pod, those of a LeaderWorkerSet and a Job too."""
+    k8s = Path(os.path.relpath(ROOT / "k8s", tmp_path.resolve()))
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "resources": [str(k8s / "overlays" / "multi-node")],
+                "components": [str(k8s / "components" / "private-registry")],
+            }
+        )
+    )
+    objects = kustomize(tmp_path)
+    (account,) = (o for o in objects if o["kind"] == "ServiceAccount")
+    assert account["imagePullSecrets"] == [{"name": "flyspec-registry"}]
+    own = {account["metadata"]["name"]}
+    assert set(re.findall(r"serviceAccountName: (\S+)", yaml.safe_dump_all(objects))) == own
+    assert "imagePullSecrets" in (ROOT / "docs" / "deployment.md").read_text()

@@ -1,4 +1,4 @@
-"""Every code block of the documents says what it is, and what cannot be run is at least parsed."""
+"""Code blocks of the documents say what they are and can be parsed; links and copies are right."""
 
 from __future__ import annotations
 
@@ -55,34 +55,35 @@ def test_links_lead_somewhere(document):
             assert ((ROOT / document).parent / link).exists(), link
 
 
-def test_a_block_without_a_language_is_found(tmp_path):
-    document = tmp_path / "some.md"
-    document.write_text(
-        "Text.\n\n    flyspec serve\n\n<!-- gpu: big -->\n```sh\nflyspec serve\n```\n"
-    )
-    indented, fenced = blocks(str(document))
-    assert (indented.language, indented.line) == ("", 3)
-    assert (fenced.language, fenced.mark, fenced.reason) == ("sh", "gpu", "big")
+GROUPS = {
+    "word problems": "word problems",
+    "code (HumanEval)": "HumanEval",
+    "general (Spec-Bench mt)": "spec_bench_question/mt",
+    "summaries (Spec-Bench)": "spec_bench_question/summarization",
+    "random tokens": "random tokens",
+}
+"""Rows of the README's table, and the groups of the measurements."""
+MEASURED = "docs/measurements/performance.md"
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        "flyspec generate --num-speculative-token 3 x",
-        "flyspec generate --max-tokens many x",
-        "flyspec serv",
-        "FLYSPEC_VERIFY_SESSIONS=3 python -m verify_service --model x",
-        "python -m verify_service --modell x",
-        "python -m loadtest ramp --ratez 1",
-        "make tests",
-        "pip install 'flyspec[everything]'",
-        "kubectl apply -k k8s/overlays/none",
-        "curl http://127.0.0.1:8000/v1/chat",
-        """curl http://127.0.0.1:8000/v1/completions -d '{"prompt": 3.5}'""",
-        "if true; then",
-        "unheard-of x",
-    ],
-)
-def test_a_wrong_command_is_found(wrong):
-    with pytest.raises((Exception, SystemExit)):
-        check_shell(wrong)
+def rows(document: str, part: str = "") -> list[list[str]]:
+    """Return the rows of a document's tables, or of those between two marks."""
+    text = (ROOT / document).read_text()
+    if part:
+        text = text.split(f"<!-- {part} -->")[1].split(f"<!-- /{part} -->")[0]
+    lines = text.splitlines()
+    return [re.split(r"\s*\|\s*", line.strip("| ")) for line in lines if line.startswith("|")]
+
+
+PLAIN = "measured plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random"
+
+
+@pytest.mark.parametrize("shown", GROUPS)
+def test_the_readme_has_the_measured_speeds(shown: str) -> None:
+    (found,) = [row for row in rows("README.md") if row[0] == shown]
+    name = GROUPS[shown]
+    plain = {row[1]: row for row in rows(MEASURED, PLAIN) if row[0] == name}
+    others = {row[1]: row for row in rows(MEASURED, "others") if row[0] == name}
+    ratios = [f"{plain[rule][2].split()[0]} ({plain[rule][3]})" for rule in ("exact", "fly")]
+    beside = [f"{float(others['fly'][column].split()[0]):.1f}" for column in (6, 7)]
+    assert found[1:] == [plain["plain again"][5], *ratios, *beside]

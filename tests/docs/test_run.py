@@ -60,6 +60,7 @@ def run_node(block: Block) -> None:
 
 
 def test_python_is_typed(tmp_path) -> None:
+    (tmp_path / "wrong.py").write_text("import flyspec\nflyspec.Client().complete(3, seed='x')\n")
     for number, block in enumerate(ALL):
         if block.language == "python":
             name = f"{Path(block.document).stem.lower().replace('-', '_')}_{number}.py"
@@ -75,4 +76,8 @@ def test_python_is_typed(tmp_path) -> None:
         cwd=tmp_path, text=True, capture_output=True,
         env={**os.environ, "MYPYPATH": str(ROOT)},
     )  # fmt: skip
-    assert done.returncode == 0, done.stdout
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert len(errors) == 2, done.stdout
+    for line, kind in zip(errors, ("int", "str"), strict=True):
+        assert "wrong.py:2: " in line
+        assert f'incompatible type "{kind}"' in line

@@ -6,46 +6,41 @@ import json
 import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from flyspec.bundled import MODELS
-from flyspec.cli.service import ROOT
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.doctor import Diagnosis, Mark, as_text, machine
 from flyspec.doctor.gpus import visible
 from flyspec.doctor.models import missing_packages
+from flyspec.engine.native import library
+from flyspec.errors import ConfigError
+from flyspec.preflight.ports import check_port
 from flyspec.rules.presets import DEFAULT_RULE
-from tests.cli.processes import FREE_PORTS
+from loadtest.ports import free_port
+from tests.cli.processes import FREE_PORTS, invoke
 from tests.tiny import make_model
 
-ENVIRONMENT = {
-    **{k: v for k, v in os.environ.items() if not k.startswith("FLYSPEC_")},
-    "PYTHONPATH": str(ROOT),
-}
+NATIVE = "FLYSPEC_NATIVE"
 
 
-def doctor(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Run the command, where importing torch is an error that would show."""
-    done = subprocess.run(
-        [sys.executable, "-m", "flyspec.cli", "doctor", *arguments],
-        env={**ENVIRONMENT, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
-    return done.returncode, done.stdout
+def doctor(*arguments: str) -> tuple[int, str]:
+    known = {k: v for k, v in os.environ.items() if not k.startswith("FLYSPEC_") or k == NATIVE}
+    with mock.patch.dict(os.environ, known, clear=True):
+        done = invoke("doctor", *arguments)
+    assert done.err == ""
+    return done.code, done.out
 
 
-def found(*arguments: str, **environment: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
-    code, said = doctor(*FREE_PORTS, "--http-port", "-1", *arguments, "--json", **environment)
+def found(*arguments: str) -> tuple[int, dict[tuple[str, str], dict[str, Any]]]:
+    code, said = doctor(*FREE_PORTS, "--http-port", "-1", *arguments, "--json")
     document = json.loads(said)
     assert document["ok"] == (code == 0)
-    sections = {f["section"].partition(" model")[0] for f in document["findings"]}
-    assert sections
     return code, {
         (f["section"].partition(" model")[0], f["subject"]): f for f in document["findings"]
     }
@@ -66,8 +61,11 @@ def test_the_bundled_pair() -> None:
     assert findings["speculation", "rule"]["text"] == DEFAULT_RULE
 
 
-def test_the_engine_is_the_one_that_a_start_chooses() -> None:
-    _, findings = found("--dtype", "float32", FLYSPEC_NATIVE="off")
+def test_the_engine_is_the_one_that_a_start_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NATIVE, "off")
+    library.find.cache_clear()
+    _, findings = found("--dtype", "float32")
+    library.find.cache_clear()
     assert "is in float32" in findings["target", "engine"]["text"]
     assert "FLYSPEC_NATIVE=off" in findings["this machine", "native step"]["text"]
 
@@ -186,3 +184,13 @@ def test_packages_are_those_that_transformers_asks_for() -> None:
     assert "bitsandbytes" in (missing_packages({"load_in_4bit": True}, "bitsandbytes") or ())
     assert set(missing_packages({}, "gptq") or ()) == {"gptqmodel", "optimum"}
     assert shutil.which("python") is None or missing_packages({}, "bitnet") == []
+
+
+def test_an_outgoing_connection_is_told_from_a_server() -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as client:
+        client.bind(("127.0.0.1", port))
+        client.connect(server.getsockname())
+        with pytest.raises(ConfigError, match=r"in use \(by an outgoing connection; free a minute"):
+            check_port("--port", "127.0.0.1", port)
+    check_port("--port", "127.0.0.1", free_port())

@@ -22,20 +22,29 @@ async def tokens_of(page, side):
     return await page.tab.locator(f"#lane-{side} .token").count()
 
 
-async def test_a_killed_target_shows_and_the_stream_resumes(page, stack):
+async def recording(page):
+    """Start a race; return when its second lane has tokens."""
     await page.set(prompt=PROMPT, **LONG)
     await page.tab.click("#race-button")
     await page.is_in("recording-rule", seconds=120)
     await until(lambda: tokens_of(page, "rule"))
+
+
+async def finished(page):
+    await page.is_in("replaying", seconds=200)
+    await page.tab.click("#skip")
+    await page.is_in("finished")
+
+
+async def test_a_killed_target_shows_and_the_stream_resumes(page, stack):
+    await recording(page)
     before = await tokens_of(page, "rule")
     stack.services["verify"].send(signal.SIGKILL)
     notice = page.tab.locator("#lane-rule .recovery").first
     await notice.wait_for()
     # It may be back before anything else is said: services are restarted within a second.
     assert re.search("[Tt]arget (is )?lost", await notice.inner_text())
-    await page.is_in("replaying", seconds=200)
-    await page.tab.click("#skip")
-    await page.is_in("finished")
+    await finished(page)
     assert await tokens_of(page, "rule") > before
     recovery = page.tab.locator("#lane-rule .recovery[data-kind=TARGET_REOPENED]")
     assert await recovery.count() >= 1
@@ -49,14 +58,9 @@ async def test_a_killed_target_shows_and_the_stream_resumes(page, stack):
 
 
 async def test_a_killed_drafter_shows(page, stack):
-    await page.set(prompt=PROMPT, **LONG)
-    await page.tab.click("#race-button")
-    await page.is_in("recording-rule", seconds=120)
-    await until(lambda: tokens_of(page, "rule"))
+    await recording(page)
     stack.services["draft"].send(signal.SIGKILL)
-    await page.is_in("replaying", seconds=200)
-    await page.tab.click("#skip")
-    await page.is_in("finished")
+    await finished(page)
     recoveries = page.tab.locator("#lane-rule .recovery[data-kind^=DRAFTER]")
     assert await recoveries.count() >= 1
     assert "rafter" in await recoveries.first.inner_text()

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.wheel.user import ENVIRONMENT, ROOT, at, run
+from loadtest.ports import free_port
+from tests.wheel.user import ENVIRONMENT, ROOT, run
 
 STARTING_S = 120
 
@@ -77,18 +76,14 @@ def pip(programs: Path, *what: object) -> None:
         *what, cwd=programs)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Served:
-    """A stack that runs, and the port of it for each port that examples have."""
-
-    ports: dict[str, str]
-
-    def __getitem__(self, port: str) -> str:
-        return self.ports[port]
+class Served(dict[str, str]):
+    """A stack that runs: its port for each port that examples have."""
 
     def at(self, example: str) -> str:
         """Return an example for this stack."""
-        return at(self.ports, example)
+        for theirs, ours in self.items():
+            example = example.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{ours}")
+        return example
 
 
 @pytest.fixture(scope="session")
@@ -114,11 +109,6 @@ def served(installed, folder):
     finally:
         serving.terminate()
         assert serving.wait(60) is not None
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
 
 
 def is_healthy(port: str) -> bool:

@@ -9,6 +9,8 @@ import urllib.parse
 import urllib.request
 from importlib.metadata import distributions as distributions_in
 
+import pytest
+
 from flyspec.version import __version__
 from tests.wheel.user import run
 
@@ -39,11 +41,13 @@ def test_generate_local(installed, folder):
     assert json.loads(said)["text"].endswith("#### 22")
 
 
-def test_generate(installed, folder, served):
+@pytest.mark.parametrize(
+    "command", [["generate", "--rule", "careful", "--chat", QUESTION], ["chat"]]
+)
+def test_answers(installed, folder, served, command):
     address = f"127.0.0.1:{served['50050']}"
-    said = run(installed / "flyspec", "generate", "--address", address, "--rule", "careful",
-               "--chat", QUESTION, cwd=folder)  # fmt: skip
-    assert "#### 22" in said
+    said = run(installed / "flyspec", *command, "--address", address, cwd=folder, given=QUESTION)
+    assert "22" in said
 
 
 def test_fresh_word_problems_need_no_checkout(installed, folder, served):
@@ -59,12 +63,6 @@ def test_doctor(installed, folder):
     found = json.loads(said)
     assert found["ok"], found
     assert {"target", "draft"} <= {line["subject"] for line in found["findings"]}
-
-
-def test_chat(installed, folder, served):
-    address = f"127.0.0.1:{served['50050']}"
-    said = run(installed / "flyspec", "chat", "--address", address, cwd=folder, given=QUESTION)
-    assert "22" in said
 
 
 def test_page(served):

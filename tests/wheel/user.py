@@ -1,4 +1,4 @@
-"""What a user does: runs commands, outside the checkout, and examples with other ports."""
+"""Runs commands as a user does, outside the checkout."""
 
 from __future__ import annotations
 
@@ -18,10 +18,3 @@ def run(*command: object, cwd: Path, given: str | None = None, **variables: str)
     )  # fmt: skip
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
     return done.stdout
-
-
-def at(ports: dict[str, str], example: str) -> str:
-    """Return an example with the ports of a stack instead of the usual ones."""
-    for theirs, ours in ports.items():
-        example = example.replace(f"127.0.0.1:{theirs}", f"127.0.0.1:{ours}")
-    return example
