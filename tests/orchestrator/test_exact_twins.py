@@ -52,7 +52,7 @@ class Twins:
         return {o: count for o in TwinOutcome if (count := self.number(o))}
 
     async def until_compared(self, count: int) -> None:
-        await until(lambda: sum(self.outcomes.values()) == count)
+        await until(lambda: sum(self.outcomes.values()) == count, seconds=120.0)
 
 
 @pytest.fixture(scope="module")
