@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -49,9 +47,6 @@ class Answered:
         ]
         """The problem and the repeat of each text."""
         self.rows = {arm.name: [good[arm.name][p] for p in self.places] for arm in self.arms}
-        self._number()
-
-    def _number(self) -> None:
         ids = list(dict.fromkeys(prompt_id for prompt_id, _ in self.places))
         numbers = {prompt_id: number for number, prompt_id in enumerate(ids)}
         self._problem = np.array([numbers[prompt_id] for prompt_id, _ in self.places], int)
@@ -59,21 +54,6 @@ class Answered:
         """Index of each problem's first text. Tests that take texts to be independent use these."""
         self.num_problems = len(ids)
         self.bootstrap = PairedBootstrap(self.num_problems) if self.places else None
-
-    def trials(self, count: int) -> list[Answered]:
-        """Return the texts of every `count`-th problem, from the first, the second and so on.
-
-        Trials without any text are left out.
-        """
-        chosen = [list(self._problem % count == trial) for trial in range(count)]
-        return [self._only(keep) for keep in chosen if any(keep)]
-
-    def _only(self, keep: Sequence[bool]) -> Answered:
-        found = copy(self)
-        found.places = list(compress(self.places, keep))
-        found.rows = {name: list(compress(rows, keep)) for name, rows in self.rows.items()}
-        found._number()
-        return found
 
     def column(self, arm: str, name: str) -> Array:
         """Return a column of an arm's samples; null is NaN."""
