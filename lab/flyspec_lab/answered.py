@@ -47,9 +47,6 @@ class Answered:
         ]
         """The problem and the repeat of each text."""
         self.rows = {arm.name: [good[arm.name][p] for p in self.places] for arm in self.arms}
-        self._number()
-
-    def _number(self) -> None:
         ids = list(dict.fromkeys(prompt_id for prompt_id, _ in self.places))
         numbers = {prompt_id: number for number, prompt_id in enumerate(ids)}
         self._problem = np.array([numbers[prompt_id] for prompt_id, _ in self.places], int)

@@ -23,7 +23,7 @@ from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.summaries import grouped
-from flyspec_lab.statistics import Array, Interval, PairedBootstrap
+from flyspec_lab.statistics import Array, PairedBootstrap
 
 _WINDOW = "fly_window_size"
 
@@ -64,23 +64,6 @@ class AllocationLead:
     large: str
     small: str
     at: AtEqualSpeed | None
-
-
-@dataclass(frozen=True)
-class EqualSpeedThreshold:
-    """A rule's threshold that makes it as fast as another condition, and what is kept there.
-
-    `speed` is the other condition's. `threshold` lies on the line between two that were tried; if
-    all of these are faster (`all_faster`), it is that of the slowest. `recovery` is the score there
-    relative to plain decoding's, `difference` the score less the other condition's, with 95 %
-    intervals for which each resample finds its own threshold.
-    """
-
-    speed: float
-    threshold: float
-    all_faster: bool
-    recovery: Interval | None
-    difference: Interval | None
 
 
 def equal_costs(answered: Answered) -> list[EqualCost]:
@@ -212,50 +195,16 @@ def at_equal_speed(
     return AtEqualSpeed(float(speed), found.value, found.low, found.high)
 
 
-def equal_speed_threshold(
-    bootstrap: PairedBootstrap,
-    base: Array,
-    curve: Array,
-    thresholds: Sequence[float],
-    plain_quality: Array,
-) -> EqualSpeedThreshold | None:
-    """Return the threshold at which `curve` is as fast as `base`, a curve of one condition.
-
-    None if it is slower everywhere. `curve` has a condition for each of `thresholds`;
-    `plain_quality` [problems] is plain decoding's.
-    """
-    values = np.concatenate([base, curve], axis=1)
-    speed, speeds = _speeds(values.sum(axis=0))
-    if speed > speeds.max():
-        return None
-    count = len(values)
-    return EqualSpeedThreshold(
-        float(speed),
-        float(_on_lines(speed, speeds, np.asarray(thresholds, float))),
-        bool(speed < speeds.min()),
-        bootstrap.interval(
-            np.concatenate([values, plain_quality[:, None]], axis=1),
-            lambda sums: _quality_at_speed(sums[..., :-1]) / sums[..., -1],
-            "percentile",
-        ),
-        bootstrap.interval(values, lambda sums: 0.0 - _difference(sums, count), "percentile"),
-    )
-
-
 def _speeds(sums: Array) -> tuple[Array, Array]:
     """Return the point's speed [...] and those of the curve [..., conditions]."""
     gained, spent, _ = np.split(sums[..., 3:], 3, axis=-1)
     return sums[..., 0] / sums[..., 1], gained / spent
 
 
-def _quality_at_speed(sums: Array) -> Array:
-    """Return the quality of the curve where it is as fast as the point."""
-    return _on_lines(*_speeds(sums), np.split(sums[..., 3:], 3, axis=-1)[2])
-
-
 def _difference(sums: Array, problems: int) -> Array:
     """Return the difference in each row of sums [..., columns]."""
-    return np.asarray((sums[..., 2] - _quality_at_speed(sums)) / problems)
+    quality = _on_lines(*_speeds(sums), np.split(sums[..., 3:], 3, axis=-1)[2])
+    return np.asarray((sums[..., 2] - quality) / problems)
 
 
 def _on_lines(x: Array, xs: Array, ys: Array) -> Array:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,6 @@ from flyspec_lab.curves import (
     at_equal_speed,
     curves_of,
     equal_costs,
-    equal_speed_threshold,
     is_exact,
 )
 from flyspec_lab.drawing import save
@@ -119,68 +116,6 @@ def test_a_rule_has_no_lead_over_itself():
     found = at_equal_speed(PairedBootstrap(n), own, whole)
     assert found.difference == pytest.approx(0.0)
     assert found.low <= 0.0 <= found.high
-
-
-def on_line(speed: float, points: list[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return threshold and quality at a speed, between points (speed, threshold, quality)."""
-    points = sorted(points)
-    if speed <= points[0][0]:
-        return points[0][1:]
-    for (a, t0, q0), (b, t1, q1) in itertools.pairwise(points):
-        if a <= speed <= b:
-            part = (speed - a) / (b - a)
-            return t0 + part * (t1 - t0), q0 + part * (q1 - q0)
-    return points[-1][1:]
-
-
-def test_a_threshold_is_where_the_rule_is_as_fast():
-    rng = np.random.default_rng(4)
-    n, thresholds = 60, [0.01, 0.1, 0.3, 1.0]
-    base = curve(rng.uniform(9, 11, (n, 1)), (rng.random((n, 1)) < 0.9).astype(float))
-    rounds = rng.uniform(0.8, 1.2, (n, 4)) * np.array([14.0, 11.0, 8.0, 6.0])
-    rule = curve(rounds, (rng.random((n, 4)) < [0.95, 0.9, 0.8, 0.7]).astype(float))
-    plain = (rng.random(n) < 0.95).astype(float)
-
-    def expected(drawn: Array) -> tuple[float, float, float, float]:
-        speed = float(base[drawn, 0].sum() / base[drawn, 1].sum())
-        tokens, spent, quality = np.split(rule[drawn], 3, axis=1)
-        points = [
-            (
-                float(tokens[:, i].sum() / spent[:, i].sum()),
-                thresholds[i],
-                float(quality[:, i].mean()),
-            )
-            for i in range(4)
-        ]
-        threshold, kept = on_line(speed, points)
-        own = float(base[drawn, 2].mean())
-        return speed, threshold, kept / float(plain[drawn].mean()), kept - own
-
-    found = equal_speed_threshold(PairedBootstrap(n), base, rule, thresholds, plain)
-    speed, threshold, recovery, difference = expected(np.arange(n))
-    assert (found.speed, found.threshold) == pytest.approx((speed, threshold))
-    assert not found.all_faster
-    assert found.recovery.value == pytest.approx(recovery)
-    assert found.difference.value == pytest.approx(difference)
-    drawn = np.array([expected(rng.integers(n, size=n))[2:] for _ in range(2000)])
-    for column, of in enumerate((found.recovery, found.difference)):
-        low, high = np.quantile(drawn[:, column], [0.025, 0.975])
-        assert of.low == pytest.approx(low, abs=0.02)
-        assert of.high == pytest.approx(high, abs=0.02)
-
-
-def test_beyond_the_thresholds_that_were_tried():
-    n = 10
-    rule = curve(np.tile([20.0, 10.0], (n, 1)), np.tile([1.0, 0.5], (n, 1)))
-
-    def at(rounds: float):
-        base = curve(np.full((n, 1), rounds), np.ones((n, 1)))
-        return equal_speed_threshold(PairedBootstrap(n), base, rule, [0.1, 0.2], np.ones(n))
-
-    assert at(5.0) is None  # twice as fast as the loosest
-    strictest = at(50.0)
-    assert (strictest.threshold, strictest.all_faster) == (0.1, True)
-    assert strictest.recovery.value == 1.0
 
 
 def test_beyond_its_fastest_end_a_curve_may_count():
