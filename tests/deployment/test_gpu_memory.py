@@ -13,14 +13,15 @@ import yaml
 
 from bench.sizes import (
     BANDWIDTH,
+    EXAMPLE,
     EXAMPLE_LEN,
     GPUS,
     H100,
     RANKS,
     SHARES,
+    Served,
     example_tables,
     fitting_tables,
-    served,
     tokens_per_round,
 )
 from flyspec.config import ModelServerSettings
@@ -30,15 +31,15 @@ from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
-from flyspec_lab.bench.shapes import SHAPES
+from flyspec_lab.bench.shapes import config_of
 from tests.deployment.rendered import ROOT, read
 
-LLAMA_70B = SHAPES["llama-70b"].config()
+LLAMA_70B = config_of("llama-70b")
 CONTEXT_LENGTH = 131_072
 # Configuration, parameters, and the memory that the GPU's driver reports.
 MODELS = {
     "verify": (LLAMA_70B, 70_553_706_496, 84_970_000_000),  # A100 of 80 GB
-    "draft": (SHAPES["llama-1b"].config(), 1_235_814_400, 23_600_000_000),  # L4 of 24 GB
+    "draft": (config_of("llama-1b"), 1_235_814_400, 23_600_000_000),  # L4 of 24 GB
 }
 GPU_DOCUMENT = ROOT / "docs" / "measurements" / "gpu.md"
 TABLES = {"memory": GPU_DOCUMENT, "sessions": GPU_DOCUMENT, "bounds": GPU_DOCUMENT,
@@ -130,9 +131,8 @@ def test_the_tables_are_what_the_planner_says(name: str) -> None:
     assert found[1].strip() == {**example_tables(), **fitting_tables()}[name]
 
 
-@pytest.mark.parametrize("role", ["target", "draft"])
-def test_the_planner_is_the_one_that_services_ask(role: str) -> None:
-    one = served()[role]
+@pytest.mark.parametrize("one", EXAMPLE, ids=["target", "draft"])
+def test_the_planner_is_the_one_that_services_ask(one: Served) -> None:
     fit, _ = fit_of(one.settings, one.config, GPUS[H100], one.weight_bytes, one.ranks)
     assert fit.taken == one.fit.taken
     assert (fit.limit, fit.left) == (one.fit.limit, one.fit.left)

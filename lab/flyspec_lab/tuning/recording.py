@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -108,7 +108,7 @@ class TuningRecord:
 
     def save(self, path: Path) -> None:
         """Write it as a compressed file of NumPy's."""
-        arrays = {
+        arrays: dict[str, Any] = {
             name: np.concatenate([getattr(r, name) for r in self.rounds])
             for name in (*_OF_POSITIONS, *_OF_DRAFTS)
         }
@@ -136,7 +136,7 @@ class TuningRecord:
                 f"{path}: of version {version}, this flyspec reads {VERSION}; record again"
             )
         counts = np.array([len(drafts) for _, _, drafts in meta["rounds"]])
-        parts = {
+        parts: dict[str, Any] = {
             name: np.split(rows, np.cumsum(counts + (name in _OF_POSITIONS))[:-1])
             for name, rows in arrays.items()
         }
