@@ -3,9 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # $(call install,EXTRA): pip would compile on one core. Files that this Python cannot compile are left alone.
-# The extra dev needs flyspec-lab, which is installed from its folder in the same call.
+# flyspec-lab, which the extras need, is installed from its folder in the same call.
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-	$(if $(filter dev,$(1)),-e lab) -e ".[$(1)]" \
+	-e lab -e ".[$(1)]" \
 	&& { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
@@ -23,13 +23,13 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # Compiles the native step as well.
-$(VENV)/.installed: pyproject.toml constraints.txt $(wildcard flyspec/engine/native/*.cpp flyspec/engine/native/*.h) | $(VENV)/bin/python
-	@echo "== installing flyspec with its models extra (torch takes a few minutes the first time)"
-	@$(call install,models)
+$(VENV)/.installed: pyproject.toml lab/pyproject.toml lab/setup.py constraints.txt $(wildcard flyspec/engine/native/*.cpp flyspec/engine/native/*.h) | $(VENV)/bin/python
+	@echo "== installing flyspec with its laboratory (torch takes a few minutes the first time)"
+	@$(call install,demo)
 	@$(BIN)/python -m flyspec.engine.native.library
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed lab/pyproject.toml lab/setup.py
+$(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "== installing the development tools"
 	@$(call install,dev)
 	@touch $@

@@ -155,8 +155,8 @@ class ModelServerSettings(ServerSettings):
     )
     engine: EngineName = Field(
         "auto",
-        description="what runs the model: llama-cpp (GGUF files; needs flyspec[llama-cpp]), or "
-        "auto: llama-cpp for a GGUF file, else the native step or transformers' modules",
+        description="engine that runs the model: llama-cpp (GGUF files; needs flyspec[llama-cpp]), "
+        "or auto: llama-cpp for a GGUF file, else the native step or transformers' modules",
     )
     n_gpu_layers: int | None = Field(
         None,
@@ -166,10 +166,12 @@ class ModelServerSettings(ServerSettings):
     )
     flash_attn: FlashAttention = Field(
         "auto",
-        description="llama.cpp's flash attention for GGUF models: on, off, or auto: on with GPUs, "
-        "off on a CPU, where it is faster only while contexts are shorter than some 128 tokens",
+        description="flash attention of llama.cpp for GGUF models: on, off, or auto: on with GPUs, "
+        "off on a CPU, where it is faster only while contexts are shorter than about 128 tokens",
     )
-    device: str = Field("auto", description="cpu, cuda, cuda:N, or auto: cuda if available")
+    device: str = Field(
+        "auto", description="device of the model: cpu, cuda, cuda:N, or auto: cuda if available"
+    )
     dtype: Dtype = Field(
         "auto",
         description="data type of the weights; auto: the checkpoint's on a GPU; on a CPU bfloat16 "
@@ -258,7 +260,7 @@ class DraftSettings(ModelServerSettings):
     )
     datastore: str = Field(
         "",
-        description="datastore of the drafter rest: a directory that `flyspec datastore build` "
+        description="datastore for the rest drafter: a directory that `flyspec datastore build` "
         "made with the target's tokenizer (empty: none, and no such drafter)",
     )
     chunk_tokens: int = Field(16, ge=1, le=1024, description="proposed tokens per streamed message")
@@ -328,7 +330,7 @@ class OrchestratorSettings(ServerSettings):
         None,
         ge=NO_PORT,
         le=65535,
-        description="port of the HTTP API, which speaks OpenAI's (0: pick a free one, -1: none); "
+        description="port of the OpenAI-compatible HTTP API (0: pick a free one, -1: none); "
         "needs flyspec[http]; unset: 8000 if that is installed, or 0 if --port is 0",
     )
     http_allowed_origins: str = Field(

@@ -1,4 +1,4 @@
-"""`flyspec datastore`: builds the datastores of the drafter rest."""
+"""`flyspec datastore`: builds the datastores for the rest drafter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TEXT_FIELDS = ("text", "content")
 
 @app.callback()
 def _group() -> None:
-    """Datastores for the drafter rest."""
+    """Datastores for the rest drafter."""
 
 
 # fmt: off

@@ -19,7 +19,7 @@ COLUMN = 32
 def _lines(flag: str, text: str, width: int) -> list[str]:
     flag = re.sub(r"<(?:list\[)?(int|float|str)\b[^|>]*>", r"<\1>", flag)
     text = re.sub(r"\bdefault: \((.*)\)(?=[;\]])", r"default: \1", text)
-    text = re.sub(r"\bx>=(\d+)", r"minimum: \1", text)
+    text = re.sub(r"\bx>=(-?\d+)", r"minimum: \1", text)
     lines = textwrap.wrap(text, width - COLUMN, break_on_hyphens=False)
     if len(flag) > COLUMN - 4:
         lines.insert(0, "")
@@ -57,7 +57,7 @@ class _HelpLayout:
             raise
 
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
+        return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]  # type: ignore[misc]
 
     def format_help_text(self: Any, ctx: Any, formatter: Any) -> None:
         for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):

@@ -24,7 +24,7 @@ _COMMANDS = {
     "chat": ("chat", "Hold a conversation, with tokens colored by origin."),
     "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
-    "datastore": ("app", "Build datastores for the drafter rest."),
+    "datastore": ("app", "Build datastores for the rest drafter."),
     "keys": ("app", "Create API keys."),
 }
 """Each command's attribute in its module, and its line in the list of commands."""

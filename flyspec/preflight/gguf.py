@@ -25,7 +25,7 @@ def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
     if not is_gguf(name):
         if settings.engine == "llama-cpp":
             raise ConfigError(
-                f"--engine llama-cpp: --model {name} is no GGUF file; give one, or --engine auto"
+                f"--engine llama-cpp: --model {name} is not a GGUF file; give one, or --engine auto"
             )
         if settings.n_gpu_layers is not None:
             raise ConfigError(

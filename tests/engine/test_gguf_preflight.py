@@ -77,7 +77,7 @@ def test_other_settings_than_llama_cpp_knows_are_refused(file):
 def test_flags_for_gguf_files_need_one(tmp_path):
     other = str(tmp_path)
     assert not preflight.serves_gguf(VerifySettings(model=other))
-    with pytest.raises(ConfigError, match=r"--engine llama-cpp: .* is no GGUF file"):
+    with pytest.raises(ConfigError, match=r"--engine llama-cpp: .* is not a GGUF file"):
         preflight.serves_gguf(VerifySettings(model=other, engine="llama-cpp"))
     with pytest.raises(ConfigError, match="--n-gpu-layers 3: is for GGUF files"):
         preflight.serves_gguf(DraftSettings(model=other, n_gpu_layers=3))

@@ -119,7 +119,7 @@ def test_all_is_every_extra_that_is_not_for_a_checkout(metadata):
         "optional-dependencies"
     ]
     (brought,) = extras["all"]
-    left_out = {"all", "audit", "dev", "loadtest", "llama-cpp"}  # the last one is compiled
+    left_out = {"demo", "all", "audit", "dev", "loadtest", "llama-cpp"}  # the last one is compiled
     assert set(re.findall(r"\w+", brought)[1:]) == set(extras) - left_out
 
 
