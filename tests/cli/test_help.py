@@ -69,7 +69,7 @@ for line in sys.argv[1:]:
 
 def test_help_of_load_tests_fits() -> None:
     """In one process, since each would import locust."""
-    lines = ["loadtest", "loadtest ramp", "loadtest.fuzz", "loadtest.report"]
+    lines = ["loadtest", "loadtest ramp", "loadtest.fuzz", "loadtest.chaos"]
     shown = subprocess.run(
         [sys.executable, "-c", LOADTESTS, *lines], cwd=ROOT, text=True, check=True,
         env={**ENVIRONMENT, "COLUMNS": "80"}, stdout=subprocess.PIPE,
