@@ -21,7 +21,7 @@ from flyspec.engine.model import Draw
 from flyspec.lookup import recycling, shared
 from flyspec.lookup.recycling import Recycled
 from flyspec.lookup.shared import FinishedTexts, Scopes
-from flyspec.recent import PATIENCE, RARELY
+from flyspec.recent import PATIENCE, RARELY, Share
 from flyspec.values.rounds import DraftOpen, TopTokens
 from flyspec.values.tokens import Drafted, Origin
 from tests.draft_service.draft_harness import (
@@ -214,7 +214,7 @@ def test_it_copies_where_the_text_repeats_and_draws_where_the_model_is_right(run
 
 def test_a_guess_may_be_followed_by_the_model(runner, monkeypatch):
     drafter = composed(runner)
-    drafter._evidence.update({("token_recycling", 2): choosing.AcceptanceTally(1e6, 1e6)})
+    drafter._evidence.update({("token_recycling", 2): Share(1e6, 1e6)})
     drafter._sources = drafter._sources[1:]
     session = drafter.open(DraftOpen([40, 41, 42], GREEDY, 0))
     session.learn(TopTokens([41, 42, 50, 51], [50, 51, 52]))
@@ -292,7 +292,7 @@ class AnyRounds(RuleBasedStateMachine):
             if favour:
                 for kind in (MODEL, ("prompt_lookup", length), ("token_recycling", length)):
                     right = 1e6 if favour in (kind, kind[0]) else 0.0
-                    tally = choosing.AcceptanceTally(1e6, right)
+                    tally = Share(1e6, right)
                     self.session._chooser.own[kind] = tally
         tokens, origins, distributions = drive_all(self.runner, self.session, most)
         assert len(tokens) == len(origins) <= most

@@ -27,7 +27,7 @@ def judge_of(model_dirs, tmp_path_factory):
 
     def write(threshold: float) -> str:
         file = folder / f"{threshold}.safetensors"
-        tensors = tensors_of(HIDDEN_SIZE, np.random.default_rng(1))
+        tensors = tensors_of(HIDDEN_SIZE, np.random.default_rng(5))
         facts = facts_of(HIDDEN_SIZE, weights_fingerprint=fingerprint, threshold=threshold)
         write_judge(file, tensors, facts)
         return str(file)

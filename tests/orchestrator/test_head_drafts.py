@@ -36,9 +36,9 @@ def test_two_proposals_of_one_verdict_share_the_heads_time():
     for drafts, times in ((0, (0, 800)), (8, (400, 400)), (2, (160, 640))):
         found, told = heads(), verdict(8, drafts)
         checked = found.went_on(TOKENS, REQUEST, told) if drafts else None
-        of_round = found.take(TOKENS, 8)
+        of_round = found.proposal_for(TOKENS, 8)
         found.received(REQUEST, told)
-        following = found.take(TOKENS, 8)
+        following = found.proposal_for(TOKENS, 8)
         assert checked is None
         assert following is not None
         assert (of_round is not None) == (drafts > 0)
