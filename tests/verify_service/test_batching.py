@@ -121,7 +121,6 @@ def _exact(verdict):
     return replace(
         verdict,
         timings=None,
-        plain_confidence=0.0,  # not said of a step that is shared with drafts
         decisions=tuple((d.outcome, d.target_token_id) for d in verdict.decisions),
         open_window=verdict.open_window and verdict.open_window[:3],
         logprobs=tuple(entry.top_token_ids for entry in verdict.logprobs),

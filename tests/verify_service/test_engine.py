@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import math
 import random
 import threading
 
@@ -239,28 +238,6 @@ async def test_only_where_nothing_else_is_wanted_are_there_several_a_verdict():
             verdicts = await told(engine, session, round_)
             assert len(verdicts) == 30
             assert len(verdicts[-1].logprobs) == ("logprobs" in options)
-
-
-async def test_it_says_how_sure_the_target_was_of_its_tokens():
-    async with engine_over(ScriptedModel(endless)) as engine:
-        session = engine.open(started())
-        text = list(START)
-        asked = VerifyRound(
-            1, len(START), [], [], max_plain_tokens=20, return_plain_confidence=True
-        )
-        for verdict in await told(engine, session, asked):
-            chances = []
-            for token in (*verdict.plain_token_ids, verdict.next_token_id):
-                weights = [math.exp(logit) for logit in endless(text)]
-                chances.append(weights[token] / sum(weights))
-                text.append(token)
-            assert verdict.plain_confidence == pytest.approx(sum(chances) / len(chances), rel=1e-3)
-        drafts = VerifyRound(2, len(text), [], [1, 2, 3], return_plain_confidence=True)
-        (verdict,) = await told(engine, session, drafts)
-        assert verdict.plain_confidence == 0.0
-        unasked = VerifyRound(3, verdict.keep_length + 1, [], [])
-        (verdict,) = await told(engine, session, unasked)
-        assert verdict.plain_confidence == 0.0
 
 
 async def test_the_context_ends_it():
