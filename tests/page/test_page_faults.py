@@ -14,7 +14,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 
-LONG = {"api": "completions", "max_tokens": 2000, "k": 6, "seed": 1, "repeats": "1", "rule": "fly"}
+LONG = {"api": "completions", "max_tokens": 480, "k": 6, "seed": 1, "repeats": "1", "rule": "fly"}
 PROMPT = "def fibonacci(n):"
 
 
