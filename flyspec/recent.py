@@ -1,4 +1,4 @@
-"""What happened of late: shares of cases, and patience with what has not paid. Pure."""
+"""Recent evidence: shares of cases, and patience with what has not paid. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 PATIENCE = 16
 """Tries in a row without success after which it is tried rarely."""
 RARELY = 8
-"""Then, every so manyth occasion is a try."""
+"""Then, one occasion in so many is a try."""
 
 
 @dataclass(slots=True)

@@ -26,6 +26,3 @@ class Room(NamedTuple):
         """True if a draft may differ at an index, from 0, of a round of so many."""
         end = round_end(index, num_drafts, self.length)
         return not self.reach or index + 1 + self.reach <= end
-
-
-ANYWHERE = Room()
