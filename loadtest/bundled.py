@@ -1,7 +1,6 @@
 """The same on a stack of its own: `python -m loadtest.bundled SCENARIO [flags]`.
 
-Starts `flyspec serve` with the bundled models, and further drafters where a scenario needs them;
-stops everything after the test.
+Starts `flyspec serve` with the bundled models, and stops it after the test.
 """
 
 from __future__ import annotations
@@ -17,25 +16,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from flyspec.bundled import MODELS
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
-from flyspec.cli.stack_options import HEAD_DRAFTERS
 from flyspec.config import NO_PORT, VerifySettings
 from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
 from flyspec.startup import STAGE
 from loadtest.options import LoadOptions
 from loadtest.run import Scenario, run_test
-from loadtest.scenarios import Candidate, RecoveryFlags, SwapFlags, scenario_app
+from loadtest.scenarios import scenario_app
 
-DRAFTERS = {
-    "model-b": ("draft", "model"), "recycling": ("", "token_recycling"),
-    "bytes": ("draft-bytes", "model"), "levels": ("draft", "multi_level"),
-    "pays": ("draft", "composed"),
-}  # fmt: skip
-"""Drafters that take turns: bundled model (empty: none) and kind."""
 END_S = 60.0
 """Time for a process to stop when told to."""
 _GROUP = "Stack (its services also read their environment variables)"
@@ -65,32 +56,17 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
         ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
         ports["http_port"] = 0 if http else NO_PORT
         flags = to_flags(**ports, log_level="error", **vars(stack))
-        environment = {}
-        if isinstance(own, RecoveryFlags):
-            environment["FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S"] = str(own.draft_timeout)
-        served = _started(ending, ["flyspec.cli", "serve", "--json", *flags], environment)
+        served = _started(ending, ["flyspec.cli", "serve", "--json", *flags])
         load = replace(
             load,
             address=served["http_url" if http else "address"],
             admin_address=served["admin_address"],
             watch=(*load.watch, *served["pids"].items()),
         )
-        if isinstance(own, SwapFlags):
-            candidates = [Candidate(name) for name in HEAD_DRAFTERS]  # of the stack itself
-            for name, (model, kind) in DRAFTERS.items():
-                folder = str(MODELS / model) if model else ""
-                found = _started(ending, [
-                    "draft_service", "--model", folder, "--threads", "1", "--port", "0",
-                    "--log-level", "error", "--ready-fd", "1",
-                ])  # fmt: skip
-                candidates.append(Candidate(name, f"127.0.0.1:{found['port']}", kind))
-            own = replace(own, swap_to=tuple(candidates))
         return run_test(scenario, load, own, say)
 
 
-def _started(
-    ending: ExitStack, command: list[str], environment: dict[str, str] | None = None
-) -> dict[str, Any]:
+def _started(ending: ExitStack, command: list[str]) -> dict[str, Any]:
     """Start a module; return what it announces on its standard output once it is ready.
 
     It ends with `ending`, or with this process, however that ends.
@@ -99,7 +75,7 @@ def _started(
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "flyspec.cli.child", *command],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1", **(environment or {})},
+        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1"},
     )  # fmt: skip
 
     def stop() -> None:

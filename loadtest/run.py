@@ -6,9 +6,7 @@ Everything that is locust's is imported late, since locust patches the standard 
 from __future__ import annotations
 
 import datetime
-import os
 import signal
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +15,11 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import gevent
 
-from flyspec.client import GenerateOptions, Status, UpstreamStatus
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.client import GenerateOptions, Status
 from flyspec_lab.report import Report, Section
 from loadtest.admin import Admin, left_open, slots
 from loadtest.figures import Check, PhaseResult, check_goals
-from loadtest.load import Closed, Control, Job, LoadPhase, Text
+from loadtest.load import Closed, Control, LoadPhase
 from loadtest.options import Endpoint, LoadOptions
 from loadtest.prompts import FRESH, prompts_in_turn
 from loadtest.report import NOTES, checked, curves, found_tables, phase_table
@@ -31,10 +28,6 @@ from loadtest.sampler import Sampler
 SPAWN_RATE = 100
 SETTLE_S = 10.0
 """Time for sessions to close after the last request."""
-MEANWHILE_S = 120.0
-"""Time for what runs beside the load to end after it."""
-RESTART_S = 120.0
-"""Time for a killed service to be restarted by whoever watches over it."""
 SAMPLE_S = 0.5
 MAX_LATE_MS = 100.0
 """p99 of how late requests are sent, beyond which the generator measures itself."""
@@ -63,7 +56,6 @@ class Scenario(ABC, Generic[F]):
 
     name: ClassVar[str]
     about: ClassVar[str]
-    needs_admin: ClassVar[bool] = False
     load: ClassVar[LoadOptions] = LoadOptions()
     defaults: ClassVar[Any]
 
@@ -104,8 +96,6 @@ def run_test(
     for signal_ in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
     load.validate()
-    if scenario.needs_admin and not load.admin_address:
-        raise ConfigError(f"{scenario.name} needs --admin-address")
     test = LoadTest(load, load.requests.prompt_file or [scenario.prompts(own)], say)
     try:
         report = test.run(scenario, own)
@@ -140,11 +130,9 @@ class LoadTest:
             dict(load.watch), self.control.now, lambda: len(self.control.records)
         )
         self.slots: int | None = None
-        self.vocab_size = 0
         self.done: list[PhaseResult] = []
         self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
         self._trouble: list[Check] = []
-        self._killed: set[str] = set()
 
     def close(self) -> None:
         self.transport.close()
@@ -161,7 +149,6 @@ class LoadTest:
         if self.admin:  # knows more than HTTP tells
             before = self.admin.status()
             target, self.slots = before.verify.model or target, slots(before)
-        self.vocab_size = target.vocab_size
         scenario = kind(self, own)
         began = datetime.datetime.now(datetime.UTC)
         environment = Environment(user_classes=[GenerateUser])
@@ -218,28 +205,13 @@ class LoadTest:
         self.say(f"{phase.name}: {phase.load} for {phase.seconds:.0f} s")
         began = control.now()
         control.open_phase(phase)
-        meanwhile = gevent.spawn(phase.meanwhile or (lambda: None))
         try:
-            until = began + phase.seconds
-            while (left := until - control.now()) > 0:
-                gevent.sleep(min(0.2, left))
-                if meanwhile.ready() and not meanwhile.successful():
-                    break
-        except Interrupted:
-            meanwhile.kill(timeout=MEANWHILE_S)
-            raise
+            gevent.sleep(phase.seconds)
         finally:
             control.opened.clear()
             self._phases.append((phase, began, control.now()))
         if phase.drain:
             self._drain()
-        meanwhile.join(timeout=MEANWHILE_S)
-        if not meanwhile.successful():
-            late = f"was not done {MEANWHILE_S:g} s after the load"
-            said = str(meanwhile.exception) if meanwhile.ready() else late
-            meanwhile.kill(block=False)
-            self._trouble.append(Check("operator", False, said))
-            raise Interrupted
 
     def _drain(self) -> None:
         """Wait for running requests; each has a deadline."""
@@ -269,7 +241,7 @@ class LoadTest:
             gevent.sleep(0.1)
         then, now = (
             {u.address: (u.process.instance_id, u.process.num_model_loads) for u in s.targets
-             if u.ready and u.address not in self._killed}
+             if u.ready}
             for s in (before, after)
         )  # fmt: skip
         lost = [address for address, process in then.items() if now.get(address) != process]
@@ -287,62 +259,3 @@ class LoadTest:
             for r in self.done
             if r.figures.late_p99_ms > MAX_LATE_MS
         ]
-
-    # --- for scenarios --------------------------------------------------------------------------
-
-    @property
-    def operator(self) -> Admin:
-        """The admin port, for scenarios that need it."""
-        assert self.admin is not None, "needs the admin port"
-        return self.admin
-
-    def ask(self, text: Text) -> None:
-        """Generate a text, unmeasured. Raises `FlyspecError` if that fails."""
-        from loadtest.users.loops import measure
-
-        record = measure(self.control, Job("", "", text.prompt, text.options, text=text))
-        if record.outcome != "complete":
-            raise FlyspecError(f"a request failed before anything was disturbed: {record.error}")
-
-    def process_of(self, name: str) -> UpstreamStatus:
-        """Return the service of that name in `--watch`, as the orchestrator sees it.
-
-        Raises `ConfigError`. Only named processes are ever killed: one on another machine may have
-        the same id.
-        """
-        for upstream in self._upstreams():
-            if upstream.process.process_id == self.sampler.pids.get(name):
-                return upstream
-        raise ConfigError(f"--watch {name}=PID: needed, with the process id of a {name} service")
-
-    def kill(self, name: str) -> tuple[float, float]:
-        """Kill a service; return when, and when its successor at the same address was ready."""
-        before, killed = self.process_of(name), self.control.now()
-        self._killed.add(before.address)
-        os.kill(before.process.process_id, signal.SIGKILL)
-        self.say(f"{name} is killed")
-        while self.control.now() < killed + RESTART_S:
-            time.sleep(0.1)
-            for after in self._upstreams():
-                again = after.process.instance_id not in ("", before.process.instance_id)
-                if after.address == before.address and after.ready and again:
-                    self.sampler.pids[name] = after.process.process_id
-                    self.say(f"{name} is back")
-                    return killed, self.control.now()
-        raise FlyspecError(f"the killed {name} service was not restarted within {RESTART_S:g} s")
-
-    def hang(self, name: str, seconds: float) -> tuple[float, float]:
-        """Stop a service for so long that it hangs; return when, and when it went on."""
-        pid, began = self.process_of(name).process.process_id, self.control.now()
-        os.kill(pid, signal.SIGSTOP)
-        self.say(f"{name} hangs")
-        try:
-            time.sleep(seconds)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-            self.say(f"{name} continues")
-        return began, self.control.now()
-
-    def _upstreams(self) -> Sequence[UpstreamStatus]:
-        status = self.operator.status()
-        return [*status.targets, *status.drafters]

@@ -31,7 +31,6 @@ from flyspec.errors import (
 )
 from flyspec.security.certificates import SYSTEM
 from flyspec.values.admin import ModelInfo
-from flyspec.values.generation import Recovery, RecoveryKind
 from flyspec.values.requests import GenerationRequest
 from loadtest.load import StreamEnd, TokenStream
 from loadtest.options import Endpoint
@@ -171,11 +170,7 @@ def pieces_of(data: bytes) -> Iterator[Sequence[int] | StreamEnd]:
     if usage := document.get("usage"):
         counts = document.get("metrics", {}).get("speculative_decoding", {})
         rounds = counts.get("num_spec_steps", 0) + counts.get("num_plain_tokens", 0)
-        recoveries = [
-            Recovery(**told | {"kind": RecoveryKind[told["kind"]]})
-            for told in document.get("recoveries", ())
-        ]
-        yield StreamEnd(usage["completion_tokens"], rounds, recoveries)
+        yield StreamEnd(usage["completion_tokens"], rounds)
 
 
 def error_of_response(response: Any) -> FlyspecError:

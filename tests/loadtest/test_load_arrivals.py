@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flyspec.client import Chat
 from flyspec.errors import ConfigError
-from loadtest.load import Closed, Control, LoadPhase, Open, Text
+from loadtest.load import Closed, Control, LoadPhase, Open
 from loadtest.prompts import FRESH, VARIED, prompts_in_turn
 from loadtest.scenarios import vary_length
 from tests.loadtest.load_data import FLY, PLAIN, VARIANTS
@@ -94,16 +94,9 @@ def test_jobs_draw_variants_and_clients_that_leave():
     assert {j.planned for j in jobs} == {1.5}
 
 
-def test_a_phase_may_vary_its_options_and_fixed_texts_take_turns():
+def test_a_phase_may_vary_its_options():
     control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
     mean = {FLY: replace(VARIANTS[FLY], max_tokens=100)}
     control.open_phase(LoadPhase("p", Closed(1), 1.0, mean, vary=vary_length))
     lengths = {control.next_job().options.max_tokens for _ in range(500)}
     assert {min(lengths), max(lengths)} == {50, 150}
-    texts = [Text(f"prompt {i}", VARIANTS[FLY]) for i in range(3)]
-    control.open_phase(LoadPhase("p", Closed(1), 1.0, VARIANTS, texts=texts))
-    jobs = [control.next_job() for _ in range(6)]
-    assert [job.text for job in jobs] == texts * 2
-    assert not texts[0].differs([1, 2])
-    assert not texts[0].differs([1, 2])
-    assert texts[0].differs([1, 3])

@@ -47,11 +47,11 @@ def test_a_broken_check_fails_a_run(capsys):
 
 
 def test_a_scenarios_records_become_a_table():
-    (turns,) = found_tables({
-        "turns": [{"drafter": "b", "drain_ms": 80.25, "left": 0}], "ratio": 2.0, "none": [],
+    (curves,) = found_tables({
+        "curves": [{"series": "fly", "most_tokens_per_s": 80.25}], "ratio": 2.0, "none": [],
     })  # fmt: skip
-    assert turns.columns == ["drafter", "drain ms", "left"]
-    assert turns.rows == [["b", "80.2", "0"]]
+    assert curves.columns == ["series", "most tokens per s"]
+    assert curves.rows == [["fly", "80.2"]]
 
 
 def test_figures_are_written_for_people():
