@@ -12,7 +12,8 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -51,12 +52,10 @@ class StackFlags:
 def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
     """Start the stack and run the test; its exit code."""
     load.validate()
-    with ExitStack() as ending:
-        http = load.requests.protocol == "http"
-        ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
-        ports["http_port"] = 0 if http else NO_PORT
-        flags = to_flags(**ports, log_level="error", **vars(stack))
-        served = _started(ending, ["flyspec.cli", "serve", "--json", *flags])
+    http = load.requests.protocol == "http"
+    ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
+    ports["http_port"] = 0 if http else NO_PORT
+    with _stack_with(to_flags(**ports, log_level="error", **vars(stack))) as served:
         load = replace(
             load,
             address=served["http_url" if http else "address"],
@@ -66,32 +65,28 @@ def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: Sta
         return run_test(scenario, load, own, say)
 
 
-def _started(ending: ExitStack, command: list[str]) -> dict[str, Any]:
-    """Start a module; return what it announces on its standard output once it is ready.
-
-    It ends with `ending`, or with this process, however that ends.
-    """
+@contextmanager
+def _stack_with(flags: list[str]) -> Iterator[dict[str, Any]]:
+    """Run `flyspec serve`, which ends with this process in any case; yield what it announces."""
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "flyspec.cli.child", *command],
+        [sys.executable, "-P", "-m", "flyspec.cli.child", "flyspec.cli", "serve", "--json", *flags],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1"},
     )  # fmt: skip
-
-    def stop() -> None:
+    assert process.stdout is not None
+    try:
+        found = (json.loads(line) for line in process.stdout)
+        served = next((facts for facts in found if STAGE not in facts), None)
+        if served is None:
+            raise FlyspecError("the stack did not start")
+        yield served
+    finally:
         process.terminate()
         try:
             process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
-
-    ending.callback(stop)
-    assert process.stdout is not None
-    for line in process.stdout:  # first the stages of its start
-        found: dict[str, Any] = json.loads(line)
-        if STAGE not in found:
-            return found
-    raise FlyspecError(f"{command[0]} did not start")
 
 
 app = scenario_app(

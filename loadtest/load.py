@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, get_args
 
@@ -87,17 +87,16 @@ Vary = Callable[[random.Random, GenerateOptions], GenerateOptions]
 class LoadPhase:
     """A part of a test with one load.
 
-    Its requests draw one of the `variants` (options by name), changed by `vary`. A share
-    `cancelled` of them is cancelled by its client after a random time, `cancel_after_s` on average.
-    `series` names the curve that the phase is a point of. Goals apply if it is `judged`: not to
-    warm-up and overload. With `drain`, the next phase begins when the last request of this one has
-    ended.
+    Its requests have the `options`, changed by `vary`. A share `cancelled` of them is cancelled by
+    its client after a random time, `cancel_after_s` on average. `series` names the curve that the
+    phase is a point of. Goals apply if it is `judged`: not to warm-up and overload. With `drain`,
+    the next phase begins when the last request of this one has ended.
     """
 
     name: str
     load: Closed | Open
     seconds: float
-    variants: Mapping[str, GenerateOptions]
+    options: GenerateOptions
     series: str = ""
     judged: bool = True
     vary: Vary | None = None
@@ -114,7 +113,6 @@ class Job:
     """A request to make. `leave_after_s`: when its client cancels it, if it does."""
 
     phase: str
-    variant: str
     prompt: Prompt = field(repr=False)
     options: GenerateOptions
     planned: float = 0.0
@@ -132,7 +130,6 @@ class Record:
     """
 
     phase: str
-    variant: str
     planned: float
     sent: float
     ended: float = 0.0
@@ -194,11 +191,10 @@ class Control:
         """Return the next request, due now or at `planned`."""
         assert self.phase is not None, "no phase is on"
         phase, rng = self.phase, self._rng
-        name, options = rng.choice([*phase.variants.items()])
-        options = phase.vary(rng, options) if phase.vary else options
+        options = phase.vary(rng, phase.options) if phase.vary else phase.options
         leaves = rng.random() < phase.cancelled
         return Job(
-            phase.name, name, self.next_prompt(), options,
+            phase.name, self.next_prompt(), options,
             self.now() if planned is None else planned,
             rng.expovariate(1 / phase.cancel_after_s) if leaves else None,
         )  # fmt: skip

@@ -40,11 +40,8 @@ def checked(checks: Sequence[Check], parts: Sequence[Part], document: Mapping[st
 
 
 def phase_table(results: Sequence[PhaseResult]) -> FittedTable:
-    """Return the figures of phases, and of their variants."""
+    """Return the figures of phases."""
     rows = [_row(r.name, r.load, r.figures) for r in results]
-    for result in results:
-        if result.judged:
-            rows += [_row(f"· {name}", "", f) for name, f in result.by_variant.items()]
     kept = [
         i for i, column in enumerate(COLUMNS)
         if column not in OPTIONAL or any(row[i] not in ("0", "–") for row in rows)

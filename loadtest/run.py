@@ -62,7 +62,6 @@ class Scenario(ABC, Generic[F]):
     def __init__(self, test: LoadTest, own: F) -> None:
         self.test, self.own, self.seconds = test, own, test.load.seconds
         self.options = test.load.requests.options()
-        self.plain = {describe(self.options): self.options}
         self.users: int = getattr(own, "users", None) or test.slots or DEFAULT_USERS
 
     @abstractmethod

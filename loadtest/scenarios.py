@@ -59,7 +59,7 @@ class Arrivals(Scenario[L]):
         """
         if self.own.rate is not None:
             return self.own.rate, self.seconds
-        yield LoadPhase("capacity", Closed(self.users), seconds, self.plain, judged=False)
+        yield LoadPhase("capacity", Closed(self.users), seconds, self.options, judged=False)
         rate = self.test.done[-1].figures.requests_per_s
         return max(rate, 0.01), self.seconds - seconds
 
@@ -68,7 +68,6 @@ class Arrivals(Scenario[L]):
         growth = self.test.sampler.growth(phase.began, phase.sent_until)
         shares = {name: of.share for name, of in growth.items()}
         return shares, bounded("memory", shares, MAX_MEMORY_GROWTH)
-
 
 
 def bounded(what: str, shares: Mapping[str, float], bound: float) -> list[Check]:
@@ -131,14 +130,14 @@ class Ramp(Scenario[RampFlags]):
             else [Closed(round(users)) for users in self.own.steps or (1, 2, 4, 8, 16, 32)]
         )
         few = loads[len(loads) // 2]
-        yield LoadPhase("warm-up", few, WARM_UP * self.seconds, self.plain, judged=False)
+        yield LoadPhase("warm-up", few, WARM_UP * self.seconds, self.options, judged=False)
         each = (1 - WARM_UP) * self.seconds / (len(loads) * len(ways))
         for step, load in enumerate(loads):
             # Whichever is second in one step is first in the next.
             for options in ways if step % 2 == 0 else ways[::-1]:
                 series = describe(options)
                 name = f"{load}, {series}" if len(ways) > 1 else str(load)
-                yield LoadPhase(name, load, each, {series: options}, series)
+                yield LoadPhase(name, load, each, options, series)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         curves, lines = [], []
@@ -199,9 +198,8 @@ class Soak(Arrivals[SoakFlags]):
     def phases(self) -> Iterator[LoadPhase]:
         rate, seconds = yield from self.sustainable(min(CALIBRATE_S, CALIBRATE * self.seconds))
         rate *= self.own.load if self.own.rate is None else 1.0
-        variants = {"varied": self.options} if self.own.varied else self.plain
         yield LoadPhase(
-            "soak", Open(rate), seconds, variants,
+            "soak", Open(rate), seconds, self.options,
             vary=vary_everything if self.own.varied else None, cancelled=self.own.cancelled,
             cancel_after_s=self.own.cancel_after,
         )  # fmt: skip
@@ -278,7 +276,7 @@ class Overload(Arrivals[OverloadFlags]):
     def phases(self) -> Iterator[LoadPhase]:
         rate, seconds = yield from self.sustainable(CAPACITY * self.seconds)
         phase = LoadPhase("before", Open(self.own.load * rate), (1 - OVERLOAD) / 2 * seconds,
-                          self.plain, vary=vary_length)  # fmt: skip
+                          self.options, vary=vary_length)  # fmt: skip
         yield phase
         yield replace(phase, name="burst", load=Open(self.own.factor * rate),
                       seconds=OVERLOAD * seconds, judged=False, drain=False)  # fmt: skip

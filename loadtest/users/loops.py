@@ -72,7 +72,7 @@ class GenerateUser(User):
 
 def measure(control: Control, job: Job) -> Record:
     """Make a request and return its record; its client leaves when the job says so."""
-    record = Record(job.phase, job.variant, job.planned, control.now(), outcome="cancelled")
+    record = Record(job.phase, job.planned, control.now(), outcome="cancelled")
     try:
         with (
             gevent.Timeout(job.leave_after_s, False),
@@ -97,7 +97,7 @@ def measure(control: Control, job: Job) -> Record:
 
 def count(environment: Any, record: Record) -> None:
     """Add to locust's statistics. Rows next to the requests' own do not count as requests."""
-    name, entries = record.variant, environment.stats.entries
+    name, entries = record.phase, environment.stats.entries
     elapsed = 1e3 * (record.ended - record.planned)
     if record.outcome in ("refused", "cancelled"):
         entries[name, record.outcome].log(elapsed, 0)

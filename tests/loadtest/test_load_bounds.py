@@ -11,7 +11,7 @@ from loadtest.load import Control, LoadPhase, Open
 from loadtest.options import LoadOptions
 from loadtest.sampler import MemorySample, Sampler
 from loadtest.scenarios import SCENARIOS
-from tests.loadtest.load_data import VARIANTS, done, other
+from tests.loadtest.load_data import OPTIONS, done, other
 
 LENGTHS = {"before": 10.0, "burst": 30.0, "after": 10.0}
 
@@ -22,7 +22,7 @@ def played(name, requests, grown_mib=0.0):
     for phase, of in requests.items():
         seconds = LENGTHS[phase]
         control.records += [make(planned=began + at, phase=phase, **more) for make, at, more in of]
-        results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, VARIANTS), began,
+        results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, OPTIONS), began,
                                             began + seconds, control.records)  # fmt: skip
         began += seconds
     sampler = Sampler({}, lambda: 0.0, lambda: 0)
