@@ -22,7 +22,7 @@ from loadtest.figures import Check, PhaseResult, check_goals
 from loadtest.load import Closed, Control, LoadPhase
 from loadtest.options import Endpoint, LoadOptions
 from loadtest.prompts import FRESH, prompts_in_turn
-from loadtest.report import NOTES, checked, curves, found_tables, phase_table
+from loadtest.report import NOTES, checked, curves, phase_table
 from loadtest.sampler import Sampler
 
 SPAWN_RATE = 100
@@ -42,9 +42,7 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioVerdict:
-    """Findings: figures for the report, of which lists of records become tables, the same in
-    sentences, and checks besides goals and those of every test.
-    """
+    """Findings: figures for the JSON, sentences, and checks besides those of every test."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
     lines: Sequence[str] = ()
@@ -176,11 +174,11 @@ class LoadTest:
             *self._trouble,
         ]  # fmt: skip
         lines = [*verdict.lines, *self._warnings(), NOTES]
-        tables = [phase_table(self.done), *found_tables(verdict.found)]
         options = self.load.shown(own)
         failed = (r.error for r in self.control.records if r.outcome == "failed")
         begun, seconds = began.strftime("%Y-%m-%d %H:%M UTC"), self.control.now()
-        report = checked(checks, [Section("Phases", lines, tables, curves(self.done))], {
+        section = Section("Phases", lines, [phase_table(self.done)], curves(self.done))
+        report = checked(checks, [section], {
             "scenario": kind.name, "begun": begun, "seconds": seconds, "target": target,
             "options": options, "found": verdict.found, "phases": self.done,
             "errors": dict(Counter(failed).most_common(10)), "memory": self.sampler.memory,

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from functools import partial
 
+from flyspec.bundled import DRAFT
 from flyspec.errors import FlyspecError
 from flyspec.serving import EXIT_LOST
 from loadtest.chaos.fleet import Fleet, Replica, Role
@@ -76,8 +77,8 @@ async def _ill(illness: str, replica: Replica, rng: random.Random) -> Suffering:
 
 
 @asynccontextmanager
-async def _of_other_weights(replica: Replica, rng: random.Random) -> Suffering:
-    await replica.restart(flags=["--model", str(replica.other_model)])
+async def _with_another_model(replica: Replica, rng: random.Random) -> Suffering:
+    await replica.restart(flags=["--model", str(DRAFT)])
     yield
     await replica.restart()
 
@@ -131,7 +132,7 @@ FAULTS = (
     *(Fault(illness, partial(_ill, illness), weight, (20.0, 20.0), True, True)
       for illness, weight in (("device", 1), ("raises", 2), ("nan", 2), ("hang", 2))),
     Fault("lie", _lying, 3, (1.0, 4.0), True, True, "drafter"),
-    Fault("other weights", _of_other_weights, 2, (2.0, 6.0), True, True, "target"),
+    Fault("other weights", _with_another_model, 2, (2.0, 6.0), True, True, "target"),
 )
 # fmt: on
 """Held back and cut off by the proxy: `delay` adds time, `stall` forwards later, `drop` cuts what
@@ -180,7 +181,7 @@ async def play(
 
     async with asyncio.TaskGroup() as tasks:
         if seconds is None:
-            for replica, faults in _once(fleet, seed).items():
+            for replica, faults in _once(fleet).items():
                 tasks.create_task(track(replica.name, [replica], faults, 0.3))
             return done
         for replica in fleet.replicas:
@@ -201,15 +202,11 @@ async def _suffer(fault: Fault, replica: Replica, rng: random.Random, seconds: f
                 await replica.child.ended()
 
 
-def _once(fleet: Fleet, seed: int) -> dict[Replica, list[Fault]]:
-    """Return each fault once, for targets and drafters in turn; quick ones in the seed's order."""
-    quick = [fault for fault in FAULTS if not fault.restarts]
-    random.Random(seed).shuffle(quick)
-    slow = [fault for fault in FAULTS if fault.restarts and not (fleet.small and fault.inner)]
-    of_target = [f for i, f in enumerate(slow) if f.role != "drafter" and (f.role or i % 2 == 0)]
-    return {
-        fleet.targets[0]: quick[::2],
-        fleet.drafters[0]: quick[1::2],
-        fleet.targets[1]: of_target,
-        fleet.drafters[1]: [fault for fault in slow if fault not in of_target],
-    }
+def _once(fleet: Fleet) -> dict[Replica, list[Fault]]:
+    """Deal each fault once to the targets and two drafters; of a small fleet the outer ones."""
+    dealt: dict[Replica, list[Fault]] = {r: [] for r in (*fleet.targets, *fleet.drafters[:2])}
+    for fault in FAULTS:
+        if not (fleet.small and fault.inner):
+            able = [replica for replica in dealt if fault.role in (None, replica.role)]
+            dealt[min(able, key=lambda replica: len(dealt[replica]))].append(fault)
+    return dealt

@@ -33,54 +33,40 @@ from loadtest.report import checked
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
 GENERATE = "/flyspec.v1.GenerationService/Generate"
+CHAT = ("/v1/chat/completions", '{"max_tokens":1,"messages":[{"role":"user","content":"hi"}],')
 SHAPES = (
-    ("/v1/chat/completions", '{"max_tokens":1,"messages":[{"role":"user","content":"hi"}],', (
-        ('"speculation":{"num_draft_tokens_per_round":[', "1"),
-        ('"speculation":{"phases":[', "{}"),
-        ('"speculation":{"phases":[{"until":[', '""'),
-        ('"speculation":{"phases":[', "[]"),
-        ('"speculation":{"phases":', "["),
-        ('"stop":[', '"a"'),
-        ('"stop_token_ids":[', "1"),
-        ('"stop_token_ids":[', "9" * 4200),
-        ('"logit_bias":{', '"1":1'),
-        ('"tools":[', "{}"),
-        ('"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":[', '"a"'),
-        ('"documents":[', '{"a":{}}'),
-        ('"metadata":{', '"a":[]'),
-        ('"chat_template_kwargs":{', '"a":{}'),
-        ('"prediction":{"type":"content","content":"', "one two "),
-        ('"prediction":{"type":"content","content":[', '{"type":"text","text":""}'),
-        ('"frobnicate":[', "{}"),
-        ('"user":"', '\\"'),
-        ('"messages":[', '{"role":"","content":""}'),
-        ('"messages":[', "{}"),
-        ('"messages":[{"role":"user","content":[', '{"type":"text","text":""}'),
-        ('"messages":[{"role":"user","content":"', "one, two; "),
-        ('"messages":[{"role":"user","content":"', "   "),
-    )),
-    ("/v1/completions", '{"max_tokens":1,', (
-        ('"prompt":"', "0123456789"), ('"prompt":[', "9"), ('"prompt":[', "[9]"),
-        ('"n":128,"prompt":"', "one, two; "),
-    )),
-    ("/v1/responses", '{"max_output_tokens":1,"input":"a",', (
-        ('"input":[', '{"role":"user","content":"a"}'),
-        ('"tools":[', '{"type":"function","name":"f"}'),
-    )),
-    ("/tokenize", "{", (
-        ('"return_token_strs":true,"prompt":"', "one, "), ('"messages":[', '{"role":""}'),
-    )),
-    ("/detokenize", "{", (('"tokens":[', "9"),)),
+    (*CHAT, '"speculation":{"num_draft_tokens_per_round":[', "1"),
+    (*CHAT, '"speculation":{"phases":[', "{}"),
+    (*CHAT, '"speculation":{"phases":[{"until":[', '""'),
+    (*CHAT, '"speculation":{"phases":', "["),
+    (*CHAT, '"stop":[', '"a"'),
+    (*CHAT, '"stop_token_ids":[', "9" * 4200),
+    (*CHAT, '"logit_bias":{', '"1":1'),
+    (*CHAT, '"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":[', '"a"'),
+    (*CHAT, '"documents":[', '{"a":{}}'),
+    (*CHAT, '"metadata":{', '"a":[]'),
+    (*CHAT, '"chat_template_kwargs":{', '"a":{}'),
+    (*CHAT, '"prediction":{"type":"content","content":"', "one two "),
+    (*CHAT, '"frobnicate":[', "{}"),
+    (*CHAT, '"user":"', '\\"'),
+    (*CHAT, '"messages":[', '{"role":"","content":""}'),
+    (*CHAT, '"messages":[{"role":"user","content":[', '{"type":"text","text":""}'),
+    (*CHAT, '"messages":[{"role":"user","content":"', "one, two; "),
+    (*CHAT, '"messages":[{"role":"user","content":"', "   "),
+    ("/v1/completions", '{"max_tokens":1,', '"prompt":"', "0123456789"),
+    ("/v1/completions", '{"max_tokens":1,', '"prompt":[', "9"),
+    ("/v1/completions", '{"max_tokens":1,', '"n":128,"prompt":"', "one, two; "),
+    ("/v1/responses", '{"max_output_tokens":1,', '"input":[', '{"role":"user","content":"a"}'),
+    ("/tokenize", "{", '"return_token_strs":true,"prompt":"', "one, "),
+    ("/detokenize", "{", '"tokens":[', "9"),
+)
+"""A path, the beginning of its bodies, what follows there, and what is repeated after that."""
+MESSAGES: Sequence[tuple[str, Any]] = (
+    ("chat.messages", {}), ("chat.messages", {"role": "a"}), ("speculation.phases", {}),
+    ("speculation.num_draft_tokens_per_round", 1), ("stop", ""), ("token_ids.ids", 9),
+    ("prediction_token_ids", 9), ("chat.tools_json", "{},"), ("text", "0123456789"),
 )  # fmt: skip
-"""By path: the beginning of all bodies, then what follows it and what is repeated there."""
-MESSAGES: Sequence[tuple[Any, ...]] = (
-    ("chat.messages", b""), ("chat.messages", b"\x0a\x01a"), ("speculation.phases", b""),
-    ("speculation.phases.until", b""), ("speculation.num_draft_tokens_per_round", b"\x01"),
-    ("speculation", b""), ("stop", b""), ("token_ids.ids", b"\x09"),
-    ("prediction_token_ids", b"\x09"), ("chat.tools_json", b"{},", b"[", b"{}]"),
-    ("chat.messages.fields_json", b"[],", b'{"a":[', b"1]}"), ("text", b"0123456789"),
-)  # fmt: skip
-"""Fields of a request, and what is repeated: entries, or bytes of an only one between others."""
+"""Fields of a request, and what is repeated there: an entry, or a part of an only one."""
 
 
 def body_of(before: str, repeated: str, size: int) -> bytes:
@@ -99,32 +85,28 @@ def body_of(before: str, repeated: str, size: int) -> bytes:
     return (before + count * (repeated + comma) + after).encode()
 
 
-def message_of(
-    size: int, path: str, repeated: bytes, before: bytes = b"", after: bytes = b""
-) -> bytes:
+def message_of(size: int, path: str, repeated: Any) -> bytes:
     """Return a request of `Generate` of about `size` bytes, most of them in the field at a path."""
-    kind: Any = generation_pb2.GenerateRequest.DESCRIPTOR
-    fields = []
-    for name in path.split("."):
-        fields.append(kind.fields_by_name[name])
-        kind = fields[-1].message_type
-    last, entry = fields[-1], _field(fields[-1].number, repeated)
-    if last.message_type or (last.is_repeated and not last.is_packed):
-        data = size // len(entry) * entry
-    else:
-        data = _field(last.number, before + size // len(repeated) * repeated + after)
-    for field in reversed(fields[:-1]):
-        data = _field(field.number, data)
-    return generation_pb2.GenerateRequest(text="a", max_tokens=1).SerializeToString() + data
 
+    def built(count: int) -> bytes:
+        message = generation_pb2.GenerateRequest(text="a", max_tokens=1)
+        *above, last = path.split(".")
+        owner: Any = message
+        for name in above:
+            owner = getattr(owner, name)
+        field = getattr(owner, last)
+        if isinstance(field, str):
+            text = repeated * count
+            setattr(owner, last, f"[{text}{{}}]" if last.endswith("_json") else text)
+        elif isinstance(repeated, dict):
+            field.add(**repeated)
+            field.extend([field[0]] * (count - 1))
+        else:
+            field.extend([repeated] * count)
+        return message.SerializeToString()
 
-def _field(number: int, data: bytes) -> bytes:
-    """Return a protobuf field with bytes, a text, a message or packed numbers."""
-    out, size = bytearray([number << 3 | 2]), len(data)
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*out, size]) + data
+    each = (len(built(1001)) - len(built(1))) / 1000
+    return built(int(size / each))
 
 
 # fmt: off
@@ -192,14 +174,13 @@ def _attacks(
     only: str, size: int, port: int, channel: grpc.aio.Channel
 ) -> Iterator[tuple[str, int, Send]]:
     """Yield name, size and a function that sends, one after another: bodies are large."""
-    for path, beginning, shapes in SHAPES:
-        for before, repeated in shapes:
-            if only in (name := f"{path} {before}{repeated[:30]}"):
-                body = body_of(beginning + before, repeated, size)
-                yield name, len(body), partial(_post, port, path, body)
-    for message in MESSAGES:
-        if only in (name := f"gRPC {message[0]} {message[1].decode()!r}"):
-            body = message_of(size - 64, *message)
+    for path, beginning, before, repeated in SHAPES:
+        if only in (name := f"{path} {before}{repeated[:30]}"):
+            body = body_of(beginning + before, repeated, size)
+            yield name, len(body), partial(_post, port, path, body)
+    for field, repeated in MESSAGES:
+        if only in (name := f"gRPC {field} {repeated!r}"):
+            body = message_of(size - 64, field, repeated)
             yield name, len(body), partial(_call, channel, body)
 
 

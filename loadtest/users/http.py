@@ -22,11 +22,7 @@ from flyspec.errors import (
     ConfigError,
     DeadlineExceededError,
     FlyspecError,
-    InvalidArgumentError,
-    NotFoundError,
-    PermissionDeniedError,
     ResourceExhaustedError,
-    UnauthenticatedError,
     UnavailableError,
 )
 from flyspec.security.certificates import SYSTEM
@@ -40,9 +36,6 @@ BLOCK_BYTES = 1 << 16
 ANSWER_S = 10.0
 BY_CODE = {error.status.lower(): error for error in reversed(FlyspecError.__subclasses__())}
 """Errors by the code in a body, the first of each."""
-BY_STATUS = {400: InvalidArgumentError, 401: UnauthenticatedError, 403: PermissionDeniedError,
-             404: NotFoundError}  # fmt: skip
-"""Errors by HTTP status, for bodies without such a code; others are plain `FlyspecError`s."""
 _JSON = {"content-type": "application/json"}
 _ASKED = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
 
@@ -184,8 +177,7 @@ def error_of_response(response: Any) -> FlyspecError:
     if status == 429:
         after = str(response.get("retry-after"))
         return ResourceExhaustedError(message, float(after) if after.isdecimal() else None)
-    found = BY_CODE.get(code) or BY_STATUS.get(status, FlyspecError)
-    return found(message if found is not FlyspecError else f"HTTP {status}: {message}")
+    return BY_CODE[code](message) if code in BY_CODE else FlyspecError(f"HTTP {status}: {message}")
 
 
 def target_of(body: bytes) -> ModelInfo:
