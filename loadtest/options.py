@@ -45,18 +45,16 @@ class Endpoint:
         The address may begin with the scheme. Raises `ConfigError` for one that contradicts the
         credentials, and for files that cannot be used.
         """
-        given, _, place = self.address.rpartition("://")
         scheme = "https" if self.credentials.security(self.address) else "http"
-        if given not in ("", scheme):
-            better = "https://" if scheme == "https" else "--ssl-ca-certs, for https"
-            raise ConfigError(f"--address {self.address}: give {better}")
-        parts = urlsplit(url := f"{scheme}://{place}")
+        url = self.address if "://" in self.address else f"{scheme}://{self.address}"
         try:
+            parts = urlsplit(url)
             known = parts.hostname and parts.port and url == f"{scheme}://{parts.netloc}"
         except ValueError:
             known = False
         if not known:
-            raise ConfigError(f"--address {self.address}: not HOST:PORT")
+            more = "" if scheme == "https" else "; give --ssl-ca-certs for https"
+            raise ConfigError(f"--address {self.address}: not {scheme}://HOST:PORT{more}")
         return url
 
     def connect(self) -> grpc.Channel:

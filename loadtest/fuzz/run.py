@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -28,7 +27,7 @@ from loadtest.fuzz.sessions import COUNT, FILES, Facts, answered, canary
 from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
-BATCH, CONCURRENT, CONNECTIONS, CHANNELS, MAX_DRAFTS = 500, 24, 3, 3, 64
+BATCH, CONCURRENT, CHANNELS, MAX_DRAFTS = 500, 24, 3, 64
 PATIENCE_S, ANSWER_S, SETTLE_S = 60.0, 10.0, 30.0
 """Time limits: a call, one that must be quick, sessions of calls that have ended."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
@@ -37,11 +36,8 @@ MAX_GROWTH_MIB, MIN_SAMPLES = 32.0, 30
 """Growth of a warm process over the whole run that still counts as none."""
 MAX_FINDINGS, MAX_FOUND = 20, 200
 """A run ends early with so many different findings, or so many of all together."""
-SLOW_S = 0.5
-"""Pause between the steps of a slow canary."""
 NO_ANSWER = "no answer"
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|[-+\d.,e]*\d[-+\d.,e]*|\b(?:nan|inf)\b")
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 @dataclass
@@ -184,7 +180,7 @@ class FuzzRun:
             canaries.cancel()
             await asyncio.gather(canaries, return_exceptions=True)
         if not self._dead:
-            await self._check_canary(False)
+            await self._check_canary()
             await self._look(0)
 
     async def play(self, channel: grpc.aio.Channel, index: int) -> None:
@@ -245,8 +241,7 @@ class FuzzRun:
                     for _ in range(CHANNELS)
                 ]
                 await asyncio.gather(
-                    *(self._work(channels[n % CHANNELS], goal) for n in range(CONCURRENT)),
-                    *(_attack_port(int(port), Random(f"{first} {n}")) for n in range(CONNECTIONS)),
+                    *(self._work(channels[n % CHANNELS], goal) for n in range(CONCURRENT))
                 )
         finally:
             await proxy.close()
@@ -279,14 +274,14 @@ class FuzzRun:
         return self._dead
 
     async def _sing(self) -> None:
-        """Ask for the canary's tokens all the time, in short sessions and in long ones."""
-        for slow in itertools.cycle((False, True)):
-            await self._check_canary(slow)
+        """Ask for the canary's tokens all the time."""
+        while True:
+            await self._check_canary()
             await asyncio.sleep(0.4)
 
-    async def _check_canary(self, slow: bool) -> None:
+    async def _check_canary(self) -> None:
         try:
-            got = await self._ask(replace(self._canary, pause_s=SLOW_S * slow))
+            got = await self._ask(self._canary)
         except FlyspecError as error:
             ending = await self._ending()
             self.found(ending or f"the canary: {error} (about script {self._next})")
@@ -355,24 +350,3 @@ def _tokens(answer: Any) -> list[int]:
             outcomes = [decision.outcome for decision in answer.decisions]
             return [*outcomes, *answer.plain_token_ids, answer.next_token_id]
     return list(answer.token_ids)
-
-
-async def _attack_port(port: int, rng: Random) -> None:
-    """Open a connection that speaks no gRPC, or speaks it wrongly; the answer does not matter."""
-    frame = rng.randrange(64).to_bytes(3, "big") + rng.randbytes(200)
-    hostile = rng.choice((
-        rng.randbytes(rng.choice((1, 100, 5000))), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        _PREFACE + rng.randbytes(300), _PREFACE + bytes(3) + b"\x04" + bytes(5) + frame,
-        _PREFACE + bytes(3) + b"\x04" + bytes(5) + b"\xff\xff\xff\x01\x04\0\0\0\x01",
-    ))  # fmt: skip
-    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            writer.write(hostile)
-            await writer.drain()
-            async with asyncio.timeout(rng.choice((0.0, 0.01, 0.05))):
-                await reader.read(-1)
-        finally:
-            if rng.random() < 0.5:
-                writer.transport.abort()
-            writer.close()

@@ -162,9 +162,9 @@ def given(*flags):
         ("ramp --html none/a.html", "no such directory: none"),
         ("soak --min-goodput 0.9", "needs --goodput"),
         ("overload --ssl-certfile a.pem", "ssl-ca-certs"),
-        ("ramp --protocol http --address h:x", "--address h:x: not HOST:PORT"),
-        ("ramp --protocol http --address https://h:1", "give --ssl-ca-certs, for https"),
-        ("ramp --protocol http --address http://h:1/v1", "not HOST:PORT"),
+        ("ramp --protocol http --address h:x", "--address h:x: not http://HOST:PORT"),
+        ("ramp --protocol http --address https://h:1", "give --ssl-ca-certs for https"),
+        ("ramp --protocol http --address http://h:1/v1", "not http://HOST:PORT"),
         ("ramp --protocol http --address h:1 --api-key k", "unencrypted"),
     ],
 )
