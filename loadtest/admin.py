@@ -31,24 +31,16 @@ def slots(status: Status) -> int | None:
     return min((limit for limit in limits if limit), default=None)
 
 
-class Admin:
-    """A connection to `AdminService`."""
+def status_at(endpoint: Endpoint) -> Status:
+    """Return the state of the orchestrator and of the services behind it.
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._channel, self._credentials = endpoint.connect(), endpoint.credentials
-        self._stub = admin_pb2_grpc.AdminServiceStub(self._channel)
-
-    def close(self) -> None:
-        self._channel.close()
-
-    def status(self) -> Status:
-        """Return the state of the orchestrator and of the services behind it.
-
-        Raises `FlyspecError`.
-        """
-        request, metadata = admin_pb2.GetStatusRequest(), self._credentials.metadata()
+    Raises `FlyspecError`.
+    """
+    request, metadata = admin_pb2.GetStatusRequest(), endpoint.credentials.metadata()
+    with endpoint.connect() as channel:
+        stub = admin_pb2_grpc.AdminServiceStub(channel)
         try:
-            found = self._stub.GetStatus(request, timeout=TIMEOUT_S, metadata=metadata)
+            found = stub.GetStatus(request, timeout=TIMEOUT_S, metadata=metadata)
         except grpc.RpcError as error:
             raise FlyspecError(f"GetStatus: {rpc.error_of(error)}") from None
-        return wire.decode(Status, found)
+    return wire.decode(Status, found)

@@ -25,7 +25,7 @@ from flyspec.errors import FlyspecError
 from flyspec.flags import Dtype, Flag, flags_of
 from flyspec.startup import STAGE
 from loadtest.options import LoadOptions
-from loadtest.run import Scenario, run_test
+from loadtest.run import LoadTest, run_test
 from loadtest.scenarios import scenario_app
 
 END_S = 60.0
@@ -49,7 +49,7 @@ class StackFlags:
     # fmt: on
 
 
-def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
+def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
     """Start the stack and run the test; its exit code."""
     load.validate()
     http = load.requests.protocol == "http"

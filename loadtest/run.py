@@ -10,6 +10,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -17,7 +18,7 @@ import gevent
 
 from flyspec.client import GenerateOptions, Status
 from flyspec_lab.report import Report, Section
-from loadtest.admin import Admin, left_open, slots
+from loadtest.admin import left_open, slots, status_at
 from loadtest.figures import Check, PhaseResult, check_goals
 from loadtest.load import Closed, Control, LoadPhase
 from loadtest.options import Endpoint, LoadOptions
@@ -31,8 +32,6 @@ SETTLE_S = 10.0
 SAMPLE_S = 0.5
 MAX_LATE_MS = 100.0
 """p99 of how late requests are sent, beyond which the generator measures itself."""
-DEFAULT_USERS = 8
-"""If it is unknown how many generations an installation holds."""
 F = TypeVar("F")
 
 
@@ -49,18 +48,59 @@ class ScenarioVerdict:
     checks: Sequence[Check] = ()
 
 
-class Scenario(ABC, Generic[F]):
-    """A load test. `load` and `defaults` are the defaults of its flags."""
+def describe(options: GenerateOptions) -> str:
+    """Return the options of requests in a few words."""
+    k = options.num_speculative_tokens
+    if k == 0:
+        return "K = 0"
+    rule = options.rule.name if options.rule else "default rule"
+    return f"{rule}, K = {k}" if k is not None else rule
+
+
+def run_test(
+    kind: type[LoadTest[Any]], load: LoadOptions, own: Any, say: Callable[[str], None]
+) -> int:
+    """Run a test and write its report; the exit code. Raises `FlyspecError` if it cannot begin."""
+    from loadtest.users.loops import TRANSPORTS
+
+    main = gevent.getcurrent()
+    for signal_ in (signal.SIGINT, signal.SIGTERM):
+        gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
+    load.validate()
+    seed, files = load.requests.seed, load.requests.prompt_file
+    with closing(TRANSPORTS[load.requests.protocol](load.endpoints())) as transport:
+        prompts = prompts_in_turn(files or [kind.prompts(own)], seed)
+        test = kind(load, own, Control(transport, prompts, seed), say)
+        try:
+            report = test.run()
+        except Interrupted:
+            say("stopped before it began")
+            return 2
+    return load.results.finish(report)
+
+
+class LoadTest(ABC, Generic[F]):
+    """A scenario, run against an installation with its own flags `own`, and told to `say`.
+
+    `defaults_of_load` and `defaults` are the defaults of its flags. `slots` are the generations
+    that the installation runs at once, None if unknown; `done` grows as phases end.
+    """
 
     name: ClassVar[str]
     about: ClassVar[str]
-    load: ClassVar[LoadOptions] = LoadOptions()
+    defaults_of_load: ClassVar[LoadOptions] = LoadOptions()
     defaults: ClassVar[Any]
 
-    def __init__(self, test: LoadTest, own: F) -> None:
-        self.test, self.own, self.seconds = test, own, test.load.seconds
-        self.options = test.load.requests.options()
-        self.users: int = getattr(own, "users", None) or test.slots or DEFAULT_USERS
+    def __init__(
+        self, load: LoadOptions, own: F, control: Control, say: Callable[[str], None] = print
+    ) -> None:
+        self.load, self.own, self.control, self.say = load, own, control, say
+        self.seconds, self.options = load.seconds, load.requests.options()
+        self.sampler = Sampler(dict(load.watch), control.now, lambda: len(control.records))
+        self.slots: int | None = None
+        self.done: list[PhaseResult] = []
+        self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
+        self._trouble: list[Check] = []
 
     @abstractmethod
     def phases(self) -> Iterator[LoadPhase]:
@@ -75,85 +115,22 @@ class Scenario(ABC, Generic[F]):
         """Return the kind of prompts, unless there are prompt files."""
         return FRESH
 
-
-def describe(options: GenerateOptions) -> str:
-    """Return the options of requests in a few words."""
-    k = options.num_speculative_tokens
-    if k == 0:
-        return "K = 0"
-    rule = options.rule.name if options.rule else "default rule"
-    return f"{rule}, K = {k}" if k is not None else rule
-
-
-def run_test(
-    scenario: type[Scenario[Any]], load: LoadOptions, own: Any, say: Callable[[str], None]
-) -> int:
-    """Run a test and write its report; the exit code. Raises `FlyspecError` if it cannot begin."""
-    main = gevent.getcurrent()
-    for signal_ in (signal.SIGINT, signal.SIGTERM):
-        gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
-    load.validate()
-    test = LoadTest(load, load.requests.prompt_file or [scenario.prompts(own)], say)
-    try:
-        report = test.run(scenario, own)
-    except Interrupted:
-        say("stopped before it began")
-        return 2
-    finally:
-        test.close()
-    return load.results.finish(report)
-
-
-class LoadTest:
-    """A test: the installation and its load, told to `say`.
-
-    `slots` are the generations that the installation runs at once, None if unknown; `done` grows as
-    phases end.
-    """
-
-    def __init__(
-        self, load: LoadOptions, prompts: Sequence[str], say: Callable[[str], None]
-    ) -> None:
-        from loadtest.users.loops import TRANSPORTS
-
-        self.load, self.say = load, say
-        self.transport = TRANSPORTS[load.requests.protocol](load.endpoints())
-        self.admin = None
-        if load.admin_address:
-            self.admin = Admin(Endpoint(load.admin_address, load.credentials))
-        seed = load.requests.seed
-        self.control = Control(self.transport, prompts_in_turn(prompts, seed), seed)
-        self.sampler = Sampler(
-            dict(load.watch), self.control.now, lambda: len(self.control.records)
-        )
-        self.slots: int | None = None
-        self.done: list[PhaseResult] = []
-        self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
-        self._trouble: list[Check] = []
-
-    def close(self) -> None:
-        self.transport.close()
-        if self.admin:
-            self.admin.close()
-
-    def run(self, kind: type[Scenario[Any]], own: Any) -> Report:
+    def run(self) -> Report:
         """Run all of it. Raises `FlyspecError` if it cannot begin."""
         from locust.env import Environment
 
         from loadtest.users.loops import GenerateUser
 
-        target, before = self.transport.target(), None
-        if self.admin:  # knows more than HTTP tells
-            before = self.admin.status()
+        target, before = self.control.transport.target(), self._status()
+        if before:  # knows more than HTTP tells
             target, self.slots = before.verify.model or target, slots(before)
-        scenario = kind(self, own)
         began = datetime.datetime.now(datetime.UTC)
         environment = Environment(user_classes=[GenerateUser])
         environment.flyspec_control = self.control  # type: ignore[attr-defined]
         runner = environment.create_local_runner()
         looking = gevent.spawn(self._look)
         try:
-            for phase in scenario.phases():
+            for phase in self.phases():
                 self._phase(runner, phase)
                 self.done.append(self._result(*self._phases[-1]))
         except Interrupted:
@@ -166,7 +143,7 @@ class LoadTest:
         # Requests of a phase that was not drained have ended since.
         self.done = [self._result(*phase) for phase in self._phases]
         try:
-            verdict = scenario.judge({result.name: result for result in self.done})
+            verdict = self.judge({result.name: result for result in self.done})
         except KeyError:  # interrupted before a phase that it judges
             verdict = ScenarioVerdict()
         checks = [
@@ -174,22 +151,27 @@ class LoadTest:
             *self._trouble,
         ]  # fmt: skip
         lines = [*verdict.lines, *self._warnings(), NOTES]
-        options = self.load.shown(own)
+        options = self.load.shown(self.own)
         failed = (r.error for r in self.control.records if r.outcome == "failed")
         begun, seconds = began.strftime("%Y-%m-%d %H:%M UTC"), self.control.now()
         section = Section("Phases", lines, [phase_table(self.done)], curves(self.done))
         report = checked(checks, [section], {
-            "scenario": kind.name, "begun": begun, "seconds": seconds, "target": target,
+            "scenario": self.name, "begun": begun, "seconds": seconds, "target": target,
             "options": options, "found": verdict.found, "phases": self.done,
             "errors": dict(Counter(failed).most_common(10)), "memory": self.sampler.memory,
         })  # fmt: skip
         return replace(
             report,
-            title=f"flyspec load test: {kind.name}",
-            subtitle=f"{kind.about}\n{begun} · {seconds:.0f} s · {target.name} over "
+            title=f"flyspec load test: {self.name}",
+            subtitle=f"{self.about}\n{begun} · {seconds:.0f} s · {target.name} over "
             f"{options['protocol']}",
             facts={"options": " ".join(f"{name}={value}" for name, value in options.items())},
         )
+
+    def _status(self) -> Status | None:
+        """Return the installation's status, if its admin address is known."""
+        address = self.load.admin_address
+        return status_at(Endpoint(address, self.load.credentials)) if address else None
 
     # --- phases ---------------------------------------------------------------------------------
 
@@ -227,11 +209,11 @@ class LoadTest:
 
     def _left(self, before: Status | None) -> list[Check]:
         """Check that no more is open than before, and that targets are the same processes."""
-        if self.admin is None or before is None:
+        if before is None:
             return []
         until = self.control.now() + SETTLE_S
-        while True:
-            after, had = self.admin.status(), left_open(before)
+        while after := self._status():
+            had = left_open(before)
             more = {n: count for n, count in left_open(after).items() if count > had[n]}
             if not more or self.control.now() > until:
                 break

@@ -46,11 +46,11 @@ class Sampler:
 
     def growth(self, begin: float, end: float) -> dict[str, Growth]:
         """Return the growth of each process's memory in [begin, end]."""
-        found = {}
-        for name, samples in self.memory.items():
-            if within := [s for s in samples if begin <= s.seconds <= end]:
-                found[name] = growth(within)
-        return found
+        within = {
+            name: [s for s in samples if begin <= s.seconds <= end]
+            for name, samples in self.memory.items()
+        }
+        return {name: growth(samples) for name, samples in within.items() if samples}
 
 
 def growth(samples: Sequence[MemorySample]) -> Growth:
@@ -63,10 +63,9 @@ def growth(samples: Sequence[MemorySample]) -> Growth:
     warm = [s for s in samples if s.served >= first + (last - first) / 3]
     size = -(-len(warm) // STRETCHES)
     least = [min(warm[at : at + size], key=lambda s: s.mib) for at in range(0, len(warm), size)]
-    served = np.array([s.served for s in least], float)
-    served -= served.mean()
-    spread = float(served @ served)
-    slope = float(served @ np.array([s.mib for s in least])) / spread if spread else 0.0
+    served = [s.served for s in least]
+    rises = len(set(served)) > 1
+    slope = float(np.polyfit(served, [s.mib for s in least], 1)[0]) if rises else 0.0
     return Growth(mib, slope * (last - first) / mib)
 
 

@@ -24,10 +24,12 @@ from loadtest.figures import Check, PhaseResult, knee, number, percentile, times
 from loadtest.load import Closed, LoadPhase, Open
 from loadtest.options import LoadOptions, Requests, list_of
 from loadtest.prompts import FRESH, VARIED
-from loadtest.run import MAX_LATE_MS, Scenario, ScenarioVerdict, describe
+from loadtest.run import MAX_LATE_MS, LoadTest, ScenarioVerdict, describe
 
 MAX_MEMORY_GROWTH = 0.05
 """Maximum growth of each --watch process, once warm, as a share."""
+DEFAULT_USERS = 8
+"""If it is unknown how many generations an installation holds."""
 _own = partial(Flag, group="Scenario")
 
 
@@ -49,7 +51,7 @@ class LoadFlags:
 L = TypeVar("L", bound=LoadFlags)
 
 
-class Arrivals(Scenario[L]):
+class Arrivals(LoadTest[L]):
     """Requests at a rate that the installation sustains, or a multiple of it."""
 
     def sustainable(self, seconds: float) -> Generator[LoadPhase, None, tuple[float, float]]:
@@ -59,13 +61,14 @@ class Arrivals(Scenario[L]):
         """
         if self.own.rate is not None:
             return self.own.rate, self.seconds
-        yield LoadPhase("capacity", Closed(self.users), seconds, self.options, judged=False)
-        rate = self.test.done[-1].figures.requests_per_s
+        users = self.own.users or self.slots or DEFAULT_USERS
+        yield LoadPhase("capacity", Closed(users), seconds, self.options, judged=False)
+        rate = self.done[-1].figures.requests_per_s
         return max(rate, 0.01), self.seconds - seconds
 
     def memory(self, phase: PhaseResult) -> tuple[dict[str, float], list[Check]]:
         """Return the growth of each process's memory in a phase as a share, and its checks."""
-        growth = self.test.sampler.growth(phase.began, phase.sent_until)
+        growth = self.sampler.growth(phase.began, phase.sent_until)
         shares = {name: of.share for name, of in growth.items()}
         return shares, bounded("memory", shares, MAX_MEMORY_GROWTH)
 
@@ -113,7 +116,7 @@ class RampFlags:
     # fmt: on
 
 
-class Ramp(Scenario[RampFlags]):
+class Ramp(LoadTest[RampFlags]):
     """Increase the load in steps; with --against, every step is run with either K."""
 
     name = "ramp"
@@ -206,7 +209,7 @@ class Soak(Arrivals[SoakFlags]):
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         soak, growth = phases["soak"], dict[str, float]()
-        third, records = (soak.sent_until - soak.began) / 3, self.test.control.records
+        third, records = (soak.sent_until - soak.began) / 3, self.control.records
         middle, last = (
             times([r for r in records if r.phase == "soak" and begin <= r.planned < begin + third],
                   "e2e") for begin in (soak.began + third, soak.began + 2 * third)
@@ -267,7 +270,7 @@ class Overload(Arrivals[OverloadFlags]):
     name = "overload"
     about = "Ten times the sustainable load: accepted requests stay fast, the others are refused."
     # Their cost does not depend on what they say.
-    load = LoadOptions(
+    defaults_of_load = LoadOptions(
         seconds=300.0,
         requests=Requests(rule="exact", num_speculative_tokens=8, max_tokens=160, ignore_eos=True),
     )
@@ -284,7 +287,7 @@ class Overload(Arrivals[OverloadFlags]):
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
         burst, after = phases["burst"], phases["after"]
-        normal, records = phases["before"].figures.e2e.p99, self.test.control.records
+        normal, records = phases["before"].figures.e2e.p99, self.control.records
         again = min((r.planned - burst.sent_until for r in records if r.phase == "after"
                      and (r.metric("e2e") or math.inf) <= normal), default=math.inf)  # fmt: skip
         settled = after.began + MAX_RECOVERY_S
@@ -324,7 +327,7 @@ def vary_length(rng: random.Random, options: GenerateOptions) -> GenerateOptions
 
 # --- all of them ------------------------------------------------------------------------------
 
-SCENARIOS: dict[str, type[Scenario[Any]]] = {
+SCENARIOS: dict[str, type[LoadTest[Any]]] = {
     scenario.name: scenario for scenario in (Ramp, Soak, Overload)
 }
 
@@ -338,10 +341,10 @@ def scenario_app(about: str, start: Callable[..., int], **more: Any) -> typer.Ty
     app = program(no_args_is_help=True, help=about)
     for name, scenario in SCENARIOS.items():
 
-        def command(scenario: type[Scenario[Any]] = scenario, **given: Any) -> None:
+        def command(scenario: type[LoadTest[Any]] = scenario, **given: Any) -> None:
             raise typer.Exit(start(scenario, **given))
 
-        defaults = {"own": scenario.defaults, "load": scenario.load, **more}
+        defaults = {"own": scenario.defaults, "load": scenario.defaults_of_load, **more}
         command.__annotations__ = {key: type(value) for key, value in defaults.items()}
         command.__signature__ = Signature([  # type: ignore[attr-defined]
             Parameter(key, Parameter.KEYWORD_ONLY, default=value) for key, value in defaults.items()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -141,11 +143,6 @@ OUTER = [fault.name for fault in FAULTS if not fault.inner]
 INNER = [fault.name for fault in FAULTS if fault.inner]
 
 
-def _drawn(faults: Sequence[Fault], rng: random.Random) -> Iterator[Fault]:
-    while True:
-        yield rng.choices(faults, [fault.weight for fault in faults])[0]
-
-
 async def play(
     fleet: Fleet, seed: int, seconds: float | None, say: Callable[[str], None]
 ) -> list[tuple[str, str]]:
@@ -154,25 +151,27 @@ async def play(
     Returns each with the service's name, or `BOTH`.
     """
     done: list[tuple[str, str]] = []
-    until = time.monotonic() + (float("inf") if seconds is None else seconds)
+    until = time.monotonic() + (seconds or math.inf)
     restarting = asyncio.Lock()  # of targets: one after the other, or all at once
 
     async def track(
-        name: str, replicas: Sequence[Replica], faults: Iterable[Fault], pause_s: float
+        name: str, replicas: Sequence[Replica], faults: Sequence[Fault], pause_s: float
     ) -> None:
         rng = random.Random(f"{seed} {name}")
-        for fault in faults:
+        weights = [fault.weight for fault in faults]
+        for number in itertools.count():
             pause = 0.2 + rng.expovariate(1 / pause_s)
             await asyncio.sleep(min(pause, max(0.0, until - time.monotonic())))
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or (not seconds and number == len(faults)):
                 return
+            fault = rng.choices(faults, weights)[0] if seconds else faults[number]
             async with AsyncExitStack() as held:
                 for replica in replicas:
                     await held.enter_async_context(replica.lock)
                 if fault.restarts and replicas[0].role == "target":
                     await held.enter_async_context(restarting)
                 duration = rng.uniform(*fault.seconds)
-                if seconds is None and not fault.inner:
+                if not seconds and not fault.inner:
                     duration = min(duration, ONCE_S)
                 await asyncio.gather(*(_suffer(fault, r, rng, duration) for r in replicas))
                 done.append((fault.name, name))
@@ -180,17 +179,15 @@ async def play(
                 await asyncio.sleep(CALM_S)
 
     async with asyncio.TaskGroup() as tasks:
-        if seconds is None:
+        if not seconds:
             for replica, faults in _once(fleet).items():
                 tasks.create_task(track(replica.name, [replica], faults, 0.3))
             return done
         for replica in fleet.replicas:
             own = [fault for fault in FAULTS if fault.role in (None, replica.role)]
-            drawn = _drawn(own, random.Random(f"{seed} faults of {replica.name}"))
-            tasks.create_task(track(replica.name, [replica], drawn, PAUSE_S[replica.role]))
+            tasks.create_task(track(replica.name, [replica], own, PAUSE_S[replica.role]))
         outer = [fault for fault in FAULTS if not fault.inner]
-        drawn = _drawn(outer, random.Random(f"{seed} faults of {BOTH}"))
-        tasks.create_task(track(BOTH, fleet.targets, drawn, BOTH_PAUSE_S))
+        tasks.create_task(track(BOTH, fleet.targets, outer, BOTH_PAUSE_S))
     return done
 
 

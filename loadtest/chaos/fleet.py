@@ -16,7 +16,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
 from flyspec.cli.service import Child
 from flyspec.cli.stack_options import LOOPBACK
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.errors import ConfigError
 from loadtest.ports import free_port
 from loadtest.proxy import Proxy
 
@@ -56,15 +56,9 @@ class Replica:
         self.child = await Child.start(self.name, module, arguments, 1, _log)
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Signal it and wait for its end. Raises `FlyspecError` if it does not end."""
+        """Signal it and wait for its end. Raises `TimeoutError` if it does not end."""
         self.child.send(how)
-        try:
-            async with asyncio.timeout(END_TIMEOUT_S):
-                await self.child.ended()
-        except TimeoutError:
-            raise FlyspecError(
-                f"the {self.name} service did not end within {END_TIMEOUT_S:g} s of {how.name}"
-            ) from None
+        await asyncio.wait_for(self.child.ended(), END_TIMEOUT_S)
 
     async def restart(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
         """Kill it, start it again as `start` does, and wait until it is ready."""
