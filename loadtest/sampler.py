@@ -6,11 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-STRETCHES = 20
-"""Of a warm life: of each, its least memory counts, since a moment's large messages come and go."""
-
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
@@ -54,19 +49,17 @@ class Sampler:
 
 
 def growth(samples: Sequence[MemorySample]) -> Growth:
-    """Return the least-squares slope of a process's memory.
+    """Return how much a process's memory grows over as many requests as it has served.
 
-    The first third, in requests served, is its warm-up. Of each of the `STRETCHES` after it the
-    least counts.
+    The first third of them is its warm-up. Of the second and the last, the least memory counts,
+    since a moment's large messages come and go.
     """
     first, last, mib = samples[0].served, samples[-1].served, samples[-1].mib
-    warm = [s for s in samples if s.served >= first + (last - first) / 3]
-    size = -(-len(warm) // STRETCHES)
-    least = [min(warm[at : at + size], key=lambda s: s.mib) for at in range(0, len(warm), size)]
-    served = [s.served for s in least]
-    rises = len(set(served)) > 1
-    slope = float(np.polyfit(served, [s.mib for s in least], 1)[0]) if rises else 0.0
-    return Growth(mib, slope * (last - first) / mib)
+    third = (last - first) / 3
+    warm = [s for s in samples if s.served >= first + third]
+    before = min((s.mib for s in warm if s.served < first + 2 * third), default=mib)
+    after = min((s.mib for s in warm if s.served >= first + 2 * third), default=mib)
+    return Growth(mib, 3 * (after - before) / mib)
 
 
 def resident_mib(pid: int) -> float | None:
