@@ -23,7 +23,7 @@ from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
 from loadtest.figures import Check
 from loadtest.fuzz.scripts import REFUSED, WRITE_RACE, Script, ScriptSource, methods_of
-from loadtest.fuzz.sessions import COUNT, FILES, Facts, answered, canary
+from loadtest.fuzz.sessions import COUNT, FILES, Facts, canary
 from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
@@ -84,15 +84,11 @@ async def play(channel: grpc.aio.Channel, script: Script, patience_s: float) -> 
 async def _play(call: Any, outcome: CallOutcome) -> None:
     script = outcome.script
     try:
-        for index, message in enumerate(script.messages):
+        for message in script.messages:
             if call.done():
                 return
             outcome.sent += 1
             await call.write(message)
-            if index in script.reads:
-                if (answer := await call.read()) is grpc.aio.EOF:
-                    return
-                outcome.answers.append(answer)
             await asyncio.sleep(script.pause_s)
         if script.cancelled:
             call.cancel()
@@ -139,9 +135,8 @@ class FuzzRun:
         self._methods = methods_of(FILES[self._canary_at])
         session = canary(self._canary_at)
         (method,) = (m for m in self._methods if isinstance(session[0], m.request))
-        reads = frozenset(i for i, message in enumerate(session) if answered(message))
         data = [message.SerializeToString() for message in session]
-        self._canary = Script(method, "canary", data, reads)
+        self._canary = Script(method, "canary", data)
         self._tokens = await self._ask(self._canary)
         info = await self._describe()
         models = (part for part in _parts(info) if isinstance(part, common_pb2.ModelInfo))
