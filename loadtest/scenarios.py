@@ -33,35 +33,33 @@ DEFAULT_USERS = 8
 _own = partial(Flag, group="Scenario")
 
 
-# fmt: off
+CALIBRATE_S, CALIBRATE = 60.0, 0.1
+"""Time to measure the sustainable rate: a share of the whole test, at most so many seconds."""
+
+
 @dataclass(frozen=True)
-class LoadFlags:
-    """A share of the rate that the installation sustains, which is given or measured."""
+class RateFlags:
+    """The rate that the installation sustains."""
 
-    rate: Annotated[float | None, _own(
-        "Sustainable requests per second.", default="measured first", min=0.01,
-    )] = None
-    users: Annotated[int | None, _own(
-        "Users while that rate is measured.", min=1, default="one per slot",
-    )] = None
-    load: Annotated[float, _own("Normal load, as a share of the sustainable rate.")] = 0.5
-    # fmt: on
+    rate: Annotated[
+        float | None, _own("Sustainable requests/s.", default="measured first", min=0.01)
+    ] = None
 
 
-L = TypeVar("L", bound=LoadFlags)
+R = TypeVar("R", bound=RateFlags)
 
 
-class Arrivals(LoadTest[L]):
+class Arrivals(LoadTest[R]):
     """Requests at a rate that the installation sustains, or a multiple of it."""
 
-    def sustainable(self, seconds: float) -> Generator[LoadPhase, None, tuple[float, float]]:
+    def sustainable(self) -> Generator[LoadPhase, None, tuple[float, float]]:
         """Return requests per second from `--rate` or measured, and the seconds that remain.
 
         The phase that measures has as many users as there are slots.
         """
         if self.own.rate is not None:
             return self.own.rate, self.seconds
-        users = self.own.users or self.slots or DEFAULT_USERS
+        users, seconds = self.slots or DEFAULT_USERS, min(CALIBRATE_S, CALIBRATE * self.seconds)
         yield LoadPhase("capacity", Closed(users), seconds, self.options, judged=False)
         rate = self.done[-1].figures.requests_per_s
         return max(rate, 0.01), self.seconds - seconds
@@ -163,8 +161,8 @@ class Ramp(LoadTest[RampFlags]):
 
 # --- soak -------------------------------------------------------------------------------------
 
-CALIBRATE_S, CALIBRATE = 60.0, 0.1
-"""Time to measure the sustainable rate: a share of the whole test, at most so many seconds."""
+SOAK_LOAD = 0.5
+"""Share of the sustainable rate."""
 MAX_LATENCY_GROWTH = 0.25
 """Maximum growth of p50 and p99 latency from the middle third to the last."""
 RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
@@ -173,7 +171,7 @@ DRAFTERS = ("", *(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE))
 
 # fmt: off
 @dataclass(frozen=True)
-class SoakFlags(LoadFlags):
+class SoakFlags(RateFlags):
     """The load and its disturbances."""
 
     cancelled: Annotated[float, _own("Share of requests that are cancelled.")] = 0.05
@@ -199,8 +197,8 @@ class Soak(Arrivals[SoakFlags]):
         return VARIED if own.varied else FRESH
 
     def phases(self) -> Iterator[LoadPhase]:
-        rate, seconds = yield from self.sustainable(min(CALIBRATE_S, CALIBRATE * self.seconds))
-        rate *= self.own.load if self.own.rate is None else 1.0
+        rate, seconds = yield from self.sustainable()
+        rate *= SOAK_LOAD if self.own.rate is None else 1.0
         yield LoadPhase(
             "soak", Open(rate), seconds, self.options,
             vary=vary_everything if self.own.varied else None, cancelled=self.own.cancelled,
@@ -239,8 +237,10 @@ def vary_everything(rng: random.Random, options: GenerateOptions) -> GenerateOpt
 
 # --- overload ---------------------------------------------------------------------------------
 
-CAPACITY, OVERLOAD = 0.15, 0.5
-"""Shares of the time: to measure the sustainable rate; of the overload, of what is then left."""
+NORMAL_LOAD, OVERLOAD = 0.8, 10.0
+"""Multiples of the sustainable rate."""
+OVERLOADED = 0.5
+"""Share of the time, once the sustainable rate is known."""
 MAX_P99_RATIO = 2.0
 """Maximum p99 latency of accepted requests, as a multiple of that under normal load."""
 MAX_REFUSAL_MS = 500.0
@@ -249,16 +249,7 @@ MAX_RECOVERY_S = 5.0
 """Maximum time from the end of the overload to a request with a normal latency."""
 
 
-# fmt: off
-@dataclass(frozen=True)
-class OverloadFlags(LoadFlags):
-    """The overload."""
-
-    factor: Annotated[float, _own("Overload, as a multiple of the sustainable rate.")] = 10.0
-    # fmt: on
-
-
-class Overload(Arrivals[OverloadFlags]):
+class Overload(Arrivals[RateFlags]):
     """Poisson arrivals at 80 % of the sustainable rate, at ten times that rate, at 80 % again.
 
     Accepted requests must stay within twice the p99 latency at 80 %, the others must be refused
@@ -274,15 +265,15 @@ class Overload(Arrivals[OverloadFlags]):
         seconds=300.0,
         requests=Requests(rule="exact", num_speculative_tokens=8, max_tokens=160, ignore_eos=True),
     )
-    defaults = OverloadFlags(load=0.8)
+    defaults = RateFlags()
 
     def phases(self) -> Iterator[LoadPhase]:
-        rate, seconds = yield from self.sustainable(CAPACITY * self.seconds)
-        phase = LoadPhase("before", Open(self.own.load * rate), (1 - OVERLOAD) / 2 * seconds,
+        rate, seconds = yield from self.sustainable()
+        phase = LoadPhase("before", Open(NORMAL_LOAD * rate), (1 - OVERLOADED) / 2 * seconds,
                           self.options, vary=vary_length)  # fmt: skip
         yield phase
-        yield replace(phase, name="burst", load=Open(self.own.factor * rate),
-                      seconds=OVERLOAD * seconds, judged=False, drain=False)  # fmt: skip
+        yield replace(phase, name="burst", load=Open(OVERLOAD * rate),
+                      seconds=OVERLOADED * seconds, judged=False, drain=False)  # fmt: skip
         yield replace(phase, name="after")
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:

@@ -32,6 +32,7 @@ from loadtest.fuzz.sessions import SMALL
 from loadtest.report import checked
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
+AT_ONCE, QUIET_S = 6, 3.0
 GENERATE = "/flyspec.v1.GenerationService/Generate"
 CHAT = ("/v1/chat/completions", '{"max_tokens":1,"messages":[{"role":"user","content":"hi"}],')
 SHAPES = (
@@ -109,15 +110,11 @@ def message_of(size: int, path: str, repeated: Any) -> bytes:
     return built(int(size / each))
 
 
-# fmt: off
 @dataclass(frozen=True)
 class BodyOptions:
     """The attacks to send."""
 
-    at_once: Annotated[int, Flag("Bodies that are sent at once.", min=1)] = 6
-    quiet_s: Annotated[float, Flag("Seconds without an attack before each.", min=1)] = 3.0
     only: Annotated[str, Flag("Only shapes with this in their names.")] = ""
-    # fmt: on
 
 
 class Listener:
@@ -196,13 +193,13 @@ async def attack(options: BodyOptions) -> Report:
         port = int(stack.http_url.rpartition(":")[2].strip("/"))
         listener = Listener()
         listening = asyncio.create_task(listener.run(stack.address))
-        await asyncio.sleep(options.quiet_s)
+        await asyncio.sleep(QUIET_S)
         size = max_request_bytes(CONTEXT)
         for name, sent, send in _attacks(options.only, size, port, channel):
             silences, answers = [], Counter[str]()
-            for count in (0, 1, options.at_once):
+            for count in (0, 1, AT_ONCE):
                 listener.longest_silence_s()
-                rest = asyncio.create_task(asyncio.sleep(options.quiet_s))
+                rest = asyncio.create_task(asyncio.sleep(QUIET_S))
                 answers.update(await asyncio.gather(*(send() for _ in range(count))))
                 await rest
                 silences.append(listener.longest_silence_s())
