@@ -10,6 +10,7 @@ import loadtest.patched  # noqa: F401  before anything that gevent has to patch
 # isort: split
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,12 +18,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from flyspec.cli.options.stack import ModelFlags, setting, to_flags
+from flyspec.cli.options.stack import to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
-from flyspec.config import NO_PORT, VerifySettings
+from flyspec.config import NO_PORT
 from flyspec.errors import FlyspecError
-from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.flags import Flag
 from flyspec.startup import STAGE
 from loadtest.options import LoadOptions
 from loadtest.run import LoadTest, run_test
@@ -30,23 +31,13 @@ from loadtest.scenarios import scenario_app
 
 END_S = 60.0
 """Time for a process to stop when told to."""
-_GROUP = "Stack (its services also read their environment variables)"
 
 
-def _stack(name: str) -> Flag:
-    return replace(flags_of(ModelFlags)[name][1], group=_GROUP)
-
-
-# fmt: off
 @dataclass(frozen=True)
 class StackFlags:
-    """The stack."""
+    """The stack; its services also read their environment variables."""
 
-    model: Annotated[str | None, _stack("model")] = None
-    draft_model: Annotated[str | None, _stack("draft_model")] = None
-    dtype: Annotated[Dtype, _stack("dtype")] = "auto"
-    max_sessions: Annotated[int, setting(VerifySettings, "max_sessions", group=_GROUP)] = 32
-    # fmt: on
+    serve: Annotated[str, Flag("Flags of `flyspec serve`.", group="Stack", metavar="FLAGS")] = ""
 
 
 def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
@@ -55,7 +46,8 @@ def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: Sta
     http = load.requests.protocol == "http"
     ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
     ports["http_port"] = 0 if http else NO_PORT
-    with _stack_with(to_flags(**ports, log_level="error", **vars(stack))) as served:
+    flags = [*to_flags(**ports, log_level="error"), *shlex.split(stack.serve)]
+    with _stack_with(flags) as served:
         load = replace(
             load,
             address=served["http_url" if http else "address"],

@@ -41,7 +41,7 @@ def passed(ended):
 
 @pytest.mark.parametrize("protocol", list(DEFAULT_ADDRESSES))
 async def test_ramp_on_a_stack_of_its_own(run_load, protocol):
-    flags = "--draft-model= --seconds 2 --steps 1,3 --rule exact --num-speculative-tokens 4"
+    flags = "--serve=--draft-model= --seconds 2 --steps 1,3 --rule exact --num-speculative-tokens 4"
     ended = await run_load(
         "ramp", f"{flags} --against 0 {SHORT}", module="loadtest.bundled", page=True,
         protocol=protocol,
