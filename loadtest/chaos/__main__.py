@@ -45,12 +45,11 @@ MAX_SHOWN = 20
 class ChaosOptions:
     """A run; a `small` one has a smaller fleet, and only faults from outside of the services."""
 
-    seconds: Annotated[float, Flag("Seconds of faults.", min=0)] = 300.0
+    seconds: Annotated[float, Flag("Seconds of faults; 0: each fault once.", min=0)] = 300.0
     streams: Annotated[int, Flag("Concurrent requests.", min=1)] = 32
     texts: Annotated[int, Flag("Number of different texts.", min=1)] = 96
     lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
     seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
-    once: Annotated[bool, Flag("Inject each fault once, whatever --seconds says.")] = False
     small: bool = False
     # fmt: on
 
@@ -85,7 +84,7 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
         async with asyncio.TaskGroup() as streams:
             for number in range(options.streams):
                 streams.create_task(work.stream(random.Random(f"{seed} stream {number}")))
-            faults = await play(fleet, seed, None if options.once else options.seconds, say)
+            faults = await play(fleet, seed, options.seconds, say)
             work.over = True
         seconds = time.monotonic() - begun
         left, lost = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}")

@@ -144,9 +144,9 @@ INNER = [fault.name for fault in FAULTS if fault.inner]
 
 
 async def play(
-    fleet: Fleet, seed: int, seconds: float | None, say: Callable[[str], None]
+    fleet: Fleet, seed: int, seconds: float, say: Callable[[str], None]
 ) -> list[tuple[str, str]]:
-    """Inject random faults for so long, or else each fault once.
+    """Inject random faults for so long, or each fault once if that is 0.
 
     Returns each with the service's name, or `BOTH`.
     """
