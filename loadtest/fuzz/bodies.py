@@ -1,7 +1,7 @@
 """Does any body that the limits let in hold up other clients? `python -m loadtest.fuzz.bodies`.
 
 A client streams while bodies of the maximum size, of every shape that costs much to read, are sent
-to each face of the orchestrator: one at a time, then several at once.
+to the orchestrator over HTTP: one at a time, then several at once.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
-import grpc
 import uvloop
 
 from flyspec.cli.options import with_flags
@@ -25,7 +22,6 @@ from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.flags import Flag
 from flyspec.rpc import max_request_bytes
 from flyspec.tables import make_table
-from flyspec.v1 import generation_pb2
 from flyspec_lab.report import Report, Results
 from loadtest.figures import Check
 from loadtest.fuzz.sessions import SMALL
@@ -33,7 +29,6 @@ from loadtest.report import checked
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
 AT_ONCE, QUIET_S = 6, 3.0
-GENERATE = "/flyspec.v1.GenerationService/Generate"
 CHAT = ("/v1/chat/completions", '{"max_tokens":1,"messages":[{"role":"user","content":"hi"}],')
 SHAPES = (
     (*CHAT, '"speculation":{"num_draft_tokens_per_round":[', "1"),
@@ -62,12 +57,6 @@ SHAPES = (
     ("/detokenize", "{", '"tokens":[', "9"),
 )
 """A path, the beginning of its bodies, what follows there, and what is repeated after that."""
-MESSAGES: Sequence[tuple[str, Any]] = (
-    ("chat.messages", {}), ("chat.messages", {"role": "a"}), ("speculation.phases", {}),
-    ("speculation.num_draft_tokens_per_round", 1), ("stop", ""), ("token_ids.ids", 9),
-    ("prediction_token_ids", 9), ("chat.tools_json", "{},"), ("text", "0123456789"),
-)  # fmt: skip
-"""Fields of a request, and what is repeated there: an entry, or a part of an only one."""
 
 
 def body_of(before: str, repeated: str, size: int) -> bytes:
@@ -84,30 +73,6 @@ def body_of(before: str, repeated: str, size: int) -> bytes:
     after = ('"' if quoted else "" if repeated == "[" else repeated) + closers
     count = (size - len(before) - len(after)) // len(repeated + comma)
     return (before + count * (repeated + comma) + after).encode()
-
-
-def message_of(size: int, path: str, repeated: Any) -> bytes:
-    """Return a request of `Generate` of about `size` bytes, most of them in the field at a path."""
-
-    def built(count: int) -> bytes:
-        message = generation_pb2.GenerateRequest(text="a", max_tokens=1)
-        *above, last = path.split(".")
-        owner: Any = message
-        for name in above:
-            owner = getattr(owner, name)
-        field = getattr(owner, last)
-        if isinstance(field, str):
-            text = repeated * count
-            setattr(owner, last, f"[{text}{{}}]" if last.endswith("_json") else text)
-        elif isinstance(repeated, dict):
-            field.add(**repeated)
-            field.extend([field[0]] * (count - 1))
-        else:
-            field.extend([repeated] * count)
-        return message.SerializeToString()
-
-    each = (len(built(1001)) - len(built(1))) / 1000
-    return built(int(size / each))
 
 
 @dataclass(frozen=True)
@@ -141,9 +106,6 @@ class Listener:
         return longest
 
 
-Send = Callable[[], Coroutine[Any, Any, str]]
-
-
 async def _post(port: int, path: str, body: bytes) -> str:
     try:
         async with asyncio.timeout(PATIENCE_S):
@@ -158,53 +120,30 @@ async def _post(port: int, path: str, body: bytes) -> str:
         return type(error).__name__
 
 
-async def _call(channel: grpc.aio.Channel, body: bytes) -> str:
-    try:
-        async for _ in channel.unary_stream(GENERATE)(body, timeout=PATIENCE_S):
-            pass
-    except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    return "OK"
-
-
-def _attacks(
-    only: str, size: int, port: int, channel: grpc.aio.Channel
-) -> Iterator[tuple[str, int, Send]]:
-    """Yield name, size and a function that sends, one after another: bodies are large."""
-    for path, beginning, before, repeated in SHAPES:
-        if only in (name := f"{path} {before}{repeated[:30]}"):
-            body = body_of(beginning + before, repeated, size)
-            yield name, len(body), partial(_post, port, path, body)
-    for field, repeated in MESSAGES:
-        if only in (name := f"gRPC {field} {repeated!r}"):
-            body = message_of(size - 64, field, repeated)
-            yield name, len(body), partial(_call, channel, body)
-
-
 async def attack(options: BodyOptions) -> Report:
     """Send every shape to a stack with the bundled models, and report how long a stream waited."""
     stack_options = StackOptions(**SMALL, max_model_len=CONTEXT, http_port=0)
     rows, checks = [], []
-    async with (
-        Stack(stack_options, on_log=say) as stack,
-        grpc.aio.insecure_channel(stack.address) as channel,
-    ):
+    async with Stack(stack_options, on_log=say) as stack:
         assert stack.http_url is not None
         port = int(stack.http_url.rpartition(":")[2].strip("/"))
         listener = Listener()
         listening = asyncio.create_task(listener.run(stack.address))
         await asyncio.sleep(QUIET_S)
-        size = max_request_bytes(CONTEXT)
-        for name, sent, send in _attacks(options.only, size, port, channel):
+        for path, beginning, before, repeated in SHAPES:
+            if options.only not in (name := f"{path} {before}{repeated[:30]}"):
+                continue
+            body = body_of(beginning + before, repeated, max_request_bytes(CONTEXT))
             silences, answers = [], Counter[str]()
             for count in (0, 1, AT_ONCE):
                 listener.longest_silence_s()
                 rest = asyncio.create_task(asyncio.sleep(QUIET_S))
-                answers.update(await asyncio.gather(*(send() for _ in range(count))))
+                sending = (_post(port, path, body) for _ in range(count))
+                answers.update(await asyncio.gather(*sending))
                 await rest
                 silences.append(listener.longest_silence_s())
             told = ", ".join(f"{status} {n}" for status, n in answers.items())
-            rows.append([name, told, f"{sent:,}", *(f"{1e3 * s:,.0f}" for s in silences)])
+            rows.append([name, told, f"{len(body):,}", *(f"{1e3 * s:,.0f}" for s in silences)])
             added = max(silences[1:]) - silences[0]
             said = f"another client waited {added:.2f} s longer, bound {MAX_SILENCE_S:g} s"
             checks.append(Check(name, added <= MAX_SILENCE_S, said))
