@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Growth:
 
 
 class Sampler:
-    """Samples the memory of local processes by name; `pids` may change."""
+    """Samples the memory of local processes, by name."""
 
     def __init__(
         self, pids: Mapping[str, int], now: Callable[[], float], served: Callable[[], int]
@@ -65,8 +66,6 @@ def growth(samples: Sequence[MemorySample]) -> Growth:
 def resident_mib(pid: int) -> float | None:
     """Return the resident memory of a process in MiB, if it is still there."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+        return float(psutil.Process(pid).memory_info().rss / (1 << 20))
+    except psutil.NoSuchProcess:
         return None
-    kib = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(kib[0]) / 1024 if kib else None

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated
 
 import uvloop
@@ -82,28 +83,13 @@ class BodyOptions:
     only: Annotated[str, Flag("Only shapes with this in their names.")] = ""
 
 
-class Listener:
-    """A client that streams one text after another, and when something came."""
-
-    def __init__(self) -> None:
-        self._came, self._longest = time.perf_counter(), 0.0
-
-    async def run(self, address: str) -> None:
-        """Stream until cancelled."""
-        options = GenerateOptions(
-            max_tokens=CONTEXT - 64, ignore_eos=True, num_speculative_tokens=0
-        )
-        async with AsyncClient(address) as client:
-            while True:
-                async for _ in client.generate("Once upon a time", options):
-                    self._longest = max(self._longest, time.perf_counter() - self._came)
-                    self._came = time.perf_counter()
-
-    def longest_silence_s(self) -> float:
-        """Return the longest time without a chunk since it was asked last."""
-        longest = max(self._longest, time.perf_counter() - self._came)
-        self._longest = 0.0
-        return longest
+async def _listen(address: str, came: list[float]) -> None:
+    """Stream one text after another until cancelled, noting when something came."""
+    options = GenerateOptions(max_tokens=CONTEXT - 64, ignore_eos=True, num_speculative_tokens=0)
+    async with AsyncClient(address) as client:
+        while True:
+            async for _ in client.generate("Once upon a time", options):
+                came.append(time.perf_counter())
 
 
 async def _post(port: int, path: str, body: bytes) -> str:
@@ -127,8 +113,8 @@ async def attack(options: BodyOptions) -> Report:
     async with Stack(stack_options, on_log=say) as stack:
         assert stack.http_url is not None
         port = int(stack.http_url.rpartition(":")[2].strip("/"))
-        listener = Listener()
-        listening = asyncio.create_task(listener.run(stack.address))
+        came: list[float] = []
+        listening = asyncio.create_task(_listen(stack.address, came))
         await asyncio.sleep(QUIET_S)
         for path, beginning, before, repeated in SHAPES:
             if options.only not in (name := f"{path} {before}{repeated[:30]}"):
@@ -136,12 +122,12 @@ async def attack(options: BodyOptions) -> Report:
             body = body_of(beginning + before, repeated, max_request_bytes(CONTEXT))
             silences, answers = [], Counter[str]()
             for count in (0, 1, AT_ONCE):
-                listener.longest_silence_s()
+                came[:] = [time.perf_counter()]
                 rest = asyncio.create_task(asyncio.sleep(QUIET_S))
                 sending = (_post(port, path, body) for _ in range(count))
                 answers.update(await asyncio.gather(*sending))
                 await rest
-                silences.append(listener.longest_silence_s())
+                silences.append(max(b - a for a, b in pairwise([*came, time.perf_counter()])))
             told = ", ".join(f"{status} {n}" for status, n in answers.items())
             rows.append([name, told, f"{len(body):,}", *(f"{1e3 * s:,.0f}" for s in silences)])
             added = max(silences[1:]) - silences[0]
