@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -27,7 +27,7 @@ from loadtest.fuzz.sessions import COUNT, FILES, Facts, canary
 from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
-BATCH, CONCURRENT, CHANNELS, MAX_DRAFTS = 500, 24, 3, 64
+BATCH, CONCURRENT, MAX_DRAFTS = 500, 24, 64
 PATIENCE_S, ANSWER_S, SETTLE_S = 60.0, 10.0, 30.0
 """Time limits: a call, one that must be quick, sessions of calls that have ended."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
@@ -215,7 +215,7 @@ class FuzzRun:
         return len(numbers) >= MAX_FINDINGS or sum(numbers) >= MAX_FOUND
 
     async def _batch(self, goal: int) -> None:
-        """Play scripts on channels whose connections end with them, which a proxy sees to.
+        """Play scripts on a channel whose connection ends with it, which a proxy sees to.
 
         grpc.aio keeps a closed channel's connection for a stream that a write found ended
         (`WRITE_RACE`), and with it 70 KB or more of the server.
@@ -225,17 +225,8 @@ class FuzzRun:
         proxy = Proxy(host, int(port))
         await proxy.start()
         try:
-            async with AsyncExitStack() as open_:
-                options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
-                channels = [
-                    await open_.enter_async_context(
-                        grpc.aio.insecure_channel(proxy.address, options=options)
-                    )
-                    for _ in range(CHANNELS)
-                ]
-                await asyncio.gather(
-                    *(self._work(channels[n % CHANNELS], goal) for n in range(CONCURRENT))
-                )
+            async with grpc.aio.insecure_channel(proxy.address) as channel:
+                await asyncio.gather(*(self._work(channel, goal) for _ in range(CONCURRENT)))
         finally:
             await proxy.close()
         lines = self.log[said:]
