@@ -212,8 +212,8 @@ class LoadTest(ABC, Generic[F]):
         if before is None:
             return []
         until = self.control.now() + SETTLE_S
-        while after := self._status():
-            had = left_open(before)
+        while True:
+            after, had = self._status() or before, left_open(before)
             more = {n: count for n, count in left_open(after).items() if count > had[n]}
             if not more or self.control.now() > until:
                 break
