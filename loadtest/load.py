@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 from flyspec.client import GenerateOptions, Prompt
@@ -104,19 +104,14 @@ class LoadPhase:
     cancel_after_s: float = 1.0
     drain: bool = True
 
+    def draw(self, rng: random.Random) -> tuple[GenerateOptions, float | None]:
+        """Return the options of a request, and after how long its client leaves, if it does."""
+        options = self.vary(rng, self.options) if self.vary else self.options
+        leaves = rng.random() < self.cancelled
+        return options, rng.expovariate(1 / self.cancel_after_s) if leaves else None
+
 
 # --- requests ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request to make. `leave_after_s`: when its client cancels it, if it does."""
-
-    phase: str
-    prompt: Prompt = field(repr=False)
-    options: GenerateOptions
-    planned: float = 0.0
-    leave_after_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -159,7 +154,7 @@ class Record:
 
 
 class Control:
-    """The state that users share. They ask `next_job`, make the request and keep its record.
+    """The state that users share. They make requests of the phase and keep their records.
 
     Does not use locust: events are those of the standard library, which gevent makes cooperative.
     """
@@ -172,7 +167,7 @@ class Control:
         """Set while a phase is on: requests may begin."""
         self.phase: LoadPhase | None = None
         self.phase_began = 0.0
-        self._seed, self._rng = seed, random.Random(seed)
+        self._seed, self.rng = seed, random.Random(seed)
         self._begin = time.perf_counter()
 
     def now(self) -> float:
@@ -186,15 +181,3 @@ class Control:
     def arrivals(self, phase: LoadPhase, load: Open) -> Iterator[float]:
         """Return the times of an open phase's requests, the same for the same seed."""
         return load.arrivals(phase.seconds, random.Random(f"{self._seed} {phase.name}"))
-
-    def next_job(self, planned: float | None = None) -> Job:
-        """Return the next request, due now or at `planned`."""
-        assert self.phase is not None, "no phase is on"
-        phase, rng = self.phase, self._rng
-        options = phase.vary(rng, phase.options) if phase.vary else phase.options
-        leaves = rng.random() < phase.cancelled
-        return Job(
-            phase.name, self.next_prompt(), options,
-            self.now() if planned is None else planned,
-            rng.expovariate(1 / phase.cancel_after_s) if leaves else None,
-        )  # fmt: skip

@@ -14,7 +14,7 @@ import gevent
 from locust import User, task
 
 from flyspec.errors import FlyspecError, ResourceExhaustedError
-from loadtest.load import Control, Job, LoadPhase, Open, Record, StreamEnd, Transport
+from loadtest.load import Control, LoadPhase, Open, Record, StreamEnd, Transport
 from loadtest.options import Endpoint, ProtocolName
 from loadtest.users.grpc import GrpcTransport
 from loadtest.users.http import HttpTransport
@@ -62,7 +62,7 @@ class GenerateUser(User):
         """Make the next request, due now or at `planned`, and keep its record."""
         control.in_flight += 1
         try:
-            record = measure(control, control.next_job(planned))
+            record = measure(control, planned)
         finally:
             control.in_flight -= 1
         control.records.append(record)
@@ -70,13 +70,16 @@ class GenerateUser(User):
         return record
 
 
-def measure(control: Control, job: Job) -> Record:
-    """Make a request and return its record; its client leaves when the job says so."""
-    record = Record(job.phase, job.planned, control.now(), outcome="cancelled")
+def measure(control: Control, planned: float | None) -> Record:
+    """Make a request of the phase, due now or at `planned`, and return its record."""
+    phase, prompt, now = control.phase, control.next_prompt(), control.now()
+    assert phase is not None, "no phase is on"
+    options, leave_after_s = phase.draw(control.rng)
+    record = Record(phase.name, now if planned is None else planned, now, outcome="cancelled")
     try:
         with (
-            gevent.Timeout(job.leave_after_s, False),
-            closing(control.transport.stream(job.prompt, job.options)) as stream,
+            gevent.Timeout(leave_after_s, False),
+            closing(control.transport.stream(prompt, options)) as stream,
         ):
             for piece in stream:
                 if isinstance(piece, StreamEnd):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from flyspec.client import Chat, GenerateOptions
 from flyspec.errors import ConfigError
-from loadtest.load import Closed, Control, LoadPhase, Open
+from loadtest.load import Closed, LoadPhase, Open
 from loadtest.prompts import FRESH, VARIED, prompts_in_turn
 from loadtest.scenarios import vary_length
 
@@ -77,23 +77,20 @@ def test_varied_prompts_are_questions_code_and_long_chats():
     assert max(map(len, chats)) > 4 * min(map(len, chats))
 
 
-# --- jobs -------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------
 
 
 def test_some_clients_leave():
-    control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
+    rng = random.Random(3)
     phase = LoadPhase("p", Closed(1), 1.0, GenerateOptions(), cancelled=0.5, cancel_after_s=2.0)
-    control.open_phase(phase)
-    jobs = [control.next_job(planned=1.5) for _ in range(4000)]
-    delays = [j.leave_after_s for j in jobs if j.leave_after_s is not None]
+    drawn = [phase.draw(rng)[1] for _ in range(4000)]
+    delays = [delay for delay in drawn if delay is not None]
     assert len(delays) == pytest.approx(2000, abs=150)
     assert statistics.mean(delays) == pytest.approx(2.0, rel=0.15)
-    assert {j.planned for j in jobs} == {1.5}
 
 
 def test_a_phase_may_vary_its_options():
-    control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
-    mean = GenerateOptions(max_tokens=100)
-    control.open_phase(LoadPhase("p", Closed(1), 1.0, mean, vary=vary_length))
-    lengths = {control.next_job().options.max_tokens for _ in range(500)}
+    rng, mean = random.Random(3), GenerateOptions(max_tokens=100)
+    phase = LoadPhase("p", Closed(1), 1.0, mean, vary=vary_length)
+    lengths = {phase.draw(rng)[0].max_tokens for _ in range(500)}
     assert {min(lengths), max(lengths)} == {50, 150}
