@@ -195,16 +195,12 @@ class LoadOptions:
     goals: Goals = field(default_factory=Goals)
     results: PageResults = field(default_factory=PageResults)
 
-    def endpoints(self) -> list[Endpoint]:
-        """Return where to connect. Raises `ConfigError`."""
-        return self.requests.endpoints(self.address, self.credentials)
-
     def validate(self) -> None:
         """Refuse what cannot work before anything runs. Raises `ConfigError`."""
         self.results.check()
         if self.goals.min_goodput is not None and not self.goals.latency:
             raise ConfigError("--min-goodput: needs --goodput, the latency goals")
-        self.endpoints()
+        self.requests.endpoints(self.address, self.credentials)
 
     def shown(self, own: Any) -> dict[str, str]:
         """Return the flags that a report repeats: no secrets, addresses or names of files."""

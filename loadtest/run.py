@@ -67,10 +67,11 @@ def run_test(
     for signal_ in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
     load.validate()
-    seed, files = load.requests.seed, load.requests.prompt_file
-    with closing(TRANSPORTS[load.requests.protocol](load.endpoints())) as transport:
-        prompts = prompts_in_turn(files or [kind.prompts(own)], seed)
-        test = kind(load, own, Control(transport, prompts, seed), say)
+    asked = load.requests
+    endpoints = asked.endpoints(load.address, load.credentials)
+    with closing(TRANSPORTS[asked.protocol](endpoints)) as transport:
+        prompts = prompts_in_turn(asked.prompt_file or [kind.prompts(own)], asked.seed)
+        test = kind(load, own, Control(transport, prompts, asked.seed), say)
         try:
             report = test.run()
         except Interrupted:

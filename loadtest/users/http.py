@@ -98,20 +98,19 @@ def _in_time(timeout_s: float | None) -> Iterator[None]:
 
 
 def _client(endpoint: Endpoint, connections: int) -> HTTPClient:
-    parts, credentials = urlsplit(endpoint.http_url()), endpoint.credentials
-    assert parts.hostname is not None
-    # Deadlines are those of requests.
-    more: dict[str, Any] = {"connection_timeout": None, "network_timeout": None}
-    if parts.scheme == "https":
+    url, credentials = endpoint.http_url(), endpoint.credentials
+    tls: dict[str, Any] = {}
+    if url.startswith("https"):
         context = _context(credentials)
-        more |= {
-            "ssl": True,
-            "ssl_options": {"server_hostname": credentials.ssl_target_name or parts.hostname},
+        name = credentials.ssl_target_name or urlsplit(url).hostname
+        tls = {
+            "ssl_options": {"server_hostname": name},
             "ssl_context_factory": lambda **_: context,
         }
-    return HTTPClient(
-        parts.hostname, parts.port, concurrency=connections, block_size=BLOCK_BYTES, **more
-    )
+    return HTTPClient.from_url(  # deadlines are those of requests
+        url, concurrency=connections, block_size=BLOCK_BYTES, connection_timeout=None,
+        network_timeout=None, **tls,
+    )  # fmt: skip
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
