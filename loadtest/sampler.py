@@ -17,14 +17,6 @@ class MemorySample:
     mib: float
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Memory of a process at the end, and its growth over the run once warm, as a share of it."""
-
-    mib: float
-    share: float
-
-
 class Sampler:
     """Samples the memory of local processes, by name."""
 
@@ -40,8 +32,8 @@ class Sampler:
                 sample = MemorySample(self._now(), self._served(), mib)
                 self.memory.setdefault(name, []).append(sample)
 
-    def growth(self, begin: float, end: float) -> dict[str, Growth]:
-        """Return the growth of each process's memory in [begin, end]."""
+    def growth(self, begin: float, end: float) -> dict[str, float]:
+        """Return how many MiB each process's memory grows in [begin, end]."""
         within = {
             name: [s for s in samples if begin <= s.seconds <= end]
             for name, samples in self.memory.items()
@@ -49,18 +41,17 @@ class Sampler:
         return {name: growth(samples) for name, samples in within.items() if samples}
 
 
-def growth(samples: Sequence[MemorySample]) -> Growth:
-    """Return how much a process's memory grows over as many requests as it has served.
+def growth(samples: Sequence[MemorySample]) -> float:
+    """Return how many MiB a process's memory grows over as many requests as it has served.
 
     The first third of them is its warm-up. Of the second and the last, the least memory counts,
     since a moment's large messages come and go.
     """
-    first, last, mib = samples[0].served, samples[-1].served, samples[-1].mib
-    third = (last - first) / 3
+    first, third = samples[0].served, (samples[-1].served - samples[0].served) / 3
     warm = [s for s in samples if s.served >= first + third]
-    before = min((s.mib for s in warm if s.served < first + 2 * third), default=mib)
-    after = min((s.mib for s in warm if s.served >= first + 2 * third), default=mib)
-    return Growth(mib, 3 * (after - before) / mib)
+    after = [s.mib for s in warm if s.served >= first + 2 * third]
+    before = [s.mib for s in warm if s.served < first + 2 * third] or after
+    return 3 * (min(after) - min(before))
 
 
 def resident_mib(pid: int) -> float | None:

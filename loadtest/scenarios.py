@@ -66,8 +66,8 @@ class Arrivals(LoadTest[R]):
 
     def memory(self, phase: PhaseResult) -> tuple[dict[str, float], list[Check]]:
         """Return the growth of each process's memory in a phase as a share, and its checks."""
-        growth = self.sampler.growth(phase.began, phase.sent_until)
-        shares = {name: of.share for name, of in growth.items()}
+        grown, memory = self.sampler.growth(phase.began, phase.sent_until), self.sampler.memory
+        shares = {name: mib / memory[name][-1].mib for name, mib in grown.items()}
         return shares, bounded("memory", shares, MAX_MEMORY_GROWTH)
 
 

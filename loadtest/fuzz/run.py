@@ -198,11 +198,11 @@ class FuzzRun:
         checks = [Check(self.name, False, f"({n:,}x) {text}") for text, n in self.findings.values()]
         if not checks:
             checks = [Check(self.name, True, f"nothing found in {self.messages:,} messages")]
-        growth = self.memory.growth(0, self.seconds)
-        for service, g in growth.items():
-            if len(self.memory.memory[service]) >= MIN_SAMPLES:
-                mib = g.share * g.mib
-                said = f"{g.mib:,.0f} MiB at the end; once warm, {mib:+.1f} MiB over the run"
+        for service, mib in self.memory.growth(0, self.seconds).items():
+            samples = self.memory.memory[service]
+            if len(samples) >= MIN_SAMPLES:
+                end = samples[-1].mib
+                said = f"{end:,.0f} MiB at the end; once warm, {mib:+.1f} MiB over the run"
                 name = f"{self.name}, memory of {service}"
                 checks.append(Check(name, mib <= MAX_GROWTH_MIB, said))
         return checks
