@@ -1,7 +1,6 @@
 """The same on a stack of its own: `python -m loadtest.bundled SCENARIO [flags]`.
 
-Starts `flyspec serve` with the bundled models, and further drafters where a scenario needs them;
-stops everything after the test.
+Starts `flyspec serve` with the bundled models, and stops it after the test.
 """
 
 from __future__ import annotations
@@ -11,111 +10,75 @@ import loadtest.patched  # noqa: F401  before anything that gevent has to patch
 # isort: split
 import json
 import os
+import shlex
 import subprocess
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from flyspec.bundled import MODELS
-from flyspec.cli.options.stack import ModelFlags, setting, to_flags
+from flyspec.cli.options.stack import to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
-from flyspec.cli.stack_options import HEAD_DRAFTERS
-from flyspec.config import NO_PORT, VerifySettings
+from flyspec.config import NO_PORT
 from flyspec.errors import FlyspecError
-from flyspec.flags import Dtype, Flag, flags_of
+from flyspec.flags import Flag
 from flyspec.startup import STAGE
 from loadtest.options import LoadOptions
-from loadtest.run import Scenario, run_test
-from loadtest.scenarios import Candidate, RecoveryFlags, SwapFlags, scenario_app
+from loadtest.run import LoadTest, run_test
+from loadtest.scenarios import scenario_app
 
-DRAFTERS = {
-    "model-b": ("draft", "model"), "recycling": ("", "token_recycling"),
-    "bytes": ("draft-bytes", "model"), "levels": ("draft", "multi_level"),
-    "pays": ("draft", "composed"),
-}  # fmt: skip
-"""Drafters that take turns: bundled model (empty: none) and kind."""
 END_S = 60.0
 """Time for a process to stop when told to."""
-_GROUP = "Stack (its services also read their environment variables)"
 
 
-def _stack(name: str) -> Flag:
-    return replace(flags_of(ModelFlags)[name][1], group=_GROUP)
-
-
-# fmt: off
 @dataclass(frozen=True)
 class StackFlags:
-    """The stack."""
+    """The stack; its services also read their environment variables."""
 
-    model: Annotated[str | None, _stack("model")] = None
-    draft_model: Annotated[str | None, _stack("draft_model")] = None
-    dtype: Annotated[Dtype, _stack("dtype")] = "auto"
-    max_sessions: Annotated[int, setting(VerifySettings, "max_sessions", group=_GROUP)] = 32
-    # fmt: on
+    serve: Annotated[str, Flag("Flags of `flyspec serve`.", group="Stack", metavar="FLAGS")] = ""
 
 
-def start(scenario: type[Scenario[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
+def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
     """Start the stack and run the test; its exit code."""
     load.validate()
-    with ExitStack() as ending:
-        http = load.requests.protocol == "http"
-        ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
-        ports["http_port"] = 0 if http else NO_PORT
-        flags = to_flags(**ports, log_level="error", **vars(stack))
-        environment = {}
-        if isinstance(own, RecoveryFlags):
-            environment["FLYSPEC_ORCHESTRATOR_DRAFT_TIMEOUT_S"] = str(own.draft_timeout)
-        served = _started(ending, ["flyspec.cli", "serve", "--json", *flags], environment)
+    http = load.requests.protocol == "http"
+    ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
+    ports["http_port"] = 0 if http else NO_PORT
+    flags = [*to_flags(**ports, log_level="error"), *shlex.split(stack.serve)]
+    with _stack_with(flags) as served:
         load = replace(
             load,
             address=served["http_url" if http else "address"],
             admin_address=served["admin_address"],
             watch=(*load.watch, *served["pids"].items()),
         )
-        if isinstance(own, SwapFlags):
-            candidates = [Candidate(name) for name in HEAD_DRAFTERS]  # of the stack itself
-            for name, (model, kind) in DRAFTERS.items():
-                folder = str(MODELS / model) if model else ""
-                found = _started(ending, [
-                    "draft_service", "--model", folder, "--threads", "1", "--port", "0",
-                    "--log-level", "error", "--ready-fd", "1",
-                ])  # fmt: skip
-                candidates.append(Candidate(name, f"127.0.0.1:{found['port']}", kind))
-            own = replace(own, swap_to=tuple(candidates))
         return run_test(scenario, load, own, say)
 
 
-def _started(
-    ending: ExitStack, command: list[str], environment: dict[str, str] | None = None
-) -> dict[str, Any]:
-    """Start a module; return what it announces on its standard output once it is ready.
-
-    It ends with `ending`, or with this process, however that ends.
-    """
+@contextmanager
+def _stack_with(flags: list[str]) -> Iterator[dict[str, Any]]:
+    """Run `flyspec serve`, which ends with this process in any case; yield what it announces."""
     python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "flyspec.cli.child", *command],
+        [sys.executable, "-P", "-m", "flyspec.cli.child", "flyspec.cli", "serve", "--json", *flags],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1", **(environment or {})},
+        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1"},
     )  # fmt: skip
-
-    def stop() -> None:
+    assert process.stdout is not None
+    try:
+        found = (json.loads(line) for line in process.stdout)
+        served = next((facts for facts in found if STAGE not in facts), None)
+        if served is None:
+            raise FlyspecError("the stack did not start")
+        yield served
+    finally:
         process.terminate()
         try:
             process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
-
-    ending.callback(stop)
-    assert process.stdout is not None
-    for line in process.stdout:  # first the stages of its start
-        found: dict[str, Any] = json.loads(line)
-        if STAGE not in found:
-            return found
-    raise FlyspecError(f"{command[0]} did not start")
 
 
 app = scenario_app(

@@ -1,10 +1,10 @@
-"""Figures of requests: of a phase, a variant, a period; goals and the knee. Pure."""
+"""Figures of requests: of a phase, a period; goals and the knee. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from loadtest.load import OUTCOMES, LoadPhase, Metric, Record
 from loadtest.options import Goals, Limits
@@ -126,7 +126,6 @@ class PhaseResult:
     began: float
     sent_until: float
     figures: Figures
-    by_variant: Mapping[str, Figures] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -140,12 +139,10 @@ class PhaseResult:
         """Sum up the phase's requests among `records`."""
         window = (began + SETTLE * (sent_until - began), sent_until)
         mine = [r for r in records if r.phase == phase.name]
-        apart = {name: [r for r in mine if r.variant == name] for name in phase.variants}
+        figures = Figures.of(mine, *window, limits)
         return cls(
-            phase.name, phase.series, str(phase.load), phase.judged, began, sent_until,
-            Figures.of(mine, *window, limits),
-            {name: Figures.of(of, *window, limits) for name, of in apart.items() if len(apart) > 1},
-        )  # fmt: skip
+            phase.name, phase.series, str(phase.load), phase.judged, began, sent_until, figures
+        )
 
 
 def check_goals(goals: Goals, results: Sequence[PhaseResult]) -> list[Check]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from flyspec.client import GenerateOptions, Prompt, Recovery
+from flyspec.client import GenerateOptions, Prompt
 from flyspec.values.admin import ModelInfo
 
 Outcome = Literal["complete", "refused", "cancelled", "failed"]
@@ -22,11 +21,10 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """The end of a complete generation: its output tokens, rounds and recoveries."""
+    """The end of a complete generation: its output tokens and rounds."""
 
     tokens: int
     rounds: int
-    recoveries: Sequence[Recovery]
 
 
 TokenStream = Generator[Sequence[int] | StreamEnd, None, None]
@@ -85,60 +83,35 @@ class Open:
 Vary = Callable[[random.Random, GenerateOptions], GenerateOptions]
 
 
-@dataclass(slots=True)
-class Text:
-    """A text that is requested again and again, and its tokens without faults."""
-
-    prompt: Prompt = field(repr=False)
-    options: GenerateOptions
-    expected: Sequence[int] | None = None
-
-    def differs(self, token_ids: Sequence[int]) -> bool:
-        """Return whether the tokens differ from those of the first time."""
-        if self.expected is None:
-            self.expected = token_ids
-        return self.expected != token_ids
-
-
 @dataclass(frozen=True, slots=True)
 class LoadPhase:
     """A part of a test with one load.
 
-    Its requests draw one of the `variants` (options by name), changed by `vary`, or ask for `texts`
-    in turn. A share `cancelled` of them is cancelled by its client after a random time,
-    `cancel_after_s` on average. `series` names the curve that the phase is a point of. Goals apply
-    if it is `judged`: not to warm-up and overload. With `drain`, the next phase begins when the
-    last request of this one has ended. `meanwhile` runs beside the load.
+    Its requests have the `options`, changed by `vary`. A share `cancelled` of them is cancelled by
+    its client after a random time, `cancel_after_s` on average. `series` names the curve that the
+    phase is a point of. Goals apply if it is `judged`: not to warm-up and overload. With `drain`,
+    the next phase begins when the last request of this one has ended.
     """
 
     name: str
     load: Closed | Open
     seconds: float
-    variants: Mapping[str, GenerateOptions]
+    options: GenerateOptions
     series: str = ""
     judged: bool = True
     vary: Vary | None = None
     cancelled: float = 0.0
     cancel_after_s: float = 1.0
     drain: bool = True
-    texts: Sequence[Text] = ()
-    meanwhile: Callable[[], None] | None = None
+
+    def draw(self, rng: random.Random) -> tuple[GenerateOptions, float | None]:
+        """Return the options of a request, and after how long its client leaves, if it does."""
+        options = self.vary(rng, self.options) if self.vary else self.options
+        leaves = rng.random() < self.cancelled
+        return options, rng.expovariate(1 / self.cancel_after_s) if leaves else None
 
 
 # --- requests ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A request to make. `leave_after_s`: when its client cancels it, if it does."""
-
-    phase: str
-    variant: str
-    prompt: Prompt = field(repr=False)
-    options: GenerateOptions
-    planned: float = 0.0
-    leave_after_s: float | None = None
-    text: Text | None = None
 
 
 @dataclass(slots=True)
@@ -148,13 +121,10 @@ class Record:
     `planned` is when it was due and `sent` when it was sent; they differ in an open loop whose
     generator is late. `first` is when its first tokens came. It was `refused` if the server had no
     room (`retry_after_s` as the refusal said, if it did), `cancelled` if its client gave it up on
-    purpose, `failed` if it did not complete for any other reason. A request for a fixed text also
-    has when its tokens came (`arrivals`), and whether they are other ones than without disturbance
-    (`differs`).
+    purpose, `failed` if it did not complete for any other reason.
     """
 
     phase: str
-    variant: str
     planned: float
     sent: float
     ended: float = 0.0
@@ -162,11 +132,8 @@ class Record:
     first: float | None = None
     tokens: int = 0
     rounds: int = 0
-    recoveries: Sequence[Recovery] = ()
     retry_after_s: float | None = None
     error: str = ""
-    arrivals: Sequence[float] = ()
-    differs: bool = False
 
     def metric(self, name: Metric) -> float | None:
         """Return a time of a completed request in ms; None if it has none.
@@ -187,7 +154,7 @@ class Record:
 
 
 class Control:
-    """The state that users share. They ask `next_job`, make the request and keep its record.
+    """The state that users share. They make requests of the phase and keep their records.
 
     Does not use locust: events are those of the standard library, which gevent makes cooperative.
     """
@@ -200,8 +167,7 @@ class Control:
         """Set while a phase is on: requests may begin."""
         self.phase: LoadPhase | None = None
         self.phase_began = 0.0
-        self._seed, self._rng = seed, random.Random(seed)
-        self._text_numbers = itertools.count()
+        self._seed, self.rng = seed, random.Random(seed)
         self._begin = time.perf_counter()
 
     def now(self) -> float:
@@ -215,20 +181,3 @@ class Control:
     def arrivals(self, phase: LoadPhase, load: Open) -> Iterator[float]:
         """Return the times of an open phase's requests, the same for the same seed."""
         return load.arrivals(phase.seconds, random.Random(f"{self._seed} {phase.name}"))
-
-    def next_job(self, planned: float | None = None) -> Job:
-        """Return the next request, due now or at `planned`."""
-        assert self.phase is not None, "no phase is on"
-        phase, rng, text = self.phase, self._rng, None
-        name, options = rng.choice([*phase.variants.items()])
-        if phase.texts:
-            text = phase.texts[next(self._text_numbers) % len(phase.texts)]
-            prompt, options = text.prompt, text.options
-        else:
-            prompt = self.next_prompt()
-            options = phase.vary(rng, options) if phase.vary else options
-        leaves = rng.random() < phase.cancelled
-        return Job(
-            phase.name, name, prompt, options, self.now() if planned is None else planned,
-            rng.expovariate(1 / phase.cancel_after_s) if leaves else None, text,
-        )  # fmt: skip

@@ -61,8 +61,6 @@ def begin(environment: Any, **_: Any) -> None:
         requests.seed,
     )
     control.records = Unrecorded()
-    asked = requests.options()
-    control.open_phase(
-        LoadPhase("locust", Closed(args.num_users or 1), 0.0, {describe(asked): asked})
-    )
+    options = requests.options()
+    control.open_phase(LoadPhase(describe(options), Closed(args.num_users or 1), 0.0, options))
     environment.flyspec_control = control

@@ -45,18 +45,16 @@ class Endpoint:
         The address may begin with the scheme. Raises `ConfigError` for one that contradicts the
         credentials, and for files that cannot be used.
         """
-        given, _, place = self.address.rpartition("://")
         scheme = "https" if self.credentials.security(self.address) else "http"
-        if given not in ("", scheme):
-            better = "https://" if scheme == "https" else "--ssl-ca-certs, for https"
-            raise ConfigError(f"--address {self.address}: give {better}")
-        parts = urlsplit(url := f"{scheme}://{place}")
+        url = self.address if "://" in self.address else f"{scheme}://{self.address}"
         try:
+            parts = urlsplit(url)
             known = parts.hostname and parts.port and url == f"{scheme}://{parts.netloc}"
         except ValueError:
             known = False
         if not known:
-            raise ConfigError(f"--address {self.address}: not HOST:PORT")
+            more = "" if scheme == "https" else "; give --ssl-ca-certs for https"
+            raise ConfigError(f"--address {self.address}: not {scheme}://HOST:PORT{more}")
         return url
 
     def connect(self) -> grpc.Channel:
@@ -197,16 +195,12 @@ class LoadOptions:
     goals: Goals = field(default_factory=Goals)
     results: PageResults = field(default_factory=PageResults)
 
-    def endpoints(self) -> list[Endpoint]:
-        """Return where to connect. Raises `ConfigError`."""
-        return self.requests.endpoints(self.address, self.credentials)
-
     def validate(self) -> None:
         """Refuse what cannot work before anything runs. Raises `ConfigError`."""
         self.results.check()
         if self.goals.min_goodput is not None and not self.goals.latency:
             raise ConfigError("--min-goodput: needs --goodput, the latency goals")
-        self.endpoints()
+        self.requests.endpoints(self.address, self.credentials)
 
     def shown(self, own: Any) -> dict[str, str]:
         """Return the flags that a report repeats: no secrets, addresses or names of files."""

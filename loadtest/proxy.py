@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 
 CHUNK_BYTES = 1 << 16
-MAX_CHUNKS = 64
-"""Chunks under way in one direction of a connection; then its sender has to wait."""
 
 
 class Proxy:
@@ -102,35 +99,13 @@ class Proxy:
     async def _forward(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, flowing: asyncio.Event
     ) -> None:
-        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(MAX_CHUNKS)
-        taking = asyncio.ensure_future(self._take(reader, chunks, flowing))
-        try:
-            while True:
-                due, chunk = await chunks.get()
-                if (early := due - time.monotonic()) > 0:
-                    await asyncio.sleep(early)
-                await flowing.wait()
-                if not chunk:
-                    if writer.can_write_eof():
-                        writer.write_eof()
-                    return
-                writer.write(chunk)
-                await writer.drain()
-        finally:
-            taking.cancel()
-
-    async def _take(
-        self,
-        reader: asyncio.StreamReader,
-        chunks: asyncio.Queue[tuple[float, bytes]],
-        flowing: asyncio.Event,
-    ) -> None:
-        """Read until the end, which is an empty chunk."""
         chunk = b"-"
         while chunk:
             await flowing.wait()
-            try:
-                chunk = await reader.read(CHUNK_BYTES)
-            except OSError:
-                chunk = b""
-            await chunks.put((time.monotonic() + self.delay_s, chunk))
+            chunk = await reader.read(CHUNK_BYTES)
+            await asyncio.sleep(self.delay_s)
+            await flowing.wait()
+            writer.write(chunk)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()

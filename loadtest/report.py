@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flyspec.tables import FittedTable, make_table, table_of
+from flyspec.tables import FittedTable, make_table
 from flyspec_lab.drawing import COLORS
 from flyspec_lab.report import Part, Plot, Report
 from loadtest.figures import Check, Figures, PhaseResult, knee, number
@@ -18,8 +18,6 @@ COLUMNS = (
     "phase", "load", "sent", "done", "refused", "given up", "failed", "requests/s", "tokens/s",
     "tokens/round", "TTFT p50", "p99", "TPOT p50", "p99", "end to end p50", "p99", "goodput",
 )  # fmt: skip
-OPTIONAL = frozenset(("refused", "given up", "tokens/round", "goodput"))
-"""Columns that are left out if no row has anything in them."""
 NOTES = (
     "Times in ms; TTFT: from when a request was due to its first tokens; TPOT: from there to its "
     "end, divided by the tokens minus one; done: completed, only these have times; refused: the "
@@ -40,17 +38,8 @@ def checked(checks: Sequence[Check], parts: Sequence[Part], document: Mapping[st
 
 
 def phase_table(results: Sequence[PhaseResult]) -> FittedTable:
-    """Return the figures of phases, and of their variants."""
-    rows = [_row(r.name, r.load, r.figures) for r in results]
-    for result in results:
-        if result.judged:
-            rows += [_row(f"· {name}", "", f) for name, f in result.by_variant.items()]
-    kept = [
-        i for i, column in enumerate(COLUMNS)
-        if column not in OPTIONAL or any(row[i] not in ("0", "–") for row in rows)
-    ]  # fmt: skip
-    return make_table([COLUMNS[i] for i in kept], [[row[i] for i in kept] for row in rows],
-                      left=2)  # fmt: skip
+    """Return the figures of phases."""
+    return make_table(COLUMNS, [_row(r.name, r.load, r.figures) for r in results], left=2)
 
 
 def _row(name: str, load: str, f: Figures) -> list[str]:
@@ -60,11 +49,6 @@ def _row(name: str, load: str, f: Figures) -> list[str]:
     rates = f.requests_per_s, f.tokens_per_s, f.tokens_per_round
     goodput = "–" if f.goodput is None else f"{f.goodput:.1%}"
     return [name, load, *counts, *map(number, (*rates, *delays)), goodput]
-
-
-def found_tables(found: Mapping[str, Any]) -> list[FittedTable]:
-    """Return the lists of records among a scenario's findings as tables."""
-    return [table_of(of) for of in found.values() if isinstance(of, list) and of]
 
 
 def curves(results: Sequence[PhaseResult]) -> list[Plot]:

@@ -6,40 +6,32 @@ Everything that is locust's is imported late, since locust patches the standard 
 from __future__ import annotations
 
 import datetime
-import os
 import signal
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 import gevent
 
-from flyspec.client import GenerateOptions, Status, UpstreamStatus
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.client import GenerateOptions, Status
 from flyspec_lab.report import Report, Section
-from loadtest.admin import Admin, left_open, slots
+from loadtest.admin import left_open, slots, status_at
 from loadtest.figures import Check, PhaseResult, check_goals
-from loadtest.load import Closed, Control, Job, LoadPhase, Text
+from loadtest.load import Closed, Control, LoadPhase
 from loadtest.options import Endpoint, LoadOptions
 from loadtest.prompts import FRESH, prompts_in_turn
-from loadtest.report import NOTES, checked, curves, found_tables, phase_table
+from loadtest.report import NOTES, checked, curves, phase_table
 from loadtest.sampler import Sampler
 
 SPAWN_RATE = 100
 SETTLE_S = 10.0
 """Time for sessions to close after the last request."""
-MEANWHILE_S = 120.0
-"""Time for what runs beside the load to end after it."""
-RESTART_S = 120.0
-"""Time for a killed service to be restarted by whoever watches over it."""
 SAMPLE_S = 0.5
 MAX_LATE_MS = 100.0
 """p99 of how late requests are sent, beyond which the generator measures itself."""
-DEFAULT_USERS = 8
-"""If it is unknown how many generations an installation holds."""
 F = TypeVar("F")
 
 
@@ -49,29 +41,67 @@ class Interrupted(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class ScenarioVerdict:
-    """Findings: figures for the report, of which lists of records become tables, the same in
-    sentences, and checks besides goals and those of every test.
-    """
+    """Findings: figures for the JSON, sentences, and checks besides those of every test."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
     lines: Sequence[str] = ()
     checks: Sequence[Check] = ()
 
 
-class Scenario(ABC, Generic[F]):
-    """A load test. `load` and `defaults` are the defaults of its flags."""
+def describe(options: GenerateOptions) -> str:
+    """Return the options of requests in a few words."""
+    k = options.num_speculative_tokens
+    if k == 0:
+        return "K = 0"
+    rule = options.rule.name if options.rule else "default rule"
+    return f"{rule}, K = {k}" if k is not None else rule
+
+
+def run_test(
+    kind: type[LoadTest[Any]], load: LoadOptions, own: Any, say: Callable[[str], None]
+) -> int:
+    """Run a test and write its report; the exit code. Raises `FlyspecError` if it cannot begin."""
+    from loadtest.users.loops import TRANSPORTS
+
+    main = gevent.getcurrent()
+    for signal_ in (signal.SIGINT, signal.SIGTERM):
+        gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
+    load.validate()
+    asked = load.requests
+    endpoints = asked.endpoints(load.address, load.credentials)
+    with closing(TRANSPORTS[asked.protocol](endpoints)) as transport:
+        prompts = prompts_in_turn(asked.prompt_file or [kind.prompts(own)], asked.seed)
+        test = kind(load, own, Control(transport, prompts, asked.seed), say)
+        try:
+            report = test.run()
+        except Interrupted:
+            say("stopped before it began")
+            return 2
+    return load.results.finish(report)
+
+
+class LoadTest(ABC, Generic[F]):
+    """A scenario, run against an installation with its own flags `own`, and told to `say`.
+
+    `defaults_of_load` and `defaults` are the defaults of its flags. `slots` are the generations
+    that the installation runs at once, None if unknown; `done` grows as phases end.
+    """
 
     name: ClassVar[str]
     about: ClassVar[str]
-    needs_admin: ClassVar[bool] = False
-    load: ClassVar[LoadOptions] = LoadOptions()
+    defaults_of_load: ClassVar[LoadOptions] = LoadOptions()
     defaults: ClassVar[Any]
 
-    def __init__(self, test: LoadTest, own: F) -> None:
-        self.test, self.own, self.seconds = test, own, test.load.seconds
-        self.options = test.load.requests.options()
-        self.plain = {describe(self.options): self.options}
-        self.users: int = getattr(own, "users", None) or test.slots or DEFAULT_USERS
+    def __init__(
+        self, load: LoadOptions, own: F, control: Control, say: Callable[[str], None] = print
+    ) -> None:
+        self.load, self.own, self.control, self.say = load, own, control, say
+        self.seconds, self.options = load.seconds, load.requests.options()
+        self.sampler = Sampler(dict(load.watch), control.now, lambda: len(control.records))
+        self.slots: int | None = None
+        self.done: list[PhaseResult] = []
+        self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
+        self._trouble: list[Check] = []
 
     @abstractmethod
     def phases(self) -> Iterator[LoadPhase]:
@@ -86,90 +116,22 @@ class Scenario(ABC, Generic[F]):
         """Return the kind of prompts, unless there are prompt files."""
         return FRESH
 
-
-def describe(options: GenerateOptions) -> str:
-    """Return the options of requests in a few words."""
-    k = options.num_speculative_tokens
-    if k == 0:
-        return "K = 0"
-    rule = options.rule.name if options.rule else "default rule"
-    return f"{rule}, K = {k}" if k is not None else rule
-
-
-def run_test(
-    scenario: type[Scenario[Any]], load: LoadOptions, own: Any, say: Callable[[str], None]
-) -> int:
-    """Run a test and write its report; the exit code. Raises `FlyspecError` if it cannot begin."""
-    main = gevent.getcurrent()
-    for signal_ in (signal.SIGINT, signal.SIGTERM):
-        gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
-    load.validate()
-    if scenario.needs_admin and not load.admin_address:
-        raise ConfigError(f"{scenario.name} needs --admin-address")
-    test = LoadTest(load, load.requests.prompt_file or [scenario.prompts(own)], say)
-    try:
-        report = test.run(scenario, own)
-    except Interrupted:
-        say("stopped before it began")
-        return 2
-    finally:
-        test.close()
-    return load.results.finish(report)
-
-
-class LoadTest:
-    """A test: the installation and its load, told to `say`.
-
-    `slots` are the generations that the installation runs at once, None if unknown; `done` grows as
-    phases end.
-    """
-
-    def __init__(
-        self, load: LoadOptions, prompts: Sequence[str], say: Callable[[str], None]
-    ) -> None:
-        from loadtest.users.loops import TRANSPORTS
-
-        self.load, self.say = load, say
-        self.transport = TRANSPORTS[load.requests.protocol](load.endpoints())
-        self.admin = None
-        if load.admin_address:
-            self.admin = Admin(Endpoint(load.admin_address, load.credentials))
-        seed = load.requests.seed
-        self.control = Control(self.transport, prompts_in_turn(prompts, seed), seed)
-        self.sampler = Sampler(
-            dict(load.watch), self.control.now, lambda: len(self.control.records)
-        )
-        self.slots: int | None = None
-        self.vocab_size = 0
-        self.done: list[PhaseResult] = []
-        self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
-        self._trouble: list[Check] = []
-        self._killed: set[str] = set()
-
-    def close(self) -> None:
-        self.transport.close()
-        if self.admin:
-            self.admin.close()
-
-    def run(self, kind: type[Scenario[Any]], own: Any) -> Report:
+    def run(self) -> Report:
         """Run all of it. Raises `FlyspecError` if it cannot begin."""
         from locust.env import Environment
 
         from loadtest.users.loops import GenerateUser
 
-        target, before = self.transport.target(), None
-        if self.admin:  # knows more than HTTP tells
-            before = self.admin.status()
+        target, before = self.control.transport.target(), self._status()
+        if before:  # knows more than HTTP tells
             target, self.slots = before.verify.model or target, slots(before)
-        self.vocab_size = target.vocab_size
-        scenario = kind(self, own)
         began = datetime.datetime.now(datetime.UTC)
         environment = Environment(user_classes=[GenerateUser])
         environment.flyspec_control = self.control  # type: ignore[attr-defined]
         runner = environment.create_local_runner()
         looking = gevent.spawn(self._look)
         try:
-            for phase in scenario.phases():
+            for phase in self.phases():
                 self._phase(runner, phase)
                 self.done.append(self._result(*self._phases[-1]))
         except Interrupted:
@@ -182,7 +144,7 @@ class LoadTest:
         # Requests of a phase that was not drained have ended since.
         self.done = [self._result(*phase) for phase in self._phases]
         try:
-            verdict = scenario.judge({result.name: result for result in self.done})
+            verdict = self.judge({result.name: result for result in self.done})
         except KeyError:  # interrupted before a phase that it judges
             verdict = ScenarioVerdict()
         checks = [
@@ -190,22 +152,27 @@ class LoadTest:
             *self._trouble,
         ]  # fmt: skip
         lines = [*verdict.lines, *self._warnings(), NOTES]
-        tables = [phase_table(self.done), *found_tables(verdict.found)]
-        options = self.load.shown(own)
+        options = self.load.shown(self.own)
         failed = (r.error for r in self.control.records if r.outcome == "failed")
         begun, seconds = began.strftime("%Y-%m-%d %H:%M UTC"), self.control.now()
-        report = checked(checks, [Section("Phases", lines, tables, curves(self.done))], {
-            "scenario": kind.name, "begun": begun, "seconds": seconds, "target": target,
+        section = Section("Phases", lines, [phase_table(self.done)], curves(self.done))
+        report = checked(checks, [section], {
+            "scenario": self.name, "begun": begun, "seconds": seconds, "target": target,
             "options": options, "found": verdict.found, "phases": self.done,
             "errors": dict(Counter(failed).most_common(10)), "memory": self.sampler.memory,
         })  # fmt: skip
         return replace(
             report,
-            title=f"flyspec load test: {kind.name}",
-            subtitle=f"{kind.about}\n{begun} · {seconds:.0f} s · {target.name} over "
+            title=f"flyspec load test: {self.name}",
+            subtitle=f"{self.about}\n{begun} · {seconds:.0f} s · {target.name} over "
             f"{options['protocol']}",
             facts={"options": " ".join(f"{name}={value}" for name, value in options.items())},
         )
+
+    def _status(self) -> Status | None:
+        """Return the installation's status, if its admin address is known."""
+        address = self.load.admin_address
+        return status_at(Endpoint(address, self.load.credentials)) if address else None
 
     # --- phases ---------------------------------------------------------------------------------
 
@@ -218,28 +185,13 @@ class LoadTest:
         self.say(f"{phase.name}: {phase.load} for {phase.seconds:.0f} s")
         began = control.now()
         control.open_phase(phase)
-        meanwhile = gevent.spawn(phase.meanwhile or (lambda: None))
         try:
-            until = began + phase.seconds
-            while (left := until - control.now()) > 0:
-                gevent.sleep(min(0.2, left))
-                if meanwhile.ready() and not meanwhile.successful():
-                    break
-        except Interrupted:
-            meanwhile.kill(timeout=MEANWHILE_S)
-            raise
+            gevent.sleep(phase.seconds)
         finally:
             control.opened.clear()
             self._phases.append((phase, began, control.now()))
         if phase.drain:
             self._drain()
-        meanwhile.join(timeout=MEANWHILE_S)
-        if not meanwhile.successful():
-            late = f"was not done {MEANWHILE_S:g} s after the load"
-            said = str(meanwhile.exception) if meanwhile.ready() else late
-            meanwhile.kill(block=False)
-            self._trouble.append(Check("operator", False, said))
-            raise Interrupted
 
     def _drain(self) -> None:
         """Wait for running requests; each has a deadline."""
@@ -258,18 +210,18 @@ class LoadTest:
 
     def _left(self, before: Status | None) -> list[Check]:
         """Check that no more is open than before, and that targets are the same processes."""
-        if self.admin is None or before is None:
+        if before is None:
             return []
         until = self.control.now() + SETTLE_S
         while True:
-            after, had = self.admin.status(), left_open(before)
+            after, had = self._status() or before, left_open(before)
             more = {n: count for n, count in left_open(after).items() if count > had[n]}
             if not more or self.control.now() > until:
                 break
             gevent.sleep(0.1)
         then, now = (
             {u.address: (u.process.instance_id, u.process.num_model_loads) for u in s.targets
-             if u.ready and u.address not in self._killed}
+             if u.ready}
             for s in (before, after)
         )  # fmt: skip
         lost = [address for address, process in then.items() if now.get(address) != process]
@@ -287,62 +239,3 @@ class LoadTest:
             for r in self.done
             if r.figures.late_p99_ms > MAX_LATE_MS
         ]
-
-    # --- for scenarios --------------------------------------------------------------------------
-
-    @property
-    def operator(self) -> Admin:
-        """The admin port, for scenarios that need it."""
-        assert self.admin is not None, "needs the admin port"
-        return self.admin
-
-    def ask(self, text: Text) -> None:
-        """Generate a text, unmeasured. Raises `FlyspecError` if that fails."""
-        from loadtest.users.loops import measure
-
-        record = measure(self.control, Job("", "", text.prompt, text.options, text=text))
-        if record.outcome != "complete":
-            raise FlyspecError(f"a request failed before anything was disturbed: {record.error}")
-
-    def process_of(self, name: str) -> UpstreamStatus:
-        """Return the service of that name in `--watch`, as the orchestrator sees it.
-
-        Raises `ConfigError`. Only named processes are ever killed: one on another machine may have
-        the same id.
-        """
-        for upstream in self._upstreams():
-            if upstream.process.process_id == self.sampler.pids.get(name):
-                return upstream
-        raise ConfigError(f"--watch {name}=PID: needed, with the process id of a {name} service")
-
-    def kill(self, name: str) -> tuple[float, float]:
-        """Kill a service; return when, and when its successor at the same address was ready."""
-        before, killed = self.process_of(name), self.control.now()
-        self._killed.add(before.address)
-        os.kill(before.process.process_id, signal.SIGKILL)
-        self.say(f"{name} is killed")
-        while self.control.now() < killed + RESTART_S:
-            time.sleep(0.1)
-            for after in self._upstreams():
-                again = after.process.instance_id not in ("", before.process.instance_id)
-                if after.address == before.address and after.ready and again:
-                    self.sampler.pids[name] = after.process.process_id
-                    self.say(f"{name} is back")
-                    return killed, self.control.now()
-        raise FlyspecError(f"the killed {name} service was not restarted within {RESTART_S:g} s")
-
-    def hang(self, name: str, seconds: float) -> tuple[float, float]:
-        """Stop a service for so long that it hangs; return when, and when it went on."""
-        pid, began = self.process_of(name).process.process_id, self.control.now()
-        os.kill(pid, signal.SIGSTOP)
-        self.say(f"{name} hangs")
-        try:
-            time.sleep(seconds)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-            self.say(f"{name} continues")
-        return began, self.control.now()
-
-    def _upstreams(self) -> Sequence[UpstreamStatus]:
-        status = self.operator.status()
-        return [*status.targets, *status.drafters]

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-
-STRETCHES = 20
-"""Of a warm life: of each, its least memory counts, since a moment's large messages come and go."""
+import psutil
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +17,8 @@ class MemorySample:
     mib: float
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """Memory of a process at the end, and its growth over the run once warm, as a share of it."""
-
-    mib: float
-    share: float
-
-
 class Sampler:
-    """Samples the memory of local processes by name; `pids` may change."""
+    """Samples the memory of local processes, by name."""
 
     def __init__(
         self, pids: Mapping[str, int], now: Callable[[], float], served: Callable[[], int]
@@ -44,37 +32,31 @@ class Sampler:
                 sample = MemorySample(self._now(), self._served(), mib)
                 self.memory.setdefault(name, []).append(sample)
 
-    def growth(self, begin: float, end: float) -> dict[str, Growth]:
-        """Return the growth of each process's memory in [begin, end]."""
-        found = {}
-        for name, samples in self.memory.items():
-            if within := [s for s in samples if begin <= s.seconds <= end]:
-                found[name] = growth(within)
-        return found
+    def growth(self, begin: float, end: float) -> dict[str, float]:
+        """Return how many MiB each process's memory grows in [begin, end]."""
+        within = {
+            name: [s for s in samples if begin <= s.seconds <= end]
+            for name, samples in self.memory.items()
+        }
+        return {name: growth(samples) for name, samples in within.items() if samples}
 
 
-def growth(samples: Sequence[MemorySample]) -> Growth:
-    """Return the least-squares slope of a process's memory.
+def growth(samples: Sequence[MemorySample]) -> float:
+    """Return how many MiB a process's memory grows over as many requests as it has served.
 
-    The first third, in requests served, is its warm-up. Of each of the `STRETCHES` after it the
-    least counts.
+    The first third of them is its warm-up. Of the second and the last, the least memory counts,
+    since a moment's large messages come and go.
     """
-    first, last, mib = samples[0].served, samples[-1].served, samples[-1].mib
-    warm = [s for s in samples if s.served >= first + (last - first) / 3]
-    size = -(-len(warm) // STRETCHES)
-    least = [min(warm[at : at + size], key=lambda s: s.mib) for at in range(0, len(warm), size)]
-    served = np.array([s.served for s in least], float)
-    served -= served.mean()
-    spread = float(served @ served)
-    slope = float(served @ np.array([s.mib for s in least])) / spread if spread else 0.0
-    return Growth(mib, slope * (last - first) / mib)
+    first, third = samples[0].served, (samples[-1].served - samples[0].served) / 3
+    warm = [s for s in samples if s.served >= first + third]
+    after = [s.mib for s in warm if s.served >= first + 2 * third]
+    before = [s.mib for s in warm if s.served < first + 2 * third] or after
+    return 3 * (min(after) - min(before))
 
 
 def resident_mib(pid: int) -> float | None:
     """Return the resident memory of a process in MiB, if it is still there."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
+        return float(psutil.Process(pid).memory_info().rss / (1 << 20))
+    except psutil.NoSuchProcess:
         return None
-    kib = [line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")]
-    return int(kib[0]) / 1024 if kib else None

@@ -14,7 +14,7 @@ from flyspec.bundled import TARGET
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, say, single
 from flyspec.cli.stack_options import LOOPBACK
-from flyspec.client import AdminClient, AsyncClient, GenerateOptions
+from flyspec.client import AdminClient, AsyncClient
 from flyspec.client.recordings import RecordedLine, recording_of
 from flyspec.config import VerifySettings
 from flyspec.errors import FlyspecError
@@ -25,7 +25,7 @@ from flyspec_lab.report import Report, Results
 from loadtest.admin import left_open
 from loadtest.chaos.faults import FAULTS, play
 from loadtest.chaos.fleet import FOREIGN_DRAFTER, proxied_fleet
-from loadtest.chaos.work import EXACT, Request, Work, fault_free
+from loadtest.chaos.work import Request, Work, fault_free
 from loadtest.figures import Check, Spread
 from loadtest.report import checked
 from loadtest.sampler import resident_mib
@@ -45,26 +45,25 @@ MAX_SHOWN = 20
 class ChaosOptions:
     """A run; a `small` one has a smaller fleet, and only faults from outside of the services."""
 
-    seconds: Annotated[float, Flag("Seconds of faults.", min=0)] = 300.0
+    seconds: Annotated[float, Flag("Seconds of faults; 0: each fault once.", min=0)] = 300.0
     streams: Annotated[int, Flag("Concurrent requests.", min=1)] = 32
     texts: Annotated[int, Flag("Number of different texts.", min=1)] = 96
     lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
     seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
-    once: Annotated[bool, Flag("Inject each fault once, whatever --seconds says.")] = False
     small: bool = False
     # fmt: on
 
 
 @dataclass
 class ChaosRun:
-    """A run that is over: `faults` by kind and service, sessions `left`, `silent` drafters."""
+    """A run that is over: `faults` by kind and service, sessions `left`, drafters `lost`."""
 
     seed: int
     seconds: float
     requests: Sequence[Request]
     faults: Sequence[tuple[str, str]]
     left: dict[str, int]
-    silent: set[str]
+    lost: set[str]
     orchestrator_mib: tuple[float, float]
 
 
@@ -85,12 +84,12 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
         async with asyncio.TaskGroup() as streams:
             for number in range(options.streams):
                 streams.create_task(work.stream(random.Random(f"{seed} stream {number}")))
-            faults = await play(fleet, seed, None if options.once else options.seconds, say)
+            faults = await play(fleet, seed, options.seconds, say)
             work.over = True
         seconds = time.monotonic() - begun
-        left, silent = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}", client, names)
+        left, lost = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}")
         mib = warm, resident_mib(child.pid) or 0.0
-    return ChaosRun(seed, seconds, work.requests, faults, left, silent, mib)
+    return ChaosRun(seed, seconds, work.requests, faults, left, lost, mib)
 
 
 async def _drafters(client: AsyncClient, small: bool) -> list[str]:
@@ -104,33 +103,17 @@ async def _drafters(client: AsyncClient, small: bool) -> list[str]:
     raise FlyspecError(f"no drafter {FOREIGN_DRAFTER!r} among {', '.join(names)}")
 
 
-async def _settle(
-    admin_address: str, client: AsyncClient, names: Sequence[str]
-) -> tuple[dict[str, int], set[str]]:
-    """Wait until no session is left and every drafter drafts again; return what is not so."""
-    deadline, silent = time.monotonic() + SETTLE_S, set(names)
+async def _settle(admin_address: str) -> tuple[dict[str, int], set[str]]:
+    """Wait until no session is left and every drafter is ready; return what is not so."""
+    deadline = time.monotonic() + SETTLE_S
     async with AdminClient(admin_address) as admin:
         while True:
-            for name in list(silent):
-                if await _drafts(client, name):
-                    silent.discard(name)
             await asyncio.sleep(PROBED_S)
-            left = {k: n for k, n in left_open(await admin.status()).items() if n}
-            if time.monotonic() > deadline or not (silent or left):
-                return left, silent
-
-
-async def _drafts(client: AsyncClient, name: str) -> bool:
-    """Return whether a generation that names a drafter gets it, without any recovery."""
-    options = GenerateOptions(
-        max_tokens=16, ignore_eos=True, drafter=name, rule=EXACT, num_speculative_tokens=4,
-        timeout_s=20.0,
-    )  # fmt: skip
-    try:
-        completion = (await client.complete("import os\n", options)).completion
-    except FlyspecError:
-        return False
-    return [d.drafter for d in completion.drafters] in ([name], [])
+            status = await admin.status()
+            left = {kind: number for kind, number in left_open(status).items() if number}
+            lost = {drafter.address for drafter in status.drafters if not drafter.ready}
+            if time.monotonic() > deadline or not (lost or left):
+                return left, lost
 
 
 def judge_again(requests: Sequence[Request]) -> dict[str, str]:
@@ -162,7 +145,7 @@ def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
         *(Check(name, False, said) for name, said in list(bad.items())[:MAX_SHOWN]),
         Check("requests", not bad, f"{len(bad)} of {len(done.requests)} ended badly"),
         Check("sessions left", not done.left, f"{done.left or 'none'}"),
-        Check("drafters", not done.silent, f"not drafting again: {sorted(done.silent) or 'none'}"),
+        Check("drafters", not done.lost, f"not ready again: {sorted(done.lost) or 'none'}"),
         Check("memory", end <= MAX_GROWTH * warm + MAX_GROWTH_MIB,
               f"orchestrator {warm:.0f} MiB before, {end:.0f} MiB after"),
     ]  # fmt: skip
@@ -199,8 +182,8 @@ def chaos(results: Results, options: ChaosOptions) -> None:
 
     With exact, every completed text must equal the one generated before the faults. With lossy
     rules, an audit on a fresh target must find that the text follows from its rounds. No request
-    may fail or exceed its deadline; at the end no session may be left, and every drafter must draft
-    again. The exit code is 1 if any of this does not hold; --seed repeats a schedule.
+    may fail or exceed its deadline; at the end no session may be left, and every drafter must be
+    ready again. The exit code is 1 if any of this does not hold; --seed repeats a schedule.
     """
     results.of(lambda: report(asyncio.run(disturb(options))))
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import random
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from flyspec.bundled import DRAFT
 from flyspec.errors import FlyspecError
 from flyspec.serving import EXIT_LOST
 from loadtest.chaos.fleet import Fleet, Replica, Role
@@ -76,8 +79,8 @@ async def _ill(illness: str, replica: Replica, rng: random.Random) -> Suffering:
 
 
 @asynccontextmanager
-async def _of_other_weights(replica: Replica, rng: random.Random) -> Suffering:
-    await replica.restart(flags=["--model", str(replica.other_model)])
+async def _with_another_model(replica: Replica, rng: random.Random) -> Suffering:
+    await replica.restart(flags=["--model", str(DRAFT)])
     yield
     await replica.restart()
 
@@ -131,7 +134,7 @@ FAULTS = (
     *(Fault(illness, partial(_ill, illness), weight, (20.0, 20.0), True, True)
       for illness, weight in (("device", 1), ("raises", 2), ("nan", 2), ("hang", 2))),
     Fault("lie", _lying, 3, (1.0, 4.0), True, True, "drafter"),
-    Fault("other weights", _of_other_weights, 2, (2.0, 6.0), True, True, "target"),
+    Fault("other weights", _with_another_model, 2, (2.0, 6.0), True, True, "target"),
 )
 # fmt: on
 """Held back and cut off by the proxy: `delay` adds time, `stall` forwards later, `drop` cuts what
@@ -140,38 +143,35 @@ OUTER = [fault.name for fault in FAULTS if not fault.inner]
 INNER = [fault.name for fault in FAULTS if fault.inner]
 
 
-def _drawn(faults: Sequence[Fault], rng: random.Random) -> Iterator[Fault]:
-    while True:
-        yield rng.choices(faults, [fault.weight for fault in faults])[0]
-
-
 async def play(
-    fleet: Fleet, seed: int, seconds: float | None, say: Callable[[str], None]
+    fleet: Fleet, seed: int, seconds: float, say: Callable[[str], None]
 ) -> list[tuple[str, str]]:
-    """Inject random faults for so long, or else each fault once.
+    """Inject random faults for so long, or each fault once if that is 0.
 
     Returns each with the service's name, or `BOTH`.
     """
     done: list[tuple[str, str]] = []
-    until = time.monotonic() + (float("inf") if seconds is None else seconds)
+    until = time.monotonic() + (seconds or math.inf)
     restarting = asyncio.Lock()  # of targets: one after the other, or all at once
 
     async def track(
-        name: str, replicas: Sequence[Replica], faults: Iterable[Fault], pause_s: float
+        name: str, replicas: Sequence[Replica], faults: Sequence[Fault], pause_s: float
     ) -> None:
         rng = random.Random(f"{seed} {name}")
-        for fault in faults:
+        weights = [fault.weight for fault in faults]
+        for number in itertools.count():
             pause = 0.2 + rng.expovariate(1 / pause_s)
             await asyncio.sleep(min(pause, max(0.0, until - time.monotonic())))
-            if time.monotonic() >= until:
+            if time.monotonic() >= until or (not seconds and number == len(faults)):
                 return
+            fault = rng.choices(faults, weights)[0] if seconds else faults[number]
             async with AsyncExitStack() as held:
                 for replica in replicas:
                     await held.enter_async_context(replica.lock)
                 if fault.restarts and replicas[0].role == "target":
                     await held.enter_async_context(restarting)
                 duration = rng.uniform(*fault.seconds)
-                if seconds is None and not fault.inner:
+                if not seconds and not fault.inner:
                     duration = min(duration, ONCE_S)
                 await asyncio.gather(*(_suffer(fault, r, rng, duration) for r in replicas))
                 done.append((fault.name, name))
@@ -179,17 +179,15 @@ async def play(
                 await asyncio.sleep(CALM_S)
 
     async with asyncio.TaskGroup() as tasks:
-        if seconds is None:
-            for replica, faults in _once(fleet, seed).items():
+        if not seconds:
+            for replica, faults in _once(fleet).items():
                 tasks.create_task(track(replica.name, [replica], faults, 0.3))
             return done
         for replica in fleet.replicas:
             own = [fault for fault in FAULTS if fault.role in (None, replica.role)]
-            drawn = _drawn(own, random.Random(f"{seed} faults of {replica.name}"))
-            tasks.create_task(track(replica.name, [replica], drawn, PAUSE_S[replica.role]))
+            tasks.create_task(track(replica.name, [replica], own, PAUSE_S[replica.role]))
         outer = [fault for fault in FAULTS if not fault.inner]
-        drawn = _drawn(outer, random.Random(f"{seed} faults of {BOTH}"))
-        tasks.create_task(track(BOTH, fleet.targets, drawn, BOTH_PAUSE_S))
+        tasks.create_task(track(BOTH, fleet.targets, outer, BOTH_PAUSE_S))
     return done
 
 
@@ -201,15 +199,11 @@ async def _suffer(fault: Fault, replica: Replica, rng: random.Random, seconds: f
                 await replica.child.ended()
 
 
-def _once(fleet: Fleet, seed: int) -> dict[Replica, list[Fault]]:
-    """Return each fault once, for targets and drafters in turn; quick ones in the seed's order."""
-    quick = [fault for fault in FAULTS if not fault.restarts]
-    random.Random(seed).shuffle(quick)
-    slow = [fault for fault in FAULTS if fault.restarts and not (fleet.small and fault.inner)]
-    of_target = [f for i, f in enumerate(slow) if f.role != "drafter" and (f.role or i % 2 == 0)]
-    return {
-        fleet.targets[0]: quick[::2],
-        fleet.drafters[0]: quick[1::2],
-        fleet.targets[1]: of_target,
-        fleet.drafters[1]: [fault for fault in slow if fault not in of_target],
-    }
+def _once(fleet: Fleet) -> dict[Replica, list[Fault]]:
+    """Deal each fault once to the targets and two drafters; of a small fleet the outer ones."""
+    dealt: dict[Replica, list[Fault]] = {r: [] for r in (*fleet.targets, *fleet.drafters[:2])}
+    for fault in FAULTS:
+        if not (fleet.small and fault.inner):
+            able = [replica for replica in dealt if fault.role in (None, replica.role)]
+            dealt[min(able, key=lambda replica: len(dealt[replica]))].append(fault)
+    return dealt

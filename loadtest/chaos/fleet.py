@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
-from safetensors.torch import load_file, save_file
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
 from flyspec.cli.service import Child
 from flyspec.cli.stack_options import LOOPBACK
-from flyspec.errors import ConfigError, FlyspecError
+from flyspec.errors import ConfigError
 from loadtest.ports import free_port
 from loadtest.proxy import Proxy
 
@@ -36,12 +33,10 @@ MODULES = {
 class Replica:
     """A service as a child process with the same `port` after every restart, behind a `proxy`.
 
-    `lock` is held while a fault is injected. `other_model` is a checkpoint that no target should
-    have.
+    `lock` is held while a fault is injected.
     """
 
     child: Child
-    other_model: Path
 
     def __init__(self, name: str, role: Role, flags: Sequence[str]) -> None:
         self.name, self.role, self.port = name, role, free_port()
@@ -61,15 +56,9 @@ class Replica:
         self.child = await Child.start(self.name, module, arguments, 1, _log)
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
-        """Signal it and wait for its end. Raises `FlyspecError` if it does not end."""
+        """Signal it and wait for its end. Raises `TimeoutError` if it does not end."""
         self.child.send(how)
-        try:
-            async with asyncio.timeout(END_TIMEOUT_S):
-                await self.child.ended()
-        except TimeoutError:
-            raise FlyspecError(
-                f"the {self.name} service did not end within {END_TIMEOUT_S:g} s of {how.name}"
-            ) from None
+        await asyncio.wait_for(self.child.ended(), END_TIMEOUT_S)
 
     async def restart(self, illness: Sequence[str] = (), flags: Sequence[str] = ()) -> None:
         """Kill it, start it again as `start` does, and wait until it is ready."""
@@ -100,13 +89,10 @@ async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
         if not (model / SAFE_WEIGHTS_NAME).is_file():
             raise ConfigError(f"{model} has no weights; run `make models`")
     async with AsyncExitStack() as exits:
-        folder = exits.enter_context(TemporaryDirectory(prefix="flyspec-chaos-"))
-        other_model = save_other_weights(TARGET, Path(folder) / "target")
 
         async def started(role: Role, name: str, model: Path) -> Replica:
             limits = ["--threads", "1", "--max-sessions", "64", "--step-timeout-s", "5"]
             replica = Replica(name, role, ["--model", str(model), *limits])
-            replica.other_model = other_model
             await replica.proxy.start()
             exits.push_async_callback(replica.proxy.close)
             await replica.start()
@@ -131,18 +117,6 @@ async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
         exits.push_async_callback(orchestrator.end)
         await orchestrator.child.ready()
         yield Fleet(targets, [*drafters, *foreign], orchestrator, small)
-
-
-def save_other_weights(source: Path, folder: Path) -> Path:
-    """Save a checkpoint of the same shape that gives other texts: its last two layers swapped."""
-    shutil.copytree(source, folder)
-    weights = load_file(folder / SAFE_WEIGHTS_NAME)
-    last = max(int(name.split(".")[2]) for name in weights if name.startswith("model.layers."))
-    for name in [name for name in weights if name.startswith(f"model.layers.{last}.")]:
-        before = name.replace(f".{last}.", f".{last - 1}.", 1)
-        weights[name], weights[before] = weights[before], weights[name]
-    save_file(weights, folder / SAFE_WEIGHTS_NAME, {"format": "pt"})
-    return folder
 
 
 def _log(line: str) -> None:

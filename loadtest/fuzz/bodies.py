@@ -1,7 +1,7 @@
 """Does any body that the limits let in hold up other clients? `python -m loadtest.fuzz.bodies`.
 
 A client streams while bodies of the maximum size, of every shape that costs much to read, are sent
-to each face of the orchestrator: one at a time, then several at once.
+to the orchestrator over HTTP: one at a time, then several at once.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated
 
-import grpc
 import uvloop
 
 from flyspec.cli.options import with_flags
@@ -25,62 +23,41 @@ from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.flags import Flag
 from flyspec.rpc import max_request_bytes
 from flyspec.tables import make_table
-from flyspec.v1 import generation_pb2
 from flyspec_lab.report import Report, Results
 from loadtest.figures import Check
 from loadtest.fuzz.sessions import SMALL
 from loadtest.report import checked
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
-GENERATE = "/flyspec.v1.GenerationService/Generate"
+AT_ONCE, QUIET_S = 6, 3.0
+CHAT = ("/v1/chat/completions", '{"max_tokens":1,"messages":[{"role":"user","content":"hi"}],')
 SHAPES = (
-    ("/v1/chat/completions", '{"max_tokens":1,"messages":[{"role":"user","content":"hi"}],', (
-        ('"speculation":{"num_draft_tokens_per_round":[', "1"),
-        ('"speculation":{"phases":[', "{}"),
-        ('"speculation":{"phases":[{"until":[', '""'),
-        ('"speculation":{"phases":[', "[]"),
-        ('"speculation":{"phases":', "["),
-        ('"stop":[', '"a"'),
-        ('"stop_token_ids":[', "1"),
-        ('"stop_token_ids":[', "9" * 4200),
-        ('"logit_bias":{', '"1":1'),
-        ('"tools":[', "{}"),
-        ('"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":[', '"a"'),
-        ('"documents":[', '{"a":{}}'),
-        ('"metadata":{', '"a":[]'),
-        ('"chat_template_kwargs":{', '"a":{}'),
-        ('"prediction":{"type":"content","content":"', "one two "),
-        ('"prediction":{"type":"content","content":[', '{"type":"text","text":""}'),
-        ('"frobnicate":[', "{}"),
-        ('"user":"', '\\"'),
-        ('"messages":[', '{"role":"","content":""}'),
-        ('"messages":[', "{}"),
-        ('"messages":[{"role":"user","content":[', '{"type":"text","text":""}'),
-        ('"messages":[{"role":"user","content":"', "one, two; "),
-        ('"messages":[{"role":"user","content":"', "   "),
-    )),
-    ("/v1/completions", '{"max_tokens":1,', (
-        ('"prompt":"', "0123456789"), ('"prompt":[', "9"), ('"prompt":[', "[9]"),
-        ('"n":128,"prompt":"', "one, two; "),
-    )),
-    ("/v1/responses", '{"max_output_tokens":1,"input":"a",', (
-        ('"input":[', '{"role":"user","content":"a"}'),
-        ('"tools":[', '{"type":"function","name":"f"}'),
-    )),
-    ("/tokenize", "{", (
-        ('"return_token_strs":true,"prompt":"', "one, "), ('"messages":[', '{"role":""}'),
-    )),
-    ("/detokenize", "{", (('"tokens":[', "9"),)),
-)  # fmt: skip
-"""By path: the beginning of all bodies, then what follows it and what is repeated there."""
-MESSAGES: Sequence[tuple[Any, ...]] = (
-    ("chat.messages", b""), ("chat.messages", b"\x0a\x01a"), ("speculation.phases", b""),
-    ("speculation.phases.until", b""), ("speculation.num_draft_tokens_per_round", b"\x01"),
-    ("speculation", b""), ("stop", b""), ("token_ids.ids", b"\x09"),
-    ("prediction_token_ids", b"\x09"), ("chat.tools_json", b"{},", b"[", b"{}]"),
-    ("chat.messages.fields_json", b"[],", b'{"a":[', b"1]}"), ("text", b"0123456789"),
-)  # fmt: skip
-"""Fields of a request, and what is repeated: entries, or bytes of an only one between others."""
+    (*CHAT, '"speculation":{"num_draft_tokens_per_round":[', "1"),
+    (*CHAT, '"speculation":{"phases":[', "{}"),
+    (*CHAT, '"speculation":{"phases":[{"until":[', '""'),
+    (*CHAT, '"speculation":{"phases":', "["),
+    (*CHAT, '"stop":[', '"a"'),
+    (*CHAT, '"stop_token_ids":[', "9" * 4200),
+    (*CHAT, '"logit_bias":{', '"1":1'),
+    (*CHAT, '"tools":[{"type":"function","function":{"name":"f","parameters":{"enum":[', '"a"'),
+    (*CHAT, '"documents":[', '{"a":{}}'),
+    (*CHAT, '"metadata":{', '"a":[]'),
+    (*CHAT, '"chat_template_kwargs":{', '"a":{}'),
+    (*CHAT, '"prediction":{"type":"content","content":"', "one two "),
+    (*CHAT, '"frobnicate":[', "{}"),
+    (*CHAT, '"user":"', '\\"'),
+    (*CHAT, '"messages":[', '{"role":"","content":""}'),
+    (*CHAT, '"messages":[{"role":"user","content":[', '{"type":"text","text":""}'),
+    (*CHAT, '"messages":[{"role":"user","content":"', "one, two; "),
+    (*CHAT, '"messages":[{"role":"user","content":"', "   "),
+    ("/v1/completions", '{"max_tokens":1,', '"prompt":"', "0123456789"),
+    ("/v1/completions", '{"max_tokens":1,', '"prompt":[', "9"),
+    ("/v1/completions", '{"max_tokens":1,', '"n":128,"prompt":"', "one, two; "),
+    ("/v1/responses", '{"max_output_tokens":1,', '"input":[', '{"role":"user","content":"a"}'),
+    ("/tokenize", "{", '"return_token_strs":true,"prompt":"', "one, "),
+    ("/detokenize", "{", '"tokens":[', "9"),
+)
+"""A path, the beginning of its bodies, what follows there, and what is repeated after that."""
 
 
 def body_of(before: str, repeated: str, size: int) -> bytes:
@@ -99,70 +76,20 @@ def body_of(before: str, repeated: str, size: int) -> bytes:
     return (before + count * (repeated + comma) + after).encode()
 
 
-def message_of(
-    size: int, path: str, repeated: bytes, before: bytes = b"", after: bytes = b""
-) -> bytes:
-    """Return a request of `Generate` of about `size` bytes, most of them in the field at a path."""
-    kind: Any = generation_pb2.GenerateRequest.DESCRIPTOR
-    fields = []
-    for name in path.split("."):
-        fields.append(kind.fields_by_name[name])
-        kind = fields[-1].message_type
-    last, entry = fields[-1], _field(fields[-1].number, repeated)
-    if last.message_type or (last.is_repeated and not last.is_packed):
-        data = size // len(entry) * entry
-    else:
-        data = _field(last.number, before + size // len(repeated) * repeated + after)
-    for field in reversed(fields[:-1]):
-        data = _field(field.number, data)
-    return generation_pb2.GenerateRequest(text="a", max_tokens=1).SerializeToString() + data
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """Return a protobuf field with bytes, a text, a message or packed numbers."""
-    out, size = bytearray([number << 3 | 2]), len(data)
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    return bytes([*out, size]) + data
-
-
-# fmt: off
 @dataclass(frozen=True)
 class BodyOptions:
     """The attacks to send."""
 
-    at_once: Annotated[int, Flag("Bodies that are sent at once.", min=1)] = 6
-    quiet_s: Annotated[float, Flag("Seconds without an attack before each.", min=1)] = 3.0
     only: Annotated[str, Flag("Only shapes with this in their names.")] = ""
-    # fmt: on
 
 
-class Listener:
-    """A client that streams one text after another, and when something came."""
-
-    def __init__(self) -> None:
-        self._came, self._longest = time.perf_counter(), 0.0
-
-    async def run(self, address: str) -> None:
-        """Stream until cancelled."""
-        options = GenerateOptions(
-            max_tokens=CONTEXT - 64, ignore_eos=True, num_speculative_tokens=0
-        )
-        async with AsyncClient(address) as client:
-            while True:
-                async for _ in client.generate("Once upon a time", options):
-                    self._longest = max(self._longest, time.perf_counter() - self._came)
-                    self._came = time.perf_counter()
-
-    def longest_silence_s(self) -> float:
-        """Return the longest time without a chunk since it was asked last."""
-        longest = max(self._longest, time.perf_counter() - self._came)
-        self._longest = 0.0
-        return longest
-
-
-Send = Callable[[], Coroutine[Any, Any, str]]
+async def _listen(address: str, came: list[float]) -> None:
+    """Stream one text after another until cancelled, noting when something came."""
+    options = GenerateOptions(max_tokens=CONTEXT - 64, ignore_eos=True, num_speculative_tokens=0)
+    async with AsyncClient(address) as client:
+        while True:
+            async for _ in client.generate("Once upon a time", options):
+                came.append(time.perf_counter())
 
 
 async def _post(port: int, path: str, body: bytes) -> str:
@@ -179,54 +106,30 @@ async def _post(port: int, path: str, body: bytes) -> str:
         return type(error).__name__
 
 
-async def _call(channel: grpc.aio.Channel, body: bytes) -> str:
-    try:
-        async for _ in channel.unary_stream(GENERATE)(body, timeout=PATIENCE_S):
-            pass
-    except grpc.aio.AioRpcError as error:
-        return str(error.code().name)
-    return "OK"
-
-
-def _attacks(
-    only: str, size: int, port: int, channel: grpc.aio.Channel
-) -> Iterator[tuple[str, int, Send]]:
-    """Yield name, size and a function that sends, one after another: bodies are large."""
-    for path, beginning, shapes in SHAPES:
-        for before, repeated in shapes:
-            if only in (name := f"{path} {before}{repeated[:30]}"):
-                body = body_of(beginning + before, repeated, size)
-                yield name, len(body), partial(_post, port, path, body)
-    for message in MESSAGES:
-        if only in (name := f"gRPC {message[0]} {message[1].decode()!r}"):
-            body = message_of(size - 64, *message)
-            yield name, len(body), partial(_call, channel, body)
-
-
 async def attack(options: BodyOptions) -> Report:
     """Send every shape to a stack with the bundled models, and report how long a stream waited."""
     stack_options = StackOptions(**SMALL, max_model_len=CONTEXT, http_port=0)
     rows, checks = [], []
-    async with (
-        Stack(stack_options, on_log=say) as stack,
-        grpc.aio.insecure_channel(stack.address) as channel,
-    ):
+    async with Stack(stack_options, on_log=say) as stack:
         assert stack.http_url is not None
         port = int(stack.http_url.rpartition(":")[2].strip("/"))
-        listener = Listener()
-        listening = asyncio.create_task(listener.run(stack.address))
-        await asyncio.sleep(options.quiet_s)
-        size = max_request_bytes(CONTEXT)
-        for name, sent, send in _attacks(options.only, size, port, channel):
+        came: list[float] = []
+        listening = asyncio.create_task(_listen(stack.address, came))
+        await asyncio.sleep(QUIET_S)
+        for path, beginning, before, repeated in SHAPES:
+            if options.only not in (name := f"{path} {before}{repeated[:30]}"):
+                continue
+            body = body_of(beginning + before, repeated, max_request_bytes(CONTEXT))
             silences, answers = [], Counter[str]()
-            for count in (0, 1, options.at_once):
-                listener.longest_silence_s()
-                rest = asyncio.create_task(asyncio.sleep(options.quiet_s))
-                answers.update(await asyncio.gather(*(send() for _ in range(count))))
+            for count in (0, 1, AT_ONCE):
+                came[:] = [time.perf_counter()]
+                rest = asyncio.create_task(asyncio.sleep(QUIET_S))
+                sending = (_post(port, path, body) for _ in range(count))
+                answers.update(await asyncio.gather(*sending))
                 await rest
-                silences.append(listener.longest_silence_s())
+                silences.append(max(b - a for a, b in pairwise([*came, time.perf_counter()])))
             told = ", ".join(f"{status} {n}" for status, n in answers.items())
-            rows.append([name, told, f"{sent:,}", *(f"{1e3 * s:,.0f}" for s in silences)])
+            rows.append([name, told, f"{len(body):,}", *(f"{1e3 * s:,.0f}" for s in silences)])
             added = max(silences[1:]) - silences[0]
             said = f"another client waited {added:.2f} s longer, bound {MAX_SILENCE_S:g} s"
             checks.append(Check(name, added <= MAX_SILENCE_S, said))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
@@ -24,11 +23,11 @@ from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
 from loadtest.admin import left_open
 from loadtest.figures import Check
 from loadtest.fuzz.scripts import REFUSED, WRITE_RACE, Script, ScriptSource, methods_of
-from loadtest.fuzz.sessions import COUNT, FILES, Facts, answered, canary
+from loadtest.fuzz.sessions import COUNT, FILES, Facts, canary
 from loadtest.proxy import Proxy
 from loadtest.sampler import Sampler
 
-BATCH, CONCURRENT, CONNECTIONS, CHANNELS, MAX_DRAFTS = 500, 24, 3, 3, 64
+BATCH, CONCURRENT, MAX_DRAFTS = 500, 24, 64
 PATIENCE_S, ANSWER_S, SETTLE_S = 60.0, 10.0, 30.0
 """Time limits: a call, one that must be quick, sessions of calls that have ended."""
 ALARMS = ("Traceback (most recent call last)", "internal error", " ERROR ", "Exception")
@@ -37,11 +36,8 @@ MAX_GROWTH_MIB, MIN_SAMPLES = 32.0, 30
 """Growth of a warm process over the whole run that still counts as none."""
 MAX_FINDINGS, MAX_FOUND = 20, 200
 """A run ends early with so many different findings, or so many of all together."""
-SLOW_S = 0.5
-"""Pause between the steps of a slow canary."""
 NO_ANSWER = "no answer"
 _VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|[-+\d.,e]*\d[-+\d.,e]*|\b(?:nan|inf)\b")
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 
 @dataclass
@@ -61,8 +57,6 @@ class CallOutcome:
         elsewhere = self.status == "UNAVAILABLE" and self.details.startswith("open.")
         if self.status not in self.script.expects and not elsewhere:
             return f"status {self.status}: {self.details}"
-        if self.status == "OK" and len(self.answers) < self.script.min_answers:
-            return f"{len(self.answers)} answers instead of {self.script.min_answers}"
         ours = self.script.method.path.startswith("/flyspec.")
         if self.status in REFUSED and ours and not self.details:
             return f"status {self.status} without a message"
@@ -90,15 +84,11 @@ async def play(channel: grpc.aio.Channel, script: Script, patience_s: float) -> 
 async def _play(call: Any, outcome: CallOutcome) -> None:
     script = outcome.script
     try:
-        for index, message in enumerate(script.messages):
+        for message in script.messages:
             if call.done():
                 return
             outcome.sent += 1
             await call.write(message)
-            if index in script.reads:
-                if (answer := await call.read()) is grpc.aio.EOF:
-                    return
-                outcome.answers.append(answer)
             await asyncio.sleep(script.pause_s)
         if script.cancelled:
             call.cancel()
@@ -145,9 +135,8 @@ class FuzzRun:
         self._methods = methods_of(FILES[self._canary_at])
         session = canary(self._canary_at)
         (method,) = (m for m in self._methods if isinstance(session[0], m.request))
-        reads = frozenset(i for i, message in enumerate(session) if answered(message))
         data = [message.SerializeToString() for message in session]
-        self._canary = Script(method, "canary", data, reads)
+        self._canary = Script(method, "canary", data)
         self._tokens = await self._ask(self._canary)
         info = await self._describe()
         models = (part for part in _parts(info) if isinstance(part, common_pb2.ModelInfo))
@@ -184,7 +173,7 @@ class FuzzRun:
             canaries.cancel()
             await asyncio.gather(canaries, return_exceptions=True)
         if not self._dead:
-            await self._check_canary(False)
+            await self._check_canary()
             await self._look(0)
 
     async def play(self, channel: grpc.aio.Channel, index: int) -> None:
@@ -209,11 +198,11 @@ class FuzzRun:
         checks = [Check(self.name, False, f"({n:,}x) {text}") for text, n in self.findings.values()]
         if not checks:
             checks = [Check(self.name, True, f"nothing found in {self.messages:,} messages")]
-        growth = self.memory.growth(0, self.seconds)
-        for service, g in growth.items():
-            if len(self.memory.memory[service]) >= MIN_SAMPLES:
-                mib = g.share * g.mib
-                said = f"{g.mib:,.0f} MiB at the end; once warm, {mib:+.1f} MiB over the run"
+        for service, mib in self.memory.growth(0, self.seconds).items():
+            samples = self.memory.memory[service]
+            if len(samples) >= MIN_SAMPLES:
+                end = samples[-1].mib
+                said = f"{end:,.0f} MiB at the end; once warm, {mib:+.1f} MiB over the run"
                 name = f"{self.name}, memory of {service}"
                 checks.append(Check(name, mib <= MAX_GROWTH_MIB, said))
         return checks
@@ -226,7 +215,7 @@ class FuzzRun:
         return len(numbers) >= MAX_FINDINGS or sum(numbers) >= MAX_FOUND
 
     async def _batch(self, goal: int) -> None:
-        """Play scripts on channels whose connections end with them, which a proxy sees to.
+        """Play scripts on a channel whose connection ends with it, which a proxy sees to.
 
         grpc.aio keeps a closed channel's connection for a stream that a write found ended
         (`WRITE_RACE`), and with it 70 KB or more of the server.
@@ -236,18 +225,8 @@ class FuzzRun:
         proxy = Proxy(host, int(port))
         await proxy.start()
         try:
-            async with AsyncExitStack() as open_:
-                options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
-                channels = [
-                    await open_.enter_async_context(
-                        grpc.aio.insecure_channel(proxy.address, options=options)
-                    )
-                    for _ in range(CHANNELS)
-                ]
-                await asyncio.gather(
-                    *(self._work(channels[n % CHANNELS], goal) for n in range(CONCURRENT)),
-                    *(_attack_port(int(port), Random(f"{first} {n}")) for n in range(CONNECTIONS)),
-                )
+            async with grpc.aio.insecure_channel(proxy.address) as channel:
+                await asyncio.gather(*(self._work(channel, goal) for _ in range(CONCURRENT)))
         finally:
             await proxy.close()
         lines = self.log[said:]
@@ -279,14 +258,14 @@ class FuzzRun:
         return self._dead
 
     async def _sing(self) -> None:
-        """Ask for the canary's tokens all the time, in short sessions and in long ones."""
-        for slow in itertools.cycle((False, True)):
-            await self._check_canary(slow)
+        """Ask for the canary's tokens all the time."""
+        while True:
+            await self._check_canary()
             await asyncio.sleep(0.4)
 
-    async def _check_canary(self, slow: bool) -> None:
+    async def _check_canary(self) -> None:
         try:
-            got = await self._ask(replace(self._canary, pause_s=SLOW_S * slow))
+            got = await self._ask(self._canary)
         except FlyspecError as error:
             ending = await self._ending()
             self.found(ending or f"the canary: {error} (about script {self._next})")
@@ -355,24 +334,3 @@ def _tokens(answer: Any) -> list[int]:
             outcomes = [decision.outcome for decision in answer.decisions]
             return [*outcomes, *answer.plain_token_ids, answer.next_token_id]
     return list(answer.token_ids)
-
-
-async def _attack_port(port: int, rng: Random) -> None:
-    """Open a connection that speaks no gRPC, or speaks it wrongly; the answer does not matter."""
-    frame = rng.randrange(64).to_bytes(3, "big") + rng.randbytes(200)
-    hostile = rng.choice((
-        rng.randbytes(rng.choice((1, 100, 5000))), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        _PREFACE + rng.randbytes(300), _PREFACE + bytes(3) + b"\x04" + bytes(5) + frame,
-        _PREFACE + bytes(3) + b"\x04" + bytes(5) + b"\xff\xff\xff\x01\x04\0\0\0\x01",
-    ))  # fmt: skip
-    with suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        try:
-            writer.write(hostile)
-            await writer.drain()
-            async with asyncio.timeout(rng.choice((0.0, 0.01, 0.05))):
-                await reader.read(-1)
-        finally:
-            if rng.random() < 0.5:
-                writer.transport.abort()
-            writer.close()

@@ -27,7 +27,7 @@ from flyspec.rules import PARAMETERS
 from flyspec.v1 import admin_pb2, generation_pb2
 from flyspec.values.requests import GenerateOptions
 from flyspec.values.tokens import SamplingParams
-from loadtest.fuzz.sessions import FILES, Facts, Session, answered, sessions
+from loadtest.fuzz.sessions import FILES, Facts, Session, sessions
 
 RANGES: dict[str, Sequence[Range]] = {
     **{n: (p.ranges[None],) for n, p in PARAMETERS.items() if None in p.ranges},
@@ -216,21 +216,18 @@ def readable(cls: type[Message], data: bytes) -> Any:
 def mangled(data: bytes, other: bytes, rng: Random) -> bytes:
     """Return bytes that were a message, and may still be one; `other` is another message."""
     at, length = rng.randrange(len(data) + 1), rng.randint(1, 8)
-    flipped = bytes([data[at] ^ 1 << rng.randrange(8)]) if at < len(data) else b""
-    nested = b""
-    while len(nested) < 120:
-        nested = bytes([rng.choice((0x0A, 0x12, 0x1A)), len(nested)]) + nested
+    before, after = data[:at], data[at:]
+    flipped = bytes([byte ^ 1 << rng.randrange(8) for byte in after[:1]])
     return rng.choice((
-        data[:at] + flipped + data[at + 1 :],
-        data[:at] + b"\xff" + data[at + 1 :],  # text is not UTF-8 any more
-        data[:at],
-        data[:at] + data[at + length :],
-        data[:at] + rng.randbytes(length) + data[at:],
-        data[:at] + b"\x0a\xff\xff\xff\xff\x07" + data[at:],  # a length far beyond the end
+        before,
+        before + flipped + after[1:],
+        before + b"\xff" + after[1:],  # text is not UTF-8 any more
+        before + after[length:],
+        before + rng.randbytes(length) + after,
+        before + b"\x0a\xff\xff\xff\xff\x07" + after,  # a length far beyond the end
         data + other,  # fields that are there twice, the later one in force
         b"\x08" + b"\xff" * rng.choice((9, 10, 11, 100)),  # an endless varint
         b"\x0b" * rng.choice((10, 101, 5000)),  # groups, each in the one before, never closed
-        nested,
         rng.randbytes(rng.choice((1, 5, 40, 1000))),
     ))  # fmt: skip
 
@@ -266,17 +263,14 @@ NOWHERE = SYSTEM[0]._replace(path="/flyspec.v1.Nothing/At/All")
 class Script:
     """A call: its messages, and the statuses that are `allowed`.
 
-    The client waits for an answer after the messages in `reads`, and `pause_s` after each.
-    `min_answers` are due if the call ends with OK. `deadline_s` is the client's, if it has one;
-    `cancelled`: it cancels in the end.
+    The client waits `pause_s` after each, and reads the answers in the end, unless it has
+    `cancelled`. `deadline_s` is its own, if it has one.
     """
 
     method: Method
     kind: str
     messages: Sequence[bytes]
-    reads: frozenset[int]
     allowed: frozenset[str] = BLAMELESS
-    min_answers: int = 0
     pause_s: float = 0.0
     deadline_s: float | None = None
     cancelled: bool = False
@@ -294,11 +288,10 @@ class Script:
     def __str__(self) -> str:
         deadline = "" if self.deadline_s is None else f", deadline {self.deadline_s} s"
         lines = [f"  {self.method.path}: {self.kind}{', cancelled' * self.cancelled}{deadline}"]
-        for index, data in enumerate(self.messages):
+        for data in self.messages:
             sent = readable(self.method.request, data)
             text = data.hex() if sent is None else " ".join(str(sent).split())
-            answer = ", read an answer" if index in self.reads else ""
-            lines.append(f"  send {text[:300]}{' ...' if len(text) > 300 else ''}{answer}")
+            lines.append(f"  send {text[:300]}{' ...' if len(text) > 300 else ''}")
         return "\n".join(lines)
 
 
@@ -328,12 +321,10 @@ class ScriptSource:
         session, own = rng.choice(self.sessions[method]), method in self._own
         other = rng.choice(self.sessions[method])
         data, at = [message.SerializeToString() for message in session], rng.randrange(len(session))
-        right = at  # messages before the first one that is not as it should be
-        allowed, answers = BLAMELESS | self._by_state, 0
+        allowed = BLAMELESS | self._by_state
         deadline_s = 0.2 if method.path.endswith("/Watch") else None
         match kind:
             case "valid" | "an unknown field added":
-                right, answers = len(data), sum(map(answered, session)) or 1
                 if not self._by_state:  # grpc's own services do not implement everything
                     allowed = frozenset({"OK"} if own else {"OK", "UNIMPLEMENTED"})
                 if kind != "valid":
@@ -348,7 +339,6 @@ class ScriptSource:
                 data.insert(at, data[at])
             case "messages reordered":
                 rng.shuffle(data)
-                right = 0
             case "mixed with another session":
                 data[at] = other[at % len(other)].SerializeToString()
             case "its deadline passes":
@@ -362,11 +352,9 @@ class ScriptSource:
         bounded = [_affordable(method, message, rng) for message in data]
         if deadline_s is None and any(costly for _, costly in bounded):
             deadline_s = PATIENCE_S
-        # To wait for an answer to a message that is changed might take for ever.
-        paced = range(min(right, len(data))) if rng.random() < 0.6 else ()
         return Script(
             method, kind, [message for message, _ in bounded],
-            frozenset(index for index in paced if answered(session[index])), allowed, answers,
+            allowed,
             rng.choice((0.0, PAUSE_S)), deadline_s, kind == "cancelled",
         )  # fmt: skip
 

@@ -52,17 +52,6 @@ class Facts:
     heads: Sequence[str] = ()
 
 
-def answered(message: Message) -> bool:
-    """Return true if a message of a stream is answered before the next one is sent.
-
-    A staged round waits for a verdict, which may not come.
-    """
-    for field, value in message.ListFields():
-        if field.name in ("round", "advance"):
-            return field.name == "advance" or not value.HasField("staged_on")
-    return False
-
-
 def canary(name: str) -> Session:
     """Return a session whose tokens are always the same: a proposal, verdicts or a text."""
     opening = {"token_ids": PROMPT, "sampling": {"min_tokens": 99}, "seed": 1}

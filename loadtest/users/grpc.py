@@ -43,8 +43,7 @@ class GrpcTransport:
                         yield response.chunk.token_ids
                     case "completion":
                         ended = wire.unwrap(response)
-                        rounds = ended.speculation.num_rounds
-                        yield StreamEnd(ended.completion_tokens, rounds, ended.recoveries)
+                        yield StreamEnd(ended.completion_tokens, ended.speculation.num_rounds)
                         return
         except grpc.RpcError as error:
             raise rpc.error_of(error) from None

@@ -22,16 +22,11 @@ from flyspec.errors import (
     ConfigError,
     DeadlineExceededError,
     FlyspecError,
-    InvalidArgumentError,
-    NotFoundError,
-    PermissionDeniedError,
     ResourceExhaustedError,
-    UnauthenticatedError,
     UnavailableError,
 )
 from flyspec.security.certificates import SYSTEM
 from flyspec.values.admin import ModelInfo
-from flyspec.values.generation import Recovery, RecoveryKind
 from flyspec.values.requests import GenerationRequest
 from loadtest.load import StreamEnd, TokenStream
 from loadtest.options import Endpoint
@@ -41,9 +36,6 @@ BLOCK_BYTES = 1 << 16
 ANSWER_S = 10.0
 BY_CODE = {error.status.lower(): error for error in reversed(FlyspecError.__subclasses__())}
 """Errors by the code in a body, the first of each."""
-BY_STATUS = {400: InvalidArgumentError, 401: UnauthenticatedError, 403: PermissionDeniedError,
-             404: NotFoundError}  # fmt: skip
-"""Errors by HTTP status, for bodies without such a code; others are plain `FlyspecError`s."""
 _JSON = {"content-type": "application/json"}
 _ASKED = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
 
@@ -106,20 +98,19 @@ def _in_time(timeout_s: float | None) -> Iterator[None]:
 
 
 def _client(endpoint: Endpoint, connections: int) -> HTTPClient:
-    parts, credentials = urlsplit(endpoint.http_url()), endpoint.credentials
-    assert parts.hostname is not None
-    # Deadlines are those of requests.
-    more: dict[str, Any] = {"connection_timeout": None, "network_timeout": None}
-    if parts.scheme == "https":
+    url, credentials = endpoint.http_url(), endpoint.credentials
+    tls: dict[str, Any] = {}
+    if url.startswith("https"):
         context = _context(credentials)
-        more |= {
-            "ssl": True,
-            "ssl_options": {"server_hostname": credentials.ssl_target_name or parts.hostname},
+        name = credentials.ssl_target_name or urlsplit(url).hostname
+        tls = {
+            "ssl_options": {"server_hostname": name},
             "ssl_context_factory": lambda **_: context,
         }
-    return HTTPClient(
-        parts.hostname, parts.port, concurrency=connections, block_size=BLOCK_BYTES, **more
-    )
+    return HTTPClient.from_url(  # deadlines are those of requests
+        url, concurrency=connections, block_size=BLOCK_BYTES, connection_timeout=None,
+        network_timeout=None, **tls,
+    )  # fmt: skip
 
 
 def _context(credentials: Credentials) -> ssl.SSLContext:
@@ -171,11 +162,7 @@ def pieces_of(data: bytes) -> Iterator[Sequence[int] | StreamEnd]:
     if usage := document.get("usage"):
         counts = document.get("metrics", {}).get("speculative_decoding", {})
         rounds = counts.get("num_spec_steps", 0) + counts.get("num_plain_tokens", 0)
-        recoveries = [
-            Recovery(**told | {"kind": RecoveryKind[told["kind"]]})
-            for told in document.get("recoveries", ())
-        ]
-        yield StreamEnd(usage["completion_tokens"], rounds, recoveries)
+        yield StreamEnd(usage["completion_tokens"], rounds)
 
 
 def error_of_response(response: Any) -> FlyspecError:
@@ -189,8 +176,7 @@ def error_of_response(response: Any) -> FlyspecError:
     if status == 429:
         after = str(response.get("retry-after"))
         return ResourceExhaustedError(message, float(after) if after.isdecimal() else None)
-    found = BY_CODE.get(code) or BY_STATUS.get(status, FlyspecError)
-    return found(message if found is not FlyspecError else f"HTTP {status}: {message}")
+    return BY_CODE[code](message) if code in BY_CODE else FlyspecError(f"HTTP {status}: {message}")
 
 
 def target_of(body: bytes) -> ModelInfo:

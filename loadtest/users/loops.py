@@ -14,7 +14,7 @@ import gevent
 from locust import User, task
 
 from flyspec.errors import FlyspecError, ResourceExhaustedError
-from loadtest.load import Control, Job, LoadPhase, Open, Record, StreamEnd, Transport
+from loadtest.load import Control, LoadPhase, Open, Record, StreamEnd, Transport
 from loadtest.options import Endpoint, ProtocolName
 from loadtest.users.grpc import GrpcTransport
 from loadtest.users.http import HttpTransport
@@ -62,7 +62,7 @@ class GenerateUser(User):
         """Make the next request, due now or at `planned`, and keep its record."""
         control.in_flight += 1
         try:
-            record = measure(control, control.next_job(planned))
+            record = measure(control, planned)
         finally:
             control.in_flight -= 1
         control.records.append(record)
@@ -70,42 +70,37 @@ class GenerateUser(User):
         return record
 
 
-def measure(control: Control, job: Job) -> Record:
-    """Make a request and return its record; its client leaves when the job says so."""
-    record = Record(job.phase, job.variant, job.planned, control.now(), outcome="cancelled")
-    token_ids: list[int] = []
-    arrivals: list[float] = []
+def measure(control: Control, planned: float | None) -> Record:
+    """Make a request of the phase, due now or at `planned`, and return its record."""
+    phase, prompt, now = control.phase, control.next_prompt(), control.now()
+    assert phase is not None, "no phase is on"
+    options, leave_after_s = phase.draw(control.rng)
+    record = Record(phase.name, now if planned is None else planned, now, outcome="cancelled")
     try:
         with (
-            gevent.Timeout(job.leave_after_s, False),
-            closing(control.transport.stream(job.prompt, job.options)) as stream,
+            gevent.Timeout(leave_after_s, False),
+            closing(control.transport.stream(prompt, options)) as stream,
         ):
             for piece in stream:
                 if isinstance(piece, StreamEnd):
                     record.outcome, record.tokens, record.rounds = (
                         "complete", piece.tokens, piece.rounds
                     )  # fmt: skip
-                    record.recoveries = piece.recoveries
                 elif piece:
                     record.first = control.now() if record.first is None else record.first
                     record.tokens += len(piece)
-                    if job.text is not None:
-                        token_ids += piece
-                        arrivals.append(control.now())
     except (FlyspecError, ValueError) as error:  # ValueError: a closed channel, a bad request
         record.outcome = "failed"
         record.error = f"{getattr(error, 'status', type(error).__name__)}: {error}"
         if isinstance(error, ResourceExhaustedError):
             record.outcome, record.retry_after_s = "refused", error.retry_after_s
-    record.ended, record.arrivals = control.now(), arrivals
-    if job.text is not None and record.outcome == "complete":
-        record.differs = job.text.differs(token_ids)
+    record.ended = control.now()
     return record
 
 
 def count(environment: Any, record: Record) -> None:
     """Add to locust's statistics. Rows next to the requests' own do not count as requests."""
-    name, entries = record.variant, environment.stats.entries
+    name, entries = record.phase, environment.stats.entries
     elapsed = 1e3 * (record.ended - record.planned)
     if record.outcome in ("refused", "cancelled"):
         entries[name, record.outcome].log(elapsed, 0)

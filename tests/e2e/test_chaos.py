@@ -21,7 +21,7 @@ async def check(options, kinds=(*OUTER, *INNER)):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.full)])
 async def test_one_fault_of_each_kind(small):
-    options = ChaosOptions(seed=5, once=True, streams=8, texts=8, lossy_share=0.4, small=small)
+    options = ChaosOptions(seed=5, seconds=0, streams=8, texts=8, lossy_share=0.4, small=small)
     assert len(await check(options, OUTER if small else (*OUTER, *INNER))) > 1
 
 

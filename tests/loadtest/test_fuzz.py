@@ -17,10 +17,7 @@ from loadtest.fuzz.sessions import FILES, Facts
 
 PLANTED = "tests.loadtest.planted"
 FACTS = Facts(400, 256, 64, ("model", "prompt_lookup"), range(13, 21), "127.0.0.1:1")
-FAST = {
-    "BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0,
-    "SLOW_S": 0.05,
-}  # fmt: skip
+FAST = {"BATCH": 50, "CONCURRENT": 4, "PATIENCE_S": 3.0, "ANSWER_S": 1.0, "SETTLE_S": 2.0}
 
 
 @pytest.fixture(scope="module")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 import statistics
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyspec.client import Chat
+from flyspec.client import Chat, GenerateOptions
 from flyspec.errors import ConfigError
-from loadtest.load import Closed, Control, LoadPhase, Open, Text
+from loadtest.load import Closed, LoadPhase, Open
 from loadtest.prompts import FRESH, VARIED, prompts_in_turn
 from loadtest.scenarios import vary_length
-from tests.loadtest.load_data import FLY, PLAIN, VARIANTS
 
 
 def test_gaps_are_exponential_and_counts_have_the_variance_of_a_poisson_process():
@@ -79,31 +77,20 @@ def test_varied_prompts_are_questions_code_and_long_chats():
     assert max(map(len, chats)) > 4 * min(map(len, chats))
 
 
-# --- jobs -------------------------------------------------------------------------------------
+# --- requests ---------------------------------------------------------------------------------
 
 
-def test_jobs_draw_variants_and_clients_that_leave():
-    control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
-    phase = LoadPhase("p", Closed(1), 1.0, VARIANTS, cancelled=0.5, cancel_after_s=2.0)
-    control.open_phase(phase)
-    jobs = [control.next_job(planned=1.5) for _ in range(4000)]
-    assert sum(j.variant == PLAIN for j in jobs) == pytest.approx(2000, abs=150)
-    delays = [j.leave_after_s for j in jobs if j.leave_after_s is not None]
+def test_some_clients_leave():
+    rng = random.Random(3)
+    phase = LoadPhase("p", Closed(1), 1.0, GenerateOptions(), cancelled=0.5, cancel_after_s=2.0)
+    drawn = [phase.draw(rng)[1] for _ in range(4000)]
+    delays = [delay for delay in drawn if delay is not None]
     assert len(delays) == pytest.approx(2000, abs=150)
     assert statistics.mean(delays) == pytest.approx(2.0, rel=0.15)
-    assert {j.planned for j in jobs} == {1.5}
 
 
-def test_a_phase_may_vary_its_options_and_fixed_texts_take_turns():
-    control = Control(None, lambda: "prompt", 3)  # type: ignore[arg-type]
-    mean = {FLY: replace(VARIANTS[FLY], max_tokens=100)}
-    control.open_phase(LoadPhase("p", Closed(1), 1.0, mean, vary=vary_length))
-    lengths = {control.next_job().options.max_tokens for _ in range(500)}
+def test_a_phase_may_vary_its_options():
+    rng, mean = random.Random(3), GenerateOptions(max_tokens=100)
+    phase = LoadPhase("p", Closed(1), 1.0, mean, vary=vary_length)
+    lengths = {phase.draw(rng)[0].max_tokens for _ in range(500)}
     assert {min(lengths), max(lengths)} == {50, 150}
-    texts = [Text(f"prompt {i}", VARIANTS[FLY]) for i in range(3)]
-    control.open_phase(LoadPhase("p", Closed(1), 1.0, VARIANTS, texts=texts))
-    jobs = [control.next_job() for _ in range(6)]
-    assert [job.text for job in jobs] == texts * 2
-    assert not texts[0].differs([1, 2])
-    assert not texts[0].differs([1, 2])
-    assert texts[0].differs([1, 3])

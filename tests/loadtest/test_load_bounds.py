@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
 from loadtest.figures import PhaseResult
 from loadtest.load import Control, LoadPhase, Open
 from loadtest.options import LoadOptions
-from loadtest.sampler import MemorySample, Sampler
+from loadtest.sampler import MemorySample
 from loadtest.scenarios import SCENARIOS
-from tests.loadtest.load_data import VARIANTS, done, other
+from tests.loadtest.load_data import OPTIONS, done, other
 
 LENGTHS = {"before": 10.0, "burst": 30.0, "after": 10.0}
 
@@ -22,15 +20,14 @@ def played(name, requests, grown_mib=0.0):
     for phase, of in requests.items():
         seconds = LENGTHS[phase]
         control.records += [make(planned=began + at, phase=phase, **more) for make, at, more in of]
-        results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, VARIANTS), began,
+        results[phase] = PhaseResult.of(LoadPhase(phase, Open(1.0), seconds, OPTIONS), began,
                                             began + seconds, control.records)  # fmt: skip
         began += seconds
-    sampler = Sampler({}, lambda: 0.0, lambda: 0)
-    sampler.memory["verify"] = [
+    scenario = SCENARIOS[name](LoadOptions(), SCENARIOS[name].defaults, control)
+    scenario.sampler.memory["verify"] = [
         MemorySample(float(i), i, 500.0 + grown_mib * max(0, i - 10) / 30) for i in range(41)
     ]
-    test = SimpleNamespace(load=LoadOptions(), control=control, sampler=sampler, slots=None)
-    return SCENARIOS[name](test, SCENARIOS[name].defaults), results
+    return scenario, results
 
 
 def made(make, count, **more):

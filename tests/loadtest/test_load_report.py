@@ -6,25 +6,16 @@ import math
 from dataclasses import replace
 
 from loadtest.figures import Check, number
-from loadtest.report import checked, curves, found_tables, phase_table
+from loadtest.report import checked, curves, phase_table
 from tests.loadtest.load_data import ramp
 
 
-def test_the_table_has_phases_then_their_ways_of_asking():
+def test_the_table_has_a_row_for_each_phase():
     results = ramp()
     table = phase_table(results)
-    assert len(table.rows) == len(results) * 3
-    assert {"goodput", "refused"} <= set(table.columns)
+    assert len(table.rows) == len(results)
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert table.rows[0][:4] == ["1 users, fly", "1 user", *table.rows[0][2:4]]
-    assert table.rows[len(results)][:2] == ["· fly, K = 15", ""]
-
-
-def test_a_column_that_says_nothing_is_left_out():
-    results = [replace(result, judged=False) for result in ramp(refused=0)]
-    columns = phase_table(results).columns
-    assert not {"refused", "given up"} & set(columns)
-    assert "goodput" in columns
 
 
 def test_a_ramp_is_drawn_with_its_knees_and_nothing_else_is():
@@ -44,14 +35,6 @@ def test_a_broken_check_fails_a_run(capsys):
     printed = capsys.readouterr().out
     for text in ("told", "ok     rules: all", "BROKEN failures: 2 failed", "FAILED"):
         assert text in printed
-
-
-def test_a_scenarios_records_become_a_table():
-    (turns,) = found_tables({
-        "turns": [{"drafter": "b", "drain_ms": 80.25, "left": 0}], "ratio": 2.0, "none": [],
-    })  # fmt: skip
-    assert turns.columns == ["drafter", "drain ms", "left"]
-    assert turns.rows == [["b", "80.2", "0"]]
 
 
 def test_figures_are_written_for_people():

@@ -86,7 +86,7 @@ async def test_tokens_are_those_of_the_client(load_stack, ask, prompt, options):
         expected = await client.complete(prompt, options)
     assert tokens == expected.token_ids
     rounds = expected.completion.speculation.num_rounds
-    assert (end.tokens, end.rounds, [*end.recoveries]) == (len(tokens), rounds, [])
+    assert (end.tokens, end.rounds) == (len(tokens), rounds)
 
 
 async def test_the_target(load_stack, ask):
