@@ -13,6 +13,7 @@ from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import curves_of, is_control, is_exact
 from flyspec_lab.drawing import COLORS, GREY, MARKERS, draw_intervals, powers_of_two
+from flyspec_lab.evaluation import Found
 from flyspec_lab.report import Plot
 from flyspec_lab.statistics import Interval
 
@@ -25,11 +26,10 @@ _WIDE = 4.0
 _PANEL_INCHES, _NAME_INCHES = (5.6, 4.2), 0.19
 
 
-def quality_plot(
-    name: str, arms: Sequence[Arm], reports: Mapping[str, Sequence[ConditionReport]]
-) -> Plot:
+def quality_plot(name: str, found: Sequence[Found]) -> Plot:
     """Return a row of two plots for each task: against tokens per round, and against speed."""
-    tasks = {task: {r.condition: r for r in of} for task, of in reports.items() if of}
+    tasks = {each.task: {r.condition: r for r in each.reports} for each in found if each.reports}
+    arms = found[0].arms
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")

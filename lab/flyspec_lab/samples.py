@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -10,12 +10,7 @@ from flyspec.client import Generation
 from flyspec.values.generation import GenerationTimings, SpeculationMetrics
 from flyspec.values.rounds import Decision, Outcome
 from flyspec.values.tokens import Origin
-from orchestrator.generation.loop_guard import (
-    MAX_UNIT_TOKENS,
-    MIN_REPEATS,
-    MIN_TOKENS,
-    LoopGuard,
-)
+from orchestrator.generation.loop_guard import LoopGuard
 
 KEY = (
     "task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed", "weights_fingerprint",
@@ -137,13 +132,3 @@ def loop_token_index(token_ids: Iterable[int]) -> int | None:
         if guard.token_index is not None:
             break
     return guard.token_index
-
-
-def ends_in_loop(token_ids: Sequence[int]) -> bool:
-    """Return whether a loop, by the loop guard's criterion, goes on to the last token."""
-    for unit in range(1, MAX_UNIT_TOKENS + 1):
-        length = max(MIN_TOKENS, MIN_REPEATS * unit)
-        end = token_ids[-length:]
-        if len(end) == length and end[unit:] == end[:-unit]:
-            return True
-    return False

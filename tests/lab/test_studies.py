@@ -8,15 +8,15 @@ import pytest
 
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec_lab import compare
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms
+from flyspec_lab.evaluation import Found
 from flyspec_lab.options import EvalOptions, StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
 from flyspec_lab.studies.catalogue import STUDIES
-from flyspec_lab.studies.study import Found, facts_of
+from flyspec_lab.studies.study import facts_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, rows_of
@@ -65,9 +65,9 @@ def report(arm, recovery, tokens=10.0, upper=0.005, speedup=None, judge_ms=None)
     )
 
 
-def found_of(study, describe, equal_costs=()):
+def found_of(study, describe):
     arms = arms_of(study)
-    return Found("task", arms, [describe(arm) for arm in arms], equal_costs)
+    return Found("task", arms, [describe(arm) for arm in arms])
 
 
 def verdicts(study, found):
@@ -104,8 +104,7 @@ def test_what_a_window_saves(lost, holds) -> None:
         wrong = lost.get(rule.fly_window_size, 0) if rule.name == "fly" else 0
         return {"score": float(unit.index >= wrong)}
 
-    answered = Answered("task", arms, wanted, rows_of(wanted, own))
-    found = Found("task", arms, compare.report(answered), answered=answered)
+    found = Found.on(Answered("task", arms, wanted, rows_of(wanted, own)), arms)
     assert verdicts(study, found) == holds
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ from flyspec_lab.report import Part, Report, RunResults
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
-    from flyspec_lab.evaluation import Evaluation
+    from flyspec_lab.evaluation import Found
+    from flyspec_lab.run import Progressed
 
 
 @with_flags
@@ -65,30 +67,30 @@ def evaluate(
 
         served = await client.list_models()
         async with AsyncExitStack() as resources:
-            found = await run_evaluation(
+            progressed, found = await run_evaluation(
                 options, tasks, served, ServedModel(client, served.target),
                 await served_rival(resources, rival, stack, connection),
                 fingerprints(await drafters_of(stack)), results.output, results.resume,
             )  # fmt: skip
-        return _report(options, found, {**models_of(served.target, stack)}, results)
+        return _report(options, progressed, found, models_of(served.target, stack), results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))
 
 
 def _report(
-    o: EvalOptions, found: Evaluation, models: dict[str, Any], results: RunResults
+    o: EvalOptions,
+    progressed: Progressed,
+    found: Sequence[Found],
+    models: dict[str, Any],
+    results: RunResults,
 ) -> Report:
     from flyspec_lab.plots import quality_plot
     from flyspec_lab.tables import task_section
 
-    parts: list[Part] = [
-        task_section(task, reports, found.equal_costs[task], found.allocations[task])
-        for task, reports in found.conditions.items()
-    ]
-    missing = {task: of.missing for task, of in found.answered.items() if of.missing}
+    parts: list[Part] = [*map(task_section, found)]
+    missing = {of.task: of.answered.missing for of in found if of.answered and of.answered.missing}
     parts += [f"{task}: no texts of {', '.join(of)}; left out" for task, of in missing.items()]
-    progressed = found.progressed
     again = (
         "--resume makes them" if results.output else "with --output RUN, --resume would make them"
     )
@@ -101,15 +103,14 @@ def _report(
         parts.append(f"ended early, since no server answers: {progressed.lost}")
     if progressed.left:
         parts.append(f"{progressed.left} texts are left; {again}")
-    if any(found.conditions.values()):
-        parts.append(quality_plot("quality", found.arms, found.conditions))
+    if any(of.reports for of in found):
+        parts.append(quality_plot("quality", found))
     document = {
         **vars(o),
         **models,
         "samples": vars(progressed),
-        "conditions": [report for of in found.conditions.values() for report in of],
-        "equal_costs": [cost for of in found.equal_costs.values() for cost in of],
-        "allocations": [lead for of in found.allocations.values() for lead in of],
+        "conditions": [report for of in found for report in of.reports],
+        "equal_costs": [cost for of in found for cost in of.equal_costs],
         "missing": missing,
     }
     return Report(document, parts, passed=not (progressed.failed or progressed.lost))

@@ -22,7 +22,7 @@ from flyspec_lab.options import StudyOptions
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
-    from flyspec_lab.evaluation import Evaluation
+    from flyspec_lab.evaluation import Found
     from flyspec_lab.options import EvalOptions
     from flyspec_lab.problems import TaskProblems
     from flyspec_lab.report import Section
@@ -115,8 +115,8 @@ async def _answer(
             used = {drafter.name for drafter in drafters if drafter.active}
         else:
             found = await _evaluated(each, runs, of, client, stack, o)
-            sections, claims = evaluated(each, found, of)
-            used = {arm.drafter for part in found.values() for arm in part.arms}
+            sections, claims = evaluated(each, found)
+            used = {arm.drafter for part in found.values() for arm in part[0].arms}
         facts = facts_of(command, of, o, target, [d for d in drafters if d.name in used])
         report = each.report([*sections, *further.get(each.name, ())], claims, facts)
         directory = o.output / each.name
@@ -135,7 +135,7 @@ async def _evaluated(
     client: AsyncClient,
     stack: Stack,
     o: StudyOptions,
-) -> dict[str, Evaluation]:
+) -> dict[str, list[Found]]:
     """Evaluate each part of a study, in a directory of its own."""
     from flyspec_lab.commands.other_models import served_rival
     from flyspec_lab.evaluation import run_evaluation
@@ -146,7 +146,7 @@ async def _evaluated(
     for part, run in runs.items():
         async with AsyncExitStack() as resources:
             rival = await served_rival(resources, run.rival, stack, Credentials())
-            found[part] = await run_evaluation(
+            _, found[part] = await run_evaluation(
                 run, tasks, served, ServedModel(client, served.target), rival,
                 fingerprints(await drafters_of(stack)), o.output / study.name / part,
                 resume=True,

@@ -10,7 +10,8 @@ from flyspec import bundled
 from flyspec.rules import Divergence
 from flyspec.rules.presets import DEFAULT_RULE
 from flyspec_lab.bench.conditions import parse_conditions
-from flyspec_lab.compare import ConditionReport, versus
+from flyspec_lab.compare import ConditionReport, flips, score_difference
+from flyspec_lab.evaluation import Found
 from flyspec_lab.statistics import (
     difference_interval,
     exact_interval,
@@ -22,7 +23,6 @@ from flyspec_lab.studies.fuzzy import FUZZY, TOTAL_VARIATION
 from flyspec_lab.studies.study import (
     MODEL,
     ClaimFinding,
-    Found,
     PaperClaim,
     Study,
     decided,
@@ -51,8 +51,8 @@ _TENFOLD = 10.0
 
 def _loses_answers(report: ConditionReport) -> bool | None:
     """Compare the right answers with plain decoding's: fewer, or None if that may be chance."""
-    flips = report.flips
-    return None if flips is None else wins_more(flips.harmful, flips.helpful)
+    change = report.flips
+    return None if change is None else wins_more(change.harmful, change.helpful)
 
 
 def _loses_without_window(found: Found) -> ClaimFinding:
@@ -65,12 +65,12 @@ def _window_restores(found: Found) -> ClaimFinding:
     """Decide by more right answers than with W = 0, and not fewer than plain decoding."""
     without, restored = (found.one("fly", fly_window_size=w) for w in (0, 6))
     assert found.answered is not None
-    gain = versus(found.answered, restored.condition, without.condition)
-    flips = gain.flips
-    more = None if flips is None else wins_more(flips.helpful, flips.harmful)
+    pair = found.answered, restored.condition, without.condition
+    gain, change = score_difference(*pair), flips(*pair) if found.answered.has_answers else None
+    more = None if change is None else wins_more(change.helpful, change.harmful)
     return ClaimFinding(
         False if _loses_answers(restored) else more,
-        f"{with_bounds(gain.score_difference, '+.1%')} right answers by W = 6 instead of 0; "
+        f"{with_bounds(gain, '+.1%')} right answers by W = 6 instead of 0; "
         f"recovery {with_bounds(restored.recovery, '.1%')}",
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +12,9 @@ from flyspec.cli.conditions import Condition
 from flyspec.cli.stack_options import StackOptions
 from flyspec.tables import make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec_lab.answered import Answered
-from flyspec_lab.arms import Arm, Grid, parse_grid
+from flyspec_lab.arms import Grid, parse_grid
 from flyspec_lab.bench.conditions import parse_conditions
-from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import AllocationLead, EqualCost
-from flyspec_lab.evaluation import Evaluation
+from flyspec_lab.evaluation import Found
 from flyspec_lab.options import EvalOptions, ProblemOptions, StudyOptions, TaskPaths
 from flyspec_lab.plots import quality_plot
 from flyspec_lab.problems import TaskProblems, read_problems
@@ -77,50 +73,6 @@ def with_bounds(estimate: Interval | None, form: str, less: float = 0.0) -> str:
     parts = estimate.value, estimate.low, estimate.high
     value, low, high = (f"{part - less:{form}}" for part in parts)
     return f"{value} ({low} to {high})"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A study's conditions on a task with their reports, to be asked for by what they are.
-
-    `task` has the name of the study's part as well, if it has several; `answered` are their texts.
-    `is_open`: whether the task's answers may be worded in many ways.
-    """
-
-    task: str
-    arms: Sequence[Arm]
-    reports: Sequence[ConditionReport]
-    equal_costs: Sequence[EqualCost] = ()
-    allocations: Sequence[AllocationLead] = ()
-    answered: Answered | None = None
-    is_open: bool = False
-
-    @cached_property
-    def pairs(self) -> list[tuple[Arm, ConditionReport]]:
-        """The conditions that have texts."""
-        by_name = {report.condition: report for report in self.reports}
-        return [(arm, by_name[arm.name]) for arm in self.arms if arm.name in by_name]
-
-    def of(self, rule: str, **parameters: Any) -> list[tuple[Arm, ConditionReport]]:
-        """Return the conditions by this preset with these parameters; `drafter` is one as well."""
-        wanted = {"name": rule, **parameters}
-        return [
-            (arm, report)
-            for arm, report in self.pairs
-            if arm.k != 0
-            and all(
-                getattr(arm if name == "drafter" else arm.rule, name) == value
-                for name, value in wanted.items()
-            )
-        ]
-
-    def one(self, rule: str, **parameters: Any) -> ConditionReport:
-        """Return the report of the only such condition. Raises `LookupError` if it has no texts."""
-        found = self.of(rule, **parameters)
-        if not found:
-            raise LookupError(rule)
-        ((_, report),) = found
-        return report
 
 
 @dataclass(frozen=True)
@@ -254,18 +206,14 @@ def _described(model: ModelInfo) -> str:
 
 
 def evaluated(
-    study: Study, parts: Mapping[str, Evaluation], tasks: Sequence[TaskProblems]
+    study: Study, parts: Mapping[str, Sequence[Found]]
 ) -> tuple[list[Section], list[list[str]]]:
     """Return a section for each part and task, and the claims: on all tasks, then on each."""
     found = [
-        Found(
-            f"{task.name}, {part}" if part else task.name, of.arms, of.conditions[task.name],
-            of.equal_costs[task.name], of.allocations[task.name], of.answered[task.name],
-            task.is_open,
-        )
-        for part, of in parts.items()
-        for task in tasks
-    ]  # fmt: skip
+        replace(of, task=f"{of.task}, {part}" if part else of.task)
+        for part, tasks in parts.items()
+        for of in tasks
+    ]
     known = [of for of in found if of.reports]
     claims = [claim.row(known) for claim in study.tasks_claims if known]
     for of in known:
@@ -279,8 +227,6 @@ def _section(found: Found, times: bool) -> Section:
     """Return what is said of a task. Where chance was compared, conditions are shown against it
     alone at equal cost."""
     costs = [cost for cost in found.equal_costs if cost.of.startswith("random")]
-    costs = costs or [*found.equal_costs]
-    section = task_section(found.task, found.reports, costs, found.allocations, times)
+    section = task_section(replace(found, equal_costs=costs or found.equal_costs), times)
     name = re.sub(r"[^a-z0-9]+", "-", f"{found.task.lower()}-quality")
-    plot = quality_plot(name, found.arms, {found.task: found.reports})
-    return replace(section, plots=[plot] if found.reports else [])
+    return replace(section, plots=[quality_plot(name, [found])] if found.reports else [])
