@@ -53,7 +53,7 @@ def test_a_study_asks_its_question_on_every_task(run) -> None:
 def test_further_draft_models_join_the_bundled_pair(run) -> None:
     html = page(run[0], "draft-models")
     assert html.index("drafter = bytes") < html.index("drafter = target")
-    assert "another tokenizer than the target&#39;s" in html
+    assert "another tokenizer than the target&#x27;s" in html
     assert "times of a round" in html
 
 
