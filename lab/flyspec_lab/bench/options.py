@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -17,17 +16,9 @@ from flyspec.drafter_names import KINDS_LISTED
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype, Flag
 from flyspec.prompts import PromptFiles
-from flyspec.ranges import Range
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.values.requests import request_flag
-from flyspec_lab.bench.conditions import (
-    DEFAULT,
-    EXACT,
-    FLY,
-    PREDICTIONS,
-    parse_conditions,
-    parse_ks,
-)
+from flyspec_lab.bench.conditions import DEFAULT, EXACT, FLY, parse_conditions, parse_ks
 
 PEERS = {
     "greedy": "transformers",
@@ -149,11 +140,6 @@ class SpeedOptions:
         name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
         read=names_listed,
     )] = ("",)
-    predictions: Annotated[tuple[str, ...], Flag(
-        "Also time each rule with a predicted output, comma-separated: the `same` text as plain "
-        "decoding's, a `useless` one, the text `reversed`.", name="--prediction",
-        metavar="NAME,...", listed=True, default="none", read=names_of(PREDICTIONS),
-    )] = ()
     num_speculative_tokens: Ks = (AUTO,)
     max_tokens: MaxTokens = 128
     ignore_eos: IgnoreEos = False
@@ -165,10 +151,6 @@ class SpeedOptions:
         "(comma-separated), or all.", metavar="NAME,...", listed=True, default="none",
         read=parse_peers,
     )] = ()
-    llama_server: Annotated[Path | None, Flag(
-        "llama.cpp's llama-server to time too, on the same GGUF files, with and without drafts.",
-        metavar="PATH",
-    )] = None
     against: Annotated[Sequence[tuple[str, str]], Flag(
         "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
         metavar="[NAME=]URL", read=parse_against,
@@ -187,15 +169,8 @@ class PairOptions(SpeedOptions):
 
     shape: Annotated[str, Flag(
         "Use a target with random weights of this shape (llama-1b, llama-8b, llama-70b, "
-        "llama-405b or tiny), --model's tokenizer, and its first layers as the draft model.",
+        "llama-405b or tiny), --model's tokenizer, and its first eighth as the draft model.",
     )] = ""
-    draft_layers: Annotated[int, Flag(
-        "With --shape: layers of the draft model.", min=0, default="an eighth of the target's",
-    )] = 0
-    draft_noise: Annotated[float, Flag(
-        "With --shape: noise in the draft model's output layer, relative to its weights; more of "
-        "it makes more wrong drafts.", Range(0.0, 10.0),
-    )] = 0.05
     pad_target_layers: Annotated[int, Flag("Add N no-op layers to the target.", min=0)] = 0
     rules: Rules = (EXACT, FLY)
     num_speculative_tokens: Ks = (15,)
