@@ -87,8 +87,8 @@ class EvalOptions(ProblemOptions):
         "Also compare the controls: `random`, and each rule with a window without it.",
     )] = False
     rival: Annotated[str | None, Flag(
-        "Also decode plainly with this model alone: a directory or hub id, `draft` for the draft "
-        "model, or the HOST:PORT of a stack that serves it.", metavar="MODEL", default="none",
+        "Also decode plainly with this model alone: a directory or hub id, or `draft` for the "
+        "draft model.", metavar="MODEL", default="none",
     )] = None
     drafter: Drafter = ""
     num_speculative_tokens: KOrAuto = AUTO

@@ -152,14 +152,6 @@ async def test_another_target_does_not_go_on(
         refused = await flyspec(*arguments, "--address", other.address)
         assert refused.code == 2
         assert "models.target.weights_fingerprint: was" in refused.err
-        # It may be the rival, though: a smaller model, alone.
-        rival = await flyspec(
-            *arguments, "--address", stack.address, "--rival", other.address, "--json"
-        )
-        assert rival.code == 0, rival.err
-        names = [r["condition"] for r in rival.documents[0]["conditions"]]
-        assert names[0] == "plain"
-        assert names[1].endswith(" alone")
 
 
 async def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Path) -> None:
@@ -228,7 +220,10 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
         (["--task", "gsm9k=x"], "--task gsm9k: must be one of"),
         (["--task", "=x"], "--task '=x': must be NAME=PATH"),
         (["--grid", "W"], "must be PARAMETER=VALUE,VALUE, such as K=4,8,15"),
-        (["--address", "127.0.0.1:1", "--rival", "small"], "give the HOST:PORT of a stack"),
+        (
+            ["--address", "127.0.0.1:1", "--rival", "small"],
+            "is started beside a stack",
+        ),
         (["--address", "127.0.0.1:1", "--model", "x"], "--model: only with --local"),
     ],
 )

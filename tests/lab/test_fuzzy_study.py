@@ -19,7 +19,7 @@ from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
 from flyspec_lab.studies import fuzzy
 from flyspec_lab.studies.catalogue import STUDIES
-from flyspec_lab.studies.fuzzy import GREEDY, SAMPLED, divergence_section, exact_speculation
+from flyspec_lab.studies.fuzzy import divergence_section, exact_speculation
 from flyspec_lab.studies.study import evaluated
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
@@ -28,9 +28,8 @@ from tests.lab.test_allocation import DRAFT
 from tests.lab.test_compare import TARGET, rows_of
 from tests.lab.test_studies import DRAFTERS
 
-STUDY = STUDIES["fuzzy"]
+STUDY, SAMPLED = STUDIES["fuzzy"], STUDIES["fuzzy-sampled"]
 COUNT, TOKENS = 12, 60
-PARTS = (GREEDY, SAMPLED)
 WORDS = TaskProblems(
     "word_problems", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(COUNT)]
 )
@@ -52,17 +51,17 @@ def sample(unit):
     }  # fmt: skip
 
 
-def evaluation(part):
-    run = STUDY.runs(StudyOptions(problems=COUNT), DRAFTERS)[part]
+def evaluation(study):
+    run = study.run(StudyOptions(problems=COUNT), DRAFTERS)
     arms = arms_of(run)
     wanted = wanted_samples(run, [WORDS], arms, TARGET, DRAFT)
     answered = Answered(WORDS.name, arms, wanted, rows_of(wanted, sample))
     return [Found.on(answered, arms)]
 
 
-def test_its_parts_differ_in_what_replaces_a_rejected_draft():
-    runs = STUDY.runs(StudyOptions(problems=5, num_speculative_tokens=9), DRAFTERS)
-    greedy, sampled = (runs[name] for name in PARTS)
+def test_they_differ_in_what_replaces_a_rejected_draft():
+    o = StudyOptions(problems=5, num_speculative_tokens=9)
+    greedy, sampled = (study.run(o, DRAFTERS) for study in (STUDY, SAMPLED))
     assert (greedy.temperature, greedy.seeds) == (0.0, 1)
     assert (sampled.temperature, sampled.seeds) == (1.0, 1)
     for run in (greedy, sampled):
@@ -74,25 +73,23 @@ def test_its_parts_differ_in_what_replaces_a_rejected_draft():
     assert exact_speculation(arms_of(sampled)).rule.name == "rejection"
 
 
-def test_a_report_has_both_parts():
+def test_a_report_has_claims_and_divergences():
     values = np.array([0.0, 0.01, 0.2, 0.6])
     drafted = DraftedDivergences(values, values < 0.1)
     divergences = divergence_section({"word_problems": drafted, "gsm8k": drafted})
     assert [row[:4] for row in divergences.tables[0].rows] == [
         ["word_problems", "4", "50.0%", "0.1050"], ["gsm8k", "4", "50.0%", "0.1050"],
     ]  # fmt: skip
-    sections, claims = evaluated(STUDY, {name: evaluation(name) for name in PARTS})
+    sections, claims = evaluated(STUDY, evaluation(STUDY))
     report = STUDY.report([*sections, divergences], claims, {})
-    headings = [section.heading for section in report.sections]
-    assert headings[1:3] == ["word_problems, greedy", "word_problems, sampled"]
     html = report.page()
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 2
     for text in ("random allocation", "at equal cost", "random"):
         assert text in html
     equal = next(t for t in sections[0].tables if t.title == "at equal cost")
     lines = set(map(allocation_from, ("plain", "exact")))
     assert {row[1] for row in equal.rows} == lines
-    assert "word_problems, sampled: as good as exact speculation, and faster" in html
+    assert "as good as exact speculation, and faster" in html
 
 
 def verdict_of(claim, found):
@@ -101,7 +98,7 @@ def verdict_of(claim, found):
 
 
 def found_with(costs=(), reports=None):
-    arms = arms_of(STUDY.runs(StudyOptions(), DRAFTERS)[GREEDY])
+    arms = arms_of(STUDY.run(StudyOptions(), DRAFTERS))
     reports = reports or [SimpleNamespace(condition=arm.name) for arm in arms]
     return Found("task", arms, reports, costs, object())
 
@@ -113,7 +110,7 @@ def lead(name, difference, large="plain"):
 
 NAMES = [
     arm.name
-    for arm in arms_of(STUDY.runs(StudyOptions(), DRAFTERS)[GREEDY])
+    for arm in arms_of(STUDY.run(StudyOptions(), DRAFTERS))
     if arm.name.startswith("fuzzy JS")
 ]
 LEADS = [
@@ -171,6 +168,6 @@ def test_as_good_and_faster(monkeypatch, speed, loss, problems, holds):
             speed_ratio=None if arm.name == "exact" else own,
         )
 
-    arms = arms_of(STUDY.runs(StudyOptions(), DRAFTERS)[GREEDY])
+    arms = arms_of(STUDY.run(StudyOptions(), DRAFTERS))
     found = found_with(reports=[report(arm) for arm in arms])
     assert verdict_of("as good as", found) == holds

@@ -43,7 +43,7 @@ def row_of(unit: Unit) -> dict[str, Any]:
 
 def report(study: Study, tasks: list[TaskProblems], without: str | None = None) -> Report:
     """Return the report of texts under all conditions but those that start with `without`."""
-    (run,) = study.runs(StudyOptions(seeds=1), []).values()
+    run = study.run(StudyOptions(seeds=1), [])
     arms = make_arms(
         run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
     )
@@ -55,7 +55,7 @@ def report(study: Study, tasks: list[TaskProblems], without: str | None = None) 
     }
     rows = rows_of(made, row_of)
     found = [Found.on(Answered(t.name, arms, wanted, rows), arms, t.is_open) for t in tasks]
-    return study.report(*evaluated(study, {"": found}), {})
+    return study.report(*evaluated(study, found), {})
 
 
 def test_one_task_needs_no_name_in_headings() -> None:

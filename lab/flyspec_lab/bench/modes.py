@@ -43,7 +43,6 @@ class Sample:
     draft_ns: int = 0
     chosen: str = ""
     drafted: int = 0
-    round_bytes: int = 0
     judge_ns: int = 0
 
     @property
@@ -103,7 +102,6 @@ class FlyspecMode:
                             draft_ns=t.draft_model_ns,
                             judge_ns=t.judge_ns,
                             drafted=m.num_draft_tokens,
-                            round_bytes=m.round_bytes,
                         )  # fmt: skip
         raise FlyspecError(f"{self.client.address} ended the stream without a completion")
 

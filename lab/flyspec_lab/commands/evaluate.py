@@ -15,7 +15,6 @@ from flyspec_lab.commands.bench.common import Address, Local, models_of
 from flyspec_lab.commands.other_models import (
     Drafts,
     drafters_of,
-    is_address,
     served_rival,
     with_added_drafters,
 )
@@ -43,16 +42,11 @@ def evaluate(
     from flyspec_lab.problems import read_problems
 
     refuse_model_flags(models, local or address is None, address)
-    rival = options.rival
-    if rival is not None and address is not None and not is_address(rival):
+    if address is not None and (options.rival or draft):
         raise ConfigError(
-            f"--rival {rival}: a model is started beside a stack that this command starts; with "
-            "--address, give the HOST:PORT of a stack that serves it"
-        )
-    if draft and address is not None:
-        raise ConfigError(
-            "--draft: a draft model is added to a stack that this command starts; with --address, "
-            "`flyspec drafters register` adds one"
+            f"--{'rival' if options.rival else 'draft'}: is started beside a stack that this "
+            "command starts; remove --address (`flyspec drafters register` adds a draft model "
+            "to a running stack)"
         )
     tasks = read_problems(options)
 
@@ -69,7 +63,7 @@ def evaluate(
         async with AsyncExitStack() as resources:
             progressed, found = await run_evaluation(
                 options, tasks, served, ServedModel(client, served.target),
-                await served_rival(resources, rival, stack, connection),
+                await served_rival(resources, options.rival, stack),
                 fingerprints(await drafters_of(stack)), results.output, results.resume,
             )  # fmt: skip
         return _report(options, progressed, found, models_of(served.target, stack), results)

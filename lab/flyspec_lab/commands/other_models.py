@@ -14,15 +14,12 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from flyspec.addresses import address_problem
-from flyspec.config import GENERATION_PORT
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
     from flyspec.cli.service import Child
     from flyspec.cli.stack import Stack
-    from flyspec.credentials import Credentials
     from flyspec.values.admin import DrafterStatus
     from flyspec_lab.run import ServedModel
 
@@ -117,14 +114,10 @@ async def drafters_of(stack: Stack | None) -> list[DrafterStatus]:
         return await admin.list_drafters()
 
 
-def is_address(text: str) -> bool:
-    return not address_problem(text, "generation", GENERATION_PORT)
-
-
 async def served_rival(
-    resources: AsyncExitStack, rival: str | None, stack: Stack | None, connection: Credentials
+    resources: AsyncExitStack, rival: str | None, stack: Stack | None
 ) -> ServedModel | None:
-    """Return the stack that serves the rival; started here, unless it is an address."""
+    """Return a stack that serves the rival, started here."""
     from flyspec.cli.stack import Stack
     from flyspec.cli.starting import shown
     from flyspec.client import AsyncClient
@@ -133,16 +126,11 @@ async def served_rival(
 
     if rival is None:
         return None
-    if is_address(rival):
-        client = AsyncClient(rival, credentials=connection, max_retries=0)
-        client.hint = "give another --rival"
-    else:
-        assert stack is not None
-        model = stack.options.draft_model if rival == DRAFT else rival
-        if not model:
-            raise ConfigError(f"--rival {DRAFT}: there is no draft model; set --draft-model")
-        second = Stack(stack.options.with_target(model).on_free_ports(draft_model=""))
-        await resources.enter_async_context(shown(second, error_console()))
-        client = AsyncClient(second.address, max_retries=0)
-    await resources.enter_async_context(client)
+    assert stack is not None
+    model = stack.options.draft_model if rival == DRAFT else rival
+    if not model:
+        raise ConfigError(f"--rival {DRAFT}: there is no draft model; set --draft-model")
+    second = Stack(stack.options.with_target(model).on_free_ports(draft_model=""))
+    await resources.enter_async_context(shown(second, error_console()))
+    client = await resources.enter_async_context(AsyncClient(second.address, max_retries=0))
     return ServedModel(client, (await client.list_models()).target)

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +16,6 @@ from flyspec.cli.program import say
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
-from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
 from flyspec_lab.commands.other_models import Drafts, drafters_of, with_added_drafters
 from flyspec_lab.options import StudyOptions
@@ -103,7 +103,7 @@ async def _answer(
     for each in studies:
         of, target = tasks[each.name], (await client.list_models()).target
         try:
-            runs = each.runs(o, drafters)
+            run = each.run(o, drafters)
         except LookupError as missing:
             say(f"{each.name}: skipped: {missing}")
             continue
@@ -114,9 +114,9 @@ async def _answer(
             claims = [claim.row(samples) for claim in each.claims]
             used = {drafter.name for drafter in drafters if drafter.active}
         else:
-            found = await _evaluated(each, runs, of, client, stack, o)
+            found = await _evaluated(each, run, of, client, stack, o.output / each.name)
             sections, claims = evaluated(each, found)
-            used = {arm.drafter for part in found.values() for arm in part[0].arms}
+            used = {arm.drafter for arm in found[0].arms}
         facts = facts_of(command, of, o, target, [d for d in drafters if d.name in used])
         report = each.report([*sections, *further.get(each.name, ())], claims, facts)
         directory = o.output / each.name
@@ -130,27 +130,23 @@ async def _answer(
 
 async def _evaluated(
     study: Study,
-    runs: Mapping[str, EvalOptions],
+    run: EvalOptions,
     tasks: Sequence[TaskProblems],
     client: AsyncClient,
     stack: Stack,
-    o: StudyOptions,
-) -> dict[str, list[Found]]:
-    """Evaluate each part of a study, in a directory of its own."""
+    output: Path,
+) -> list[Found]:
+    """Make or go on with the run of a study in a directory."""
     from flyspec_lab.commands.other_models import served_rival
     from flyspec_lab.evaluation import run_evaluation
     from flyspec_lab.run import ServedModel
     from flyspec_lab.run_directory import fingerprints
 
-    served, found = await client.list_models(), {}
-    for part, run in runs.items():
-        async with AsyncExitStack() as resources:
-            rival = await served_rival(resources, run.rival, stack, Credentials())
-            _, found[part] = await run_evaluation(
-                run, tasks, served, ServedModel(client, served.target), rival,
-                fingerprints(await drafters_of(stack)), o.output / study.name / part,
-                resume=True,
-            )  # fmt: skip
-        if interrupted():
-            break
+    served = await client.list_models()
+    async with AsyncExitStack() as resources:
+        rival = await served_rival(resources, run.rival, stack)
+        _, found = await run_evaluation(
+            run, tasks, served, ServedModel(client, served.target), rival,
+            fingerprints(await drafters_of(stack)), output, resume=True,
+        )  # fmt: skip
     return found

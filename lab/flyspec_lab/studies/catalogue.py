@@ -19,7 +19,7 @@ from flyspec_lab.statistics import (
     wins_more,
 )
 from flyspec_lab.studies.batch import BATCHES, FLY
-from flyspec_lab.studies.fuzzy import FUZZY, TOTAL_VARIATION
+from flyspec_lab.studies.fuzzy import FUZZY, FUZZY_SAMPLED, TOTAL_VARIATION
 from flyspec_lab.studies.study import (
     MODEL,
     ClaimFinding,
@@ -218,6 +218,7 @@ _STUDIES: tuple[Study, ...] = (
         ),
     ),
     FUZZY,
+    FUZZY_SAMPLED,
     Study(
         name="margin",
         question="Up to which τ do near-ties cost nothing?",
@@ -297,7 +298,6 @@ _STUDIES: tuple[Study, ...] = (
             _gains_more("typical"),
         ),
         tasks=(("word_problems", None), ("python_code", None)),
-        divided=True,
     ),
 )
 STUDIES: Mapping[str, Study] = MappingProxyType({study.name: study for study in _STUDIES})

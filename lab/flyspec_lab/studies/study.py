@@ -80,11 +80,9 @@ class Study:
     """One question about rules.
 
     `rules` and `grid` are as on the command line of `flyspec eval`. `settings` are further options;
-    a study of several `parts`, by name, has a run for each, with options of its own. With
-    `batches`, the study is of concurrent requests (`flyspec_lab.studies.batch`), in ascending
+    with `batches`, the study is of concurrent requests (`flyspec_lab.studies.batch`), in ascending
     order. `tasks` are asked where the user names none, and of those that are generated (with
-    `batches`, of all) no more than `max_problems`; with `divided`, what may be worded in many ways
-    is a task of its own.
+    `batches`, of all) no more than `max_problems`.
 
     With `draft_models`, it compares all draft models of the stack; the bundled pair gets these
     further ones for it, by name. `of_models` returns what it measures of target and draft model
@@ -98,11 +96,9 @@ class Study:
     claims: Sequence[PaperClaim] = ()
     tasks_claims: Sequence[PaperClaim] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     batches: Sequence[int] = ()
     tasks: TaskPaths = ()
     max_problems: int | None = None
-    divided: bool = False
     draft_models: Mapping[str, Path] = field(default_factory=dict)
     of_models: (
         Callable[[Sequence[TaskProblems], StackOptions, StudyOptions], Sequence[Section]] | None
@@ -121,22 +117,22 @@ class Study:
                 )
             grid["drafter"] = tuple(sorted(sizes, key=lambda name: sizes[name]))
         known = {drafter.name for drafter in drafters}
-        for name in (*[MODEL] * bool(self.of_models), *grid.get("drafter", ())):
+        for name in (*[MODEL] * ("rival" in self.settings), *grid.get("drafter", ())):
             if name not in known:
                 raise LookupError(f"it needs a draft model (--draft-model) for the drafter {name}")
         return tuple(grid.items())
 
-    def runs(self, o: StudyOptions, drafters: Sequence[DrafterStatus]) -> dict[str, EvalOptions]:
-        """Return the runs of `flyspec eval` that answer it on a stack with these drafters, by part.
+    def run(self, o: StudyOptions, drafters: Sequence[DrafterStatus]) -> EvalOptions:
+        """Return the run of `flyspec eval` that answers it on a stack with these drafters.
 
-        A study without parts has one, named "". Options that a part sets are what it is about, so
-        the user's do not replace them. Greedy texts have one seed. Raises `LookupError` with what
-        the stack lacks.
+        Greedy texts have one seed. Raises `LookupError` with what the stack lacks.
         """
         own = self._with_own_tasks(o)
         given: dict[str, Any] = {
             **{f.name: getattr(own, f.name) for f in fields(ProblemOptions)},
-            "rules": self.rules,
+            "rules": self.rules
+            if not isinstance(self.rules, str)
+            else parse_conditions(self.rules),
             "grid": self._grid_on(drafters),
             "num_speculative_tokens": o.num_speculative_tokens,
             "concurrency": o.concurrency,
@@ -146,18 +142,11 @@ class Study:
             given |= {"temperature": o.temperature}
         if o.seeds is not None or o.temperature == 0.0:
             given |= {"seeds": o.seeds or 1}
-        found = {}
-        for part, settings in self.parts.items():
-            options = {**given, **settings}
-            if isinstance(options["rules"], str):
-                options["rules"] = parse_conditions(options["rules"])
-            found[part] = EvalOptions(**options)
-        return found
+        return EvalOptions(**given)
 
     def problems(self, o: StudyOptions) -> list[TaskProblems]:
         """Return the tasks of its runs with their problems. Raises `ConfigError`."""
-        tasks = read_problems(self._with_own_tasks(o))
-        return [part for task in tasks for part in task.divided()] if self.divided else tasks
+        return read_problems(self._with_own_tasks(o))
 
     def _with_own_tasks(self, o: StudyOptions) -> StudyOptions:
         tasks = o.task if o.task or o.prompt_file is not None else self.tasks
@@ -205,15 +194,8 @@ def _described(model: ModelInfo) -> str:
     )
 
 
-def evaluated(
-    study: Study, parts: Mapping[str, Sequence[Found]]
-) -> tuple[list[Section], list[list[str]]]:
-    """Return a section for each part and task, and the claims: on all tasks, then on each."""
-    found = [
-        replace(of, task=f"{of.task}, {part}" if part else of.task)
-        for part, tasks in parts.items()
-        for of in tasks
-    ]
+def evaluated(study: Study, found: Sequence[Found]) -> tuple[list[Section], list[list[str]]]:
+    """Return a section for each task, and the claims: on all tasks, then on each."""
     known = [of for of in found if of.reports]
     claims = [claim.row(known) for claim in study.tasks_claims if known]
     for of in known:

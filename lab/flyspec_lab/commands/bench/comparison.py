@@ -26,7 +26,6 @@ from flyspec_lab.bench.report import (
     report,
     report_batches,
     speed_tables,
-    worst_prompts,
 )
 from flyspec_lab.bench.speed import (
     BatchSample,
@@ -95,7 +94,6 @@ async def compare(
     shown: list[Any] = []
     for group, of in reports.items():
         shown += speed_tables(group, of, others)
-        shown.append(f"slowest: {worst_prompts(of, where[group], others)}\n")
     if batch_reports:
         shown.append(batch_table(batch_reports))
     if reports:
