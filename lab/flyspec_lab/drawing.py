@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".svg", ".png", ".pdf")
 
-# Ordered lines: one hue from light to dark. Comparisons: blue and orange, safe for the color-blind.
-ORDERED = ("#9ecae1", "#4a98c9", "#1764ab", "#08306b")
+# Comparisons: blue and orange, safe for the color-blind.
 BLUE, ORANGE, GREY = "#1764ab", "#d95f02", "#777777"
 # Okabe and Ito's colors, told apart by the color-blind, without black and yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

@@ -39,8 +39,9 @@ class ModeReport:
     above 1 is faster. `first_token_ms` is a median over the prompts. `mean_accepted_tokens` is
     tokens per round. `verify_step_ms` is the target's time per round, prompt included,
     `draft_step_ms` the draft model's per drafted token, `judge_ms` the rule's per round. `bound` is
-    what the ratio to plain decoding would be if only the target took time: tokens per round times plain step over
-    verify step, computed from the target's time per token; `bound_share` is the share of the bound reached.
+    what the ratio to plain decoding would be if only the target took time: tokens per round times
+    plain step over verify step, computed from the target's time per token; `bound_share` is the
+    share of the bound reached.
     """
 
     mode: str

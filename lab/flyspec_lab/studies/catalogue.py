@@ -13,7 +13,6 @@ from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport, flips, score_difference
 from flyspec_lab.evaluation import Found
 from flyspec_lab.statistics import (
-    difference_interval,
     exact_interval,
     is_larger,
     wins_more,
@@ -165,14 +164,13 @@ def _gains_more(rule: str, **parameters: Any) -> PaperClaim:
         for wanted, kind in ((True, "open"), (False, "strict")):
             if all(of.is_open is not wanted for of in tasks):
                 return ClaimFinding(None, f"{shown}; no {kind} task: name one with --task")
-        apart = [
-            difference_interval(one, other)
+        larger = [
+            is_larger(one, other)
             for of, one in gains
             for other_of, other in gains
-            if of.is_open and not other_of.is_open and one is not None and other is not None
+            if of.is_open and not other_of.is_open
         ]
-        more = apart and all(low > 0 for _, low, _ in apart)
-        return decided(more, any(high < 0 for _, _, high in apart), shown)
+        return decided(all(larger), False in larger, shown)
 
     shown = ", ".join([rule, *(value.name for value in parameters.values())])
     return PaperClaim(f"open tasks gain more than strict ones ({shown})", LLAMA_CPP, check)

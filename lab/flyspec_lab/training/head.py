@@ -165,7 +165,7 @@ def shape_for(target: HeadTarget, o: HeadTrainOptions) -> Eagle3Shape:
     layer = LlamaConfig(
         vocab_size=target.vocab_size,
         hidden_size=hidden,
-        intermediate_size=o.intermediate_size or 2 * hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=1,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,

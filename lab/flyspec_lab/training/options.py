@@ -88,9 +88,6 @@ class HeadTrainOptions(TrainOptions):
         "Directory of an EAGLE-3 head to go on with; its sizes are kept.", default="a new head",
     )] = None
     draft_vocab_size: Annotated[int, Flag("Tokens that the head can draft.", min=16)] = 2048
-    intermediate_size: Annotated[int | None, Flag(
-        "Width of the head's MLP.", min=1, default="twice its hidden size",
-    )] = None
     ttt_steps: Annotated[int, Flag(
         "Steps over which the head is unrolled (training-time test); a new head in the second half "
         "of training only.", Range(1, 16),
