@@ -19,24 +19,6 @@ from flyspec_lab.statistics import Array, Flips, Interval, ratio
 
 
 @dataclass(frozen=True)
-class RoundTimes:
-    """Means per round, in ms: drafting, the target's forward pass, the rule, and all of it.
-
-    The first round's include the prompt.
-    """
-
-    draft_ms: float
-    verify_ms: float
-    judge_ms: float
-    round_ms: float
-
-    @property
-    def rest_ms(self) -> float:
-        """Time of none of the three: messages, tokens to text, waiting for other requests."""
-        return self.round_ms - self.draft_ms - self.verify_ms - self.judge_ms
-
-
-@dataclass(frozen=True)
 class ConditionReport:
     """A condition over all problems that every condition has answered.
 
@@ -49,7 +31,9 @@ class ConditionReport:
     per second of a request, one of `concurrency` at a time. `mean_accepted_tokens_ratio` and
     `speed_ratio` are their ratios to those of `speed_base`: `exact` with the same K and drafter, or
     plain decoding where that was not compared; `speedup` is the ratio of `speed` to plain
-    decoding's. `failed` samples are left out everywhere.
+    decoding's. `failed` samples are left out everywhere. `draft_ms`, `verify_ms`
+    (the target's forward pass), `judge_ms` (the rule) and `round_ms` (all of it) are means per
+    round, the prompt included.
     """
 
     task: str
@@ -78,7 +62,10 @@ class ConditionReport:
     speed_base: str | None
     speed_ratio: Interval | None
     speedup: Interval | None
-    times: RoundTimes
+    draft_ms: float
+    verify_ms: float
+    judge_ms: float
+    round_ms: float
     same_as_plain: int
     cut_off: int
 
@@ -128,12 +115,10 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         speed_base=base,
         speed_ratio=_ratio_to(answered, name, base, TIME),
         speedup=_ratio_to(answered, name, None if plain is None else PLAIN, TIME),
-        times=RoundTimes(
-            *(
-                total(column) / 1e6 / rounds
-                for column in ("draft_model_ns", "target_model_ns", "judge_ns", "total_ns")
-            )
-        ),
+        draft_ms=total("draft_model_ns") / 1e6 / rounds,
+        verify_ms=total("target_model_ns") / 1e6 / rounds,
+        judge_ms=total("judge_ns") / 1e6 / rounds,
+        round_ms=total("total_ns") / 1e6 / rounds,
         same_as_plain=sum(
             row["token_ids"] == p["token_ids"] for row, p in zip(rows, plain or (), strict=False)
         ),

@@ -40,7 +40,7 @@ def test_drafts_are_read() -> None:
 def test_a_running_stack_gets_none_from_this_command() -> None:
     done = invoke("eval", "--address", "127.0.0.1:1", "--draft", "a=b")
     assert done.code == 2
-    assert "`flyspec drafters register` adds one" in done.err
+    assert "`flyspec drafters register` adds a draft model" in done.err
 
 
 async def test_they_draft_until_one_ends_which_ends_the_work(

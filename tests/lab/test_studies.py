@@ -61,7 +61,7 @@ def report(arm, recovery, tokens=10.0, upper=0.005, speedup=None, judge_ms=None)
         mean_accepted_tokens=tokens,
         flips=SimpleNamespace(harmful_rate_upper=upper),
         speedup=speedup,
-        times=SimpleNamespace(judge_ms=judge_ms),
+        judge_ms=judge_ms,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from flyspec.cli.conditions import Condition
@@ -29,21 +29,15 @@ PEERS = {
 """Names of transformers' modes in reports, by name on the command line."""
 
 
-def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
-    """Return a parser of comma-separated integers; it returns them sorted, without duplicates."""
-
-    def read(text: str) -> tuple[int, ...]:
-        try:
-            found = sorted({int(piece) for piece in text.split(",") if piece.strip()})
-        except ValueError:
-            found = []
-        if not found or found[0] < least:
-            raise ValueError(
-                f"{text!r}: must be a comma-separated list of integers of at least {least}"
-            )
-        return tuple(found)
-
-    return read
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Parse comma-separated integers; return them sorted, without duplicates."""
+    try:
+        found = sorted({int(piece) for piece in text.split(",") if piece.strip()})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise ValueError(f"{text!r}: must be a comma-separated list of integers of at least 1")
+    return tuple(found)
 
 
 def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
@@ -90,11 +84,6 @@ _request = partial(request_flag, group=None)
 
 
 # fmt: off
-def numbers_flag(text: str, least: int = 1, **known: Any) -> Flag:
-    return Flag(f"{text}, comma-separated.", metavar="N,...", listed=True, read=numbers(least),
-                **known)
-
-
 RULES_HELP = (
     "Rules, comma-separated, with parameters after a colon, or phases: "
     "exact,margin:margin_threshold=0.2,relaxed until #### then exact."
@@ -102,7 +91,6 @@ RULES_HELP = (
 Rules = Annotated[tuple[Condition, ...], Flag(
     RULES_HELP, metavar="RULE,...", listed=True, read=parse_conditions,
 )]
-Problems = Annotated[int, Flag("Number of fresh word problems.", min=1)]
 ProblemSeed = Annotated[int, Flag("Seed for generating the word problems.")]
 Chat = Annotated[bool | None, Flag(
     "Send prompts as chat messages.", default="only questions, not code",
@@ -155,7 +143,9 @@ class SpeedOptions:
         "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
         metavar="[NAME=]URL", read=parse_against,
     )] = ()
-    batch: Annotated[tuple[int, ...], numbers_flag("Concurrent requests")] = (1,)
+    batch: Annotated[tuple[int, ...], Flag(
+        "Concurrent requests, comma-separated.", metavar="N,...", listed=True, read=parse_numbers,
+    )] = (1,)
 
     @property
     def disable_loop_guard(self) -> bool:

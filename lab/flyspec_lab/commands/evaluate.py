@@ -11,7 +11,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands.bench.common import Address, Local, models_of
+from flyspec_lab.commands import Address, Local, models_of
 from flyspec_lab.commands.other_models import (
     Drafts,
     drafters_of,

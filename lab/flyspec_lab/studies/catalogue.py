@@ -121,7 +121,7 @@ def _drafted_faster(found: Found) -> ClaimFinding:
 
 
 def _gate_is_quick(found: Found) -> ClaimFinding:
-    times = {report.condition: report.times.judge_ms for _, report in found.of("fly")}
+    times = {report.condition: report.judge_ms for _, report in found.of("fly")}
     known = {name: ms for name, ms in times.items() if ms is not None}
     shown = "; ".join(f"{name}: {ms:.2f} ms" for name, ms in known.items())
     return ClaimFinding(max(known.values()) <= _GATE_MS if known else None, shown or "unknown")

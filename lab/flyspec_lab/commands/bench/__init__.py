@@ -16,7 +16,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.options import PairOptions, SpeedOptions
-from flyspec_lab.commands.bench.common import Address, Local
+from flyspec_lab.commands import Address, Local
 from flyspec_lab.report import Report, Results
 
 app = typer.Typer(invoke_without_command=True)

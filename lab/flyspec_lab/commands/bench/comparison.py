@@ -35,7 +35,7 @@ from flyspec_lab.bench.speed import (
     measure_batches,
     read_items,
 )
-from flyspec_lab.commands.bench.common import models_of
+from flyspec_lab.commands import models_of
 from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
