@@ -89,7 +89,6 @@ async def measure(
     o: StudyOptions,
 ) -> list[BatchSample]:
     """Measure all batch sizes; if interrupted, return what was measured until then."""
-    assert not isinstance(study.rules, str)
     options = SpeedOptions(
         rules=tuple(study.rules),
         num_speculative_tokens=(o.num_speculative_tokens,),

@@ -183,14 +183,14 @@ _STUDIES: tuple[Study, ...] = (
     Study(
         name="rules",
         question="What does each rule keep, and what does it gain?",
-        rules="all",
+        rules=parse_conditions("all"),
         settings={"controls": True},
     ),
     Study(
         name="window",
         question="Does a window of matches after a loose token save answers, and what does it "
         "cost?",
-        rules="exact,fly",
+        rules=parse_conditions("exact,fly"),
         grid=("W=0,4,6,8",),
         claims=(
             PaperClaim("without a window (W = 0), accuracy is lost", FLY, _loses_without_window),
@@ -201,14 +201,14 @@ _STUDIES: tuple[Study, ...] = (
     Study(
         name="entropy-threshold",
         question="How do θ and the measure of entropy trade accuracy for speed?",
-        rules="exact,fly,fly-paper",
+        rules=parse_conditions("exact,fly,fly-paper"),
         grid=("theta=0,0.3,0.6,1",),
         claims=(_theta_orders("fly"), _theta_orders("fly-paper")),
     ),
     Study(
         name="length",
         question="Does acceptance grow with K, and does it cost answers?",
-        rules="exact,fly,margin,fuzzy",
+        rules=parse_conditions("exact,fly,margin,fuzzy"),
         grid=("K=4,5,8,10,15,20,25,30",),
         claims=(
             _grows_with_k("tokens a round grow with K", "fly"),
@@ -220,13 +220,13 @@ _STUDIES: tuple[Study, ...] = (
     Study(
         name="margin",
         question="Up to which τ do near-ties cost nothing?",
-        rules="exact,margin",
+        rules=parse_conditions("exact,margin"),
         grid=("margin_threshold=0.05,0.1,0.2,0.3,0.5,1,2",),
     ),
     Study(
         name="multi-level",
         question="Does prompt lookup before the draft model pay, and where does a round's time go?",
-        rules="exact,fly",
+        rules=parse_conditions("exact,fly"),
         grid=(f"drafter={MODEL},{MULTI_LEVEL}",),
         settings={"concurrency": 1},
         claims=(
@@ -245,7 +245,7 @@ _STUDIES: tuple[Study, ...] = (
         name="draft-models",
         question="How large may a draft model be, and may it have another tokenizer, before its "
         "time costs more than its drafts save?",
-        rules=f"exact,{DEFAULT_RULE},fly,margin",
+        rules=parse_conditions(f"exact,{DEFAULT_RULE},fly,margin"),
         settings={"concurrency": 1},
         # The largest draft model of all: it drafts what it will accept, and is as slow as the
         # target.
@@ -255,7 +255,7 @@ _STUDIES: tuple[Study, ...] = (
     Study(
         name="temperature",
         question="Do rules keep answers that are sampled?",
-        rules="exact,fly,margin,kl,relaxed,fuzzy,typical,rejection",
+        rules=parse_conditions("exact,fly,margin,kl,relaxed,fuzzy,typical,rejection"),
         settings={"temperature": 1.0},
     ),
     Study(

@@ -13,7 +13,6 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.tables import make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
 from flyspec_lab.arms import Grid, parse_grid
-from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.evaluation import Found
 from flyspec_lab.options import EvalOptions, ProblemOptions, StudyOptions, TaskPaths
 from flyspec_lab.plots import quality_plot
@@ -79,7 +78,7 @@ def with_bounds(estimate: Interval | None, form: str, less: float = 0.0) -> str:
 class Study:
     """One question about rules.
 
-    `rules` and `grid` are as on the command line of `flyspec eval`. `settings` are further options;
+    `grid` is as on the command line of `flyspec eval`. `settings` are further options;
     with `batches`, the study is of concurrent requests (`flyspec_lab.studies.batch`), in ascending
     order. `tasks` are asked where the user names none, and of those that are generated (with
     `batches`, of all) no more than `max_problems`.
@@ -91,7 +90,7 @@ class Study:
 
     name: str
     question: str
-    rules: str | Sequence[Condition]
+    rules: Sequence[Condition]
     grid: Sequence[str] = ()
     claims: Sequence[PaperClaim] = ()
     tasks_claims: Sequence[PaperClaim] = ()
@@ -130,9 +129,7 @@ class Study:
         own = self._with_own_tasks(o)
         given: dict[str, Any] = {
             **{f.name: getattr(own, f.name) for f in fields(ProblemOptions)},
-            "rules": self.rules
-            if not isinstance(self.rules, str)
-            else parse_conditions(self.rules),
+            "rules": tuple(self.rules),
             "grid": self._grid_on(drafters),
             "num_speculative_tokens": o.num_speculative_tokens,
             "concurrency": o.concurrency,
