@@ -99,13 +99,8 @@ async def test_all_rules_on_prompts_without_answers(
     loose = [s for s in samples if s["num_loose_tokens"]]
     assert loose
     for s in loose:
-        assert len(s["loose_positions"]) == s["num_loose_tokens"] == len(s["loose_gaps_nats"])
-        assert [s["origins"][i] for i in s["loose_positions"]] == ["LOOSE"] * s["num_loose_tokens"]
+        assert s["origins"].count("LOOSE") == s["num_loose_tokens"] == len(s["loose_gaps_nats"])
         assert sum(s["loose_gaps_nats"]) == pytest.approx(s["loose_cost_nats"])
-        for position, target in zip(s["loose_positions"], s["loose_target_token_ids"], strict=True):
-            assert target >= 0
-            assert s["token_ids"][position] != target
-    assert None not in by_rule["fly, W = 0"]["loose_entropies"]
 
 
 async def test_a_run_goes_on_where_it_was_interrupted(

@@ -63,7 +63,6 @@ FLY = [
      "target_model_ns": 100_000_000, "judge_ns": 8_000_000},
     {"num_rounds": 2, "num_spec_steps": 1, "num_accepted_draft_tokens": 8, "total_ns": 500_000_000,
      "num_loose_tokens": 1, "loose_cost_nats": 0.2, "loose_gaps_nats": [0.2], "score": 0.0,
-     "rejected_gaps_nats": [3.9],
      "num_rejected_tokens": 1, "rejected_cost_nats": 3.9, "loop_guard_token_index": 9,
      "token_ids": [7] * TOKENS, "finish_reason": "LENGTH"},
 ]  # fmt: skip

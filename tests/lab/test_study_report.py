@@ -26,7 +26,7 @@ STRICT = TaskProblems("words", WordProblems(), [Problem(f"{i}", "Q", "7") for i 
 OPEN = TaskProblems("tales/of <two>", OpenEnded("x"), [Problem(f"{i}", "Q") for i in range(6)])
 LOOSE = {
     "num_loose_tokens": 2, "loose_gaps_nats": [0.1, 0.3], "loose_cost_nats": 0.4,
-    "num_rejected_tokens": 1, "rejected_gaps_nats": [9.0], "rejected_cost_nats": 9.0,
+    "num_rejected_tokens": 1, "rejected_cost_nats": 9.0,
 }  # fmt: skip
 
 
