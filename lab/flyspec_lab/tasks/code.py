@@ -20,7 +20,6 @@ class CodeTask(Task):
     """A task whose answers are run in the sandbox: refused unless allowed and possible here."""
 
     runs_code = True
-    scoring = "all tests pass, in a sandbox (pass@1)"
 
     def __init__(self, path: str | None = None, **options: Any) -> None:
         super().__init__(path, **options)

@@ -41,7 +41,6 @@ def _goes_on(text: str, found: re.Match[str]) -> bool:
 class MultipleChoice(Task):
     """Questions of which the answer begins with a letter, in the format of MMLU's paper."""
 
-    scoring = "the letter chosen in the generated text"
     max_tokens = 16
     stop = ("</s>", "\n")
 
