@@ -51,9 +51,6 @@ class ProblemOptions:
     """Which problems, of which tasks or of a prompt file, and how long their texts get."""
 
     task: Annotated[Sequence[tuple[str, str | None]], task_flag("word_problems")] = ()
-    num_shots: Annotated[int | None, Flag(
-        "Examples before each question.", min=0, default="as in the task's benchmark",
-    )] = None
     allow_code_execution: Annotated[bool, Flag(
         "Let tasks score answers by running generated code, in a sandbox.",
     )] = False

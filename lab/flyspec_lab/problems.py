@@ -74,11 +74,9 @@ def _task(name: str, path: str | None, o: ProblemOptions) -> Task:
             path,
             limit=o.limit if kind.needs_path else o.problems,
             seed=o.problem_seed,
-            num_shots=o.num_shots,
             allow_code_execution=o.allow_code_execution,
         )
     except ConfigError as error:
         said = str(error).removeprefix(f"task {name} ")
-        for argument in ("allow_code_execution", "num_shots"):
-            said = said.replace(argument, "--" + argument.replace("_", "-"))
+        said = said.replace("allow_code_execution", "--allow-code-execution")
         raise ConfigError(f"--task {name}: {said}") from None

@@ -114,8 +114,7 @@ class Mmlu(MultipleChoice):
         rows, pool = read_with_examples(self.path, self.num_shots, ("dev",))
         if self.num_shots and pool is rows:
             raise ConfigError(
-                f"{self.path}: examples need the dev split beside it; give the data set's "
-                "directory, or num_shots 0"
+                f"{self.path}: examples need the dev split beside it; give the data set's directory"
             )
         return [self._problem(row, pool) for row in rows[: self.limit]]
 
