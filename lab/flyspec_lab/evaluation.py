@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from flyspec.client import Models
+from flyspec.client import AsyncClient
 from flyspec.concurrency import check_reached
 from flyspec.progress import error_console
 from flyspec_lab import compare
@@ -73,8 +73,7 @@ class Found:
 async def run_evaluation(
     o: EvalOptions,
     tasks: Sequence[TaskProblems],
-    models: Models,
-    target: ServedModel,
+    client: AsyncClient,
     rival: ServedModel | None,
     drafters: Mapping[str, str],
     output: Path | None,
@@ -85,6 +84,8 @@ async def run_evaluation(
     `drafters` are fingerprints that are known. After Ctrl-C, what there is is compared. Raises
     `ConfigError`.
     """
+    models = await client.list_models()
+    target = ServedModel(client, models.target)
     conditions = (*o.conditions, *(controls_of(o.conditions) if o.controls else ()))
     drafter = o.drafter or next(iter(models.drafters), "")
     arms = make_arms(conditions, o.grid, o.num_speculative_tokens, drafter, models.rules)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.cli.options import ModelFlags, with_flags
@@ -24,6 +25,7 @@ from flyspec_lab.report import Part, Report, RunResults
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
     from flyspec_lab.evaluation import Found
+    from flyspec_lab.problems import TaskProblems
     from flyspec_lab.run import Progressed
 
 
@@ -51,25 +53,37 @@ def evaluate(
     tasks = read_problems(options)
 
     async def use(client: AsyncClient, stack: Stack | None) -> Report:
-        work = evaluated(client, stack)
+        work = measured(client, stack)
         return await (work if stack is None else with_added_drafters(stack, draft, work))
 
-    async def evaluated(client: AsyncClient, stack: Stack | None) -> Report:
-        from flyspec_lab.evaluation import run_evaluation
-        from flyspec_lab.run import ServedModel
-        from flyspec_lab.run_directory import fingerprints
-
-        served = await client.list_models()
-        async with AsyncExitStack() as resources:
-            progressed, found = await run_evaluation(
-                options, tasks, served, ServedModel(client, served.target),
-                await served_rival(resources, options.rival, stack),
-                fingerprints(await drafters_of(stack)), results.output, results.resume,
-            )  # fmt: skip
-        return _report(options, progressed, found, models_of(served.target, stack), results)
+    async def measured(client: AsyncClient, stack: Stack | None) -> Report:
+        progressed, found = await evaluate_on(
+            client, stack, options, tasks, results.output, results.resume
+        )
+        target = (await client.list_models()).target
+        return _report(options, progressed, found, models_of(target, stack), results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))
+
+
+async def evaluate_on(
+    client: AsyncClient,
+    stack: Stack | None,
+    o: EvalOptions,
+    tasks: Sequence[TaskProblems],
+    output: Path | None,
+    resume: bool,
+) -> tuple[Progressed, list[Found]]:
+    """Make or go on with a run on a stack, beside which the rival is started."""
+    from flyspec_lab.evaluation import run_evaluation
+    from flyspec_lab.run_directory import fingerprints
+
+    async with AsyncExitStack() as resources:
+        return await run_evaluation(
+            o, tasks, client, await served_rival(resources, o.rival, stack),
+            fingerprints(await drafters_of(stack)), output, resume,
+        )  # fmt: skip
 
 
 def _report(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,13 +15,12 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
+from flyspec_lab.commands.evaluate import evaluate_on
 from flyspec_lab.commands.other_models import Drafts, drafters_of, with_added_drafters
 from flyspec_lab.options import StudyOptions
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
-    from flyspec_lab.evaluation import Found
-    from flyspec_lab.options import EvalOptions
     from flyspec_lab.problems import TaskProblems
     from flyspec_lab.report import Section
     from flyspec_lab.studies.study import Study
@@ -114,7 +111,7 @@ async def _answer(
             claims = [claim.row(samples) for claim in each.claims]
             used = {drafter.name for drafter in drafters if drafter.active}
         else:
-            found = await _evaluated(each, run, of, client, stack, o.output / each.name)
+            _, found = await evaluate_on(client, stack, run, of, o.output / each.name, resume=True)
             sections, claims = evaluated(each, found)
             used = {arm.drafter for arm in found[0].arms}
         facts = facts_of(command, of, o, target, [d for d in drafters if d.name in used])
@@ -126,27 +123,3 @@ async def _answer(
         say(f"wrote {file}")
         if interrupted():
             return
-
-
-async def _evaluated(
-    study: Study,
-    run: EvalOptions,
-    tasks: Sequence[TaskProblems],
-    client: AsyncClient,
-    stack: Stack,
-    output: Path,
-) -> list[Found]:
-    """Make or go on with the run of a study in a directory."""
-    from flyspec_lab.commands.other_models import served_rival
-    from flyspec_lab.evaluation import run_evaluation
-    from flyspec_lab.run import ServedModel
-    from flyspec_lab.run_directory import fingerprints
-
-    served = await client.list_models()
-    async with AsyncExitStack() as resources:
-        rival = await served_rival(resources, run.rival, stack)
-        _, found = await run_evaluation(
-            run, tasks, served, ServedModel(client, served.target), rival,
-            fingerprints(await drafters_of(stack)), output, resume=True,
-        )  # fmt: skip
-    return found
