@@ -138,7 +138,7 @@ $(LLAMA)/bin/llama-server: | $(VENV)/.installed-llama-cpp
 		-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF $(CMAKE_ARGS) > $(LLAMA)/configure.log
 	@cmake --build $(LLAMA) --target llama-server -j > $(LLAMA)/build.log
 
-llama-server: $(LLAMA)/bin/llama-server ## build llama.cpp's server, which `flyspec bench --llama-server` compares with (minutes)
+llama-server: $(LLAMA)/bin/llama-server ## build llama.cpp's server, which `flyspec bench --against` compares with (minutes)
 
 # The documents name the default ports; in a network of its own nothing else has them.
 # Nor may the clients there be given them: they are among those of outgoing connections.

@@ -7,7 +7,7 @@ the mean raw log-probability that the target gives a text's tokens is its qualit
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,40 +15,7 @@ import numpy as np
 from flyspec_lab.answered import ROUNDS, TIME, Answered, Row
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.curves import is_exact
-from flyspec_lab.samples import ends_in_loop
 from flyspec_lab.statistics import Array, Flips, Interval, ratio
-
-
-@dataclass(frozen=True)
-class RoundTimes:
-    """Means per round, in ms: drafting, the target's forward pass, the rule, and all of it.
-
-    The first round's include the prompt.
-    """
-
-    draft_ms: float
-    verify_ms: float
-    judge_ms: float
-    round_ms: float
-
-    @property
-    def rest_ms(self) -> float:
-        """Time of none of the three: messages, tokens to text, waiting for other requests."""
-        return self.round_ms - self.draft_ms - self.verify_ms - self.judge_ms
-
-
-@dataclass(frozen=True)
-class Versus:
-    """A condition against another one, `of`, on the same problems.
-
-    `flips` and the difference of the score are None without known answers. Differences are means
-    over all texts: of the score, and of the share of loose tokens.
-    """
-
-    of: str
-    flips: Flips | None
-    score_difference: Interval | None
-    loose_share_difference: Interval | None
 
 
 @dataclass(frozen=True)
@@ -58,13 +25,15 @@ class ConditionReport:
     `accuracy`, `recovery` and `flips` (against plain decoding) are None without known answers; then
     `log_likelihood_per_token` is known, in nats. Gaps are in nats: raw log p(most likely token) -
     log p(token), None if there was no such token. `loops` counts texts that repeat themselves by
-    the loop guard's criterion, whether it was on or not, `ending_loops` those that do so to their
-    end, `new_loops` those that do not under `speed_base` with the same seed.
+    the loop guard's criterion, whether it was on or not, `new_loops` those that do not under
+    `speed_base` with the same seed.
     `mean_accepted_tokens` is tokens per round, where each plain token is a round; `speed` is tokens
     per second of a request, one of `concurrency` at a time. `mean_accepted_tokens_ratio` and
     `speed_ratio` are their ratios to those of `speed_base`: `exact` with the same K and drafter, or
     plain decoding where that was not compared; `speedup` is the ratio of `speed` to plain
-    decoding's. `failed` samples are left out everywhere.
+    decoding's. `failed` samples are left out everywhere. `draft_ms`, `verify_ms`
+    (the target's forward pass), `judge_ms` (the rule) and `round_ms` (all of it) are means per
+    round, the prompt included.
     """
 
     task: str
@@ -87,29 +56,23 @@ class ConditionReport:
     mean_rejected_gap_nats: float | None
     rollbacks: int
     loops: int
-    ending_loops: int
     new_loops: int | None
     distribution_bytes_per_round: float
     speed: float
     speed_base: str | None
     speed_ratio: Interval | None
     speedup: Interval | None
-    times: RoundTimes
+    draft_ms: float
+    verify_ms: float
+    judge_ms: float
+    round_ms: float
     same_as_plain: int
     cut_off: int
-    versus: Versus | None = None
 
 
-def report(answered: Answered, first: str = PLAIN) -> list[ConditionReport]:
-    """Summarize each arm of a task, and compare it with the one named `first`."""
-    names = [arm.name for arm in answered.arms]
-    reports = [_condition(answered, name) for name in names] if answered.bootstrap else []
-    if first not in names:
-        return reports
-    return [
-        r if r.condition == first else replace(r, versus=versus(answered, r.condition, first))
-        for r in reports
-    ]
+def report(answered: Answered) -> list[ConditionReport]:
+    """Summarize each arm of a task."""
+    return [_condition(answered, arm.name) for arm in answered.arms] if answered.places else []
 
 
 def _condition(answered: Answered, name: str) -> ConditionReport:
@@ -146,19 +109,16 @@ def _condition(answered: Answered, name: str) -> ConditionReport:
         mean_rejected_gap_nats=total("rejected_cost_nats") / rejected if rejected else None,
         rollbacks=int(total("num_rollbacks")),
         loops=sum(loops),
-        ending_loops=sum(ends_in_loop(row["token_ids"]) for row in rows),
         new_loops=None if of_base is None else sum(map(operator.gt, loops, of_base)),
         distribution_bytes_per_round=total("distribution_bytes") / max(1.0, steps),
         speed=tokens / max(1e-9, total("total_ns") / 1e9),
         speed_base=base,
         speed_ratio=_ratio_to(answered, name, base, TIME),
         speedup=_ratio_to(answered, name, None if plain is None else PLAIN, TIME),
-        times=RoundTimes(
-            *(
-                total(column) / 1e6 / rounds
-                for column in ("draft_model_ns", "target_model_ns", "judge_ns", "total_ns")
-            )
-        ),
+        draft_ms=total("draft_model_ns") / 1e6 / rounds,
+        verify_ms=total("target_model_ns") / 1e6 / rounds,
+        judge_ms=total("judge_ns") / 1e6 / rounds,
+        round_ms=total("total_ns") / 1e6 / rounds,
         same_as_plain=sum(
             row["token_ids"] == p["token_ids"] for row, p in zip(rows, plain or (), strict=False)
         ),
@@ -176,12 +136,12 @@ def _quality(answered: Answered, name: str) -> dict[str, Any]:
             None if np.isnan(likelihood).any() else float(likelihood.sum()) / max(1, tokens),
         "accuracy": _interval(answered, ratio, score, (name, "one")) if known else None,
         "recovery": _interval(answered, ratio, score, (PLAIN, "score")) if compared else None,
-        "flips": _flips(answered, name, PLAIN) if compared else None,
+        "flips": flips(answered, name, PLAIN) if compared else None,
     }  # fmt: skip
 
 
-def _flips(answered: Answered, name: str, other: str) -> Flips:
-    """Compare the first text of each problem."""
+def flips(answered: Answered, name: str, other: str) -> Flips:
+    """Compare the answers of two arms: those of the first text of each problem."""
     right, there = (answered.column(arm, "score")[answered.first] >= 1.0 for arm in (name, other))
     return Flips.of(right, there)
 
@@ -208,18 +168,12 @@ def _loops(row: Row) -> bool:
     return row["loop_token_index"] is not None or row["loop_guard_token_index"] is not None
 
 
-def versus(answered: Answered, name: str, first: str) -> Versus:
-    """Compare an arm with another one, problem by problem."""
-
-    def difference(column: str) -> Interval | None:
-        columns = [(arm, of) for arm in (name, first) for of in (column, "one")]
-        return _interval(
-            answered, lambda s: s[..., 0] / s[..., 1] - s[..., 2] / s[..., 3], *columns
-        )
-
-    known = answered.has_answers
-    flips = _flips(answered, name, first) if known else None
-    return Versus(first, flips, difference("score") if known else None, difference("loose share"))
+def score_difference(answered: Answered, name: str, other: str) -> Interval | None:
+    """Return the mean score of an arm less that of another; None without known answers."""
+    if not answered.has_answers:
+        return None
+    columns = [(arm, of) for arm in (name, other) for of in ("score", "one")]
+    return _interval(answered, lambda s: s[..., 0] / s[..., 1] - s[..., 2] / s[..., 3], *columns)
 
 
 def _interval(answered: Answered, statistic: Any, *columns: tuple[str, str]) -> Interval | None:
@@ -227,12 +181,7 @@ def _interval(answered: Answered, statistic: Any, *columns: tuple[str, str]) -> 
     assert answered.bootstrap is not None
 
     def values(arm: str, name: str) -> Array:
-        if name == "one":
-            return np.ones(len(answered.rows[arm]))
-        if name == "loose share":
-            tokens = answered.column(arm, "num_tokens")
-            return answered.column(arm, "num_loose_tokens") / np.maximum(1.0, tokens)
-        return answered.column(arm, name)
+        return np.ones(len(answered.places)) if name == "one" else answered.column(arm, name)
 
     return answered.bootstrap.interval(
         answered.per_problem(*(values(*column) for column in columns)), statistic

@@ -42,7 +42,9 @@ class AtEqualSpeed:
 @dataclass(frozen=True)
 class EqualCost:
     """A condition against the curve of another rule, where both have the same tokens per round
-    (`acceptance`) and the same tokens per second (`speed`). None where the curve does not reach."""
+    (`acceptance`) and the same tokens per second (`speed`). None where the curve does not reach.
+
+    A random allocation (`allocation_from`) is a curve in tokens per second only."""
 
     task: str
     condition: str
@@ -51,26 +53,13 @@ class EqualCost:
     speed: AtEqualSpeed | None
 
 
-@dataclass(frozen=True)
-class AllocationLead:
-    """A condition's score less that of the line from `large` to `small` at its tokens per second.
-
-    Where the condition is faster than the small model, that one's score counts. `at` is None where
-    the condition is slower than the large model.
-    """
-
-    task: str
-    condition: str
-    large: str
-    small: str
-    at: AtEqualSpeed | None
-
-
 def equal_costs(answered: Answered) -> list[EqualCost]:
     """Compare each lossy condition with the curves of other rules, `random` first.
 
     A curve has two or more conditions of a rule (`curves_of`), or is `random`; and `exact` if that
-    was compared, which every rule becomes where it accepts nothing.
+    was compared, which every rule becomes where it accepts nothing. Last are the lines of a random
+    allocation, from plain and from exact decoding (with the same K and drafter) to the rival; where
+    a condition is faster than that one, its score counts.
     """
     if not answered.has_answers:
         return []
@@ -82,7 +71,12 @@ def equal_costs(answered: Answered) -> list[EqualCost]:
             rounds, time = (_at_equal_speed(answered, arm, members, by) for by in (ROUNDS, TIME))
             if rounds or time:
                 found.append(EqualCost(answered.task, arm.name, name, rounds, time))
-    return found
+    return [*found, *_allocations(answered)]
+
+
+def allocation_from(large: str) -> str:
+    """Return the name of the line from a large model's condition to the rival."""
+    return f"random allocation from {large}"
 
 
 def _at_equal_speed(
@@ -94,17 +88,13 @@ def _at_equal_speed(
     )
 
 
-def allocation_leads(answered: Answered) -> list[AllocationLead]:
-    """Compare each lossy condition with the lines from plain and from exact decoding to the rival.
-
-    Exact decoding is that with the same K and drafter. Empty without a rival or known answers.
-    """
+def _allocations(answered: Answered) -> list[EqualCost]:
     small = next((arm for arm in answered.arms if arm.rival), None)
-    if small is None or not answered.has_answers:
+    if small is None:
         return []
     return [
-        AllocationLead(
-            answered.task, arm.name, large.name, small.name,
+        EqualCost(
+            answered.task, arm.name, allocation_from(large.name), None,
             _at_equal_speed(answered, arm, [large, small], TIME, beyond=True),
         )
         for arm in answered.arms

@@ -1,19 +1,21 @@
-"""`flyspec eval` once its stacks run: arms, samples and their comparison."""
+"""`flyspec eval` once its stacks run: arms, samples, and findings on each task."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
-from flyspec.client import Models
+from flyspec.client import AsyncClient
 from flyspec.concurrency import check_reached
 from flyspec.progress import error_console
 from flyspec_lab import compare
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, controls_of, make_arms, rival_arm
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import AllocationLead, EqualCost, allocation_leads, equal_costs
+from flyspec_lab.curves import EqualCost, equal_costs
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, ServedModel, make_samples, wanted_samples
@@ -21,31 +23,69 @@ from flyspec_lab.run_directory import RunSettings, model_facts, open_run
 
 
 @dataclass(frozen=True)
-class Evaluation:
-    """The arms of a run, how their samples went, and findings by task."""
+class Found:
+    """The conditions on a task with their reports, to be asked for by what they are.
 
+    `answered` are their texts; `is_open`: whether answers may be worded in many ways.
+    """
+
+    task: str
     arms: Sequence[Arm]
-    progressed: Progressed
-    answered: Mapping[str, Answered]
-    conditions: Mapping[str, Sequence[ConditionReport]]
-    equal_costs: Mapping[str, Sequence[EqualCost]]
-    allocations: Mapping[str, Sequence[AllocationLead]]
+    reports: Sequence[ConditionReport]
+    equal_costs: Sequence[EqualCost] = ()
+    answered: Answered | None = None
+    is_open: bool = False
+
+    @classmethod
+    def on(cls, answered: Answered, arms: Sequence[Arm], is_open: bool = False) -> Found:
+        """Compare the texts of a task."""
+        reports, costs = compare.report(answered), equal_costs(answered)
+        return cls(answered.task, arms, reports, costs, answered, is_open)
+
+    @cached_property
+    def pairs(self) -> list[tuple[Arm, ConditionReport]]:
+        """The conditions that have texts."""
+        by_name = {report.condition: report for report in self.reports}
+        return [(arm, by_name[arm.name]) for arm in self.arms if arm.name in by_name]
+
+    def of(self, rule: str, **parameters: Any) -> list[tuple[Arm, ConditionReport]]:
+        """Return the conditions by this preset with these parameters; `drafter` is one as well."""
+        wanted = {"name": rule, **parameters}
+        return [
+            (arm, report)
+            for arm, report in self.pairs
+            if arm.k != 0
+            and all(
+                getattr(arm if name == "drafter" else arm.rule, name) == value
+                for name, value in wanted.items()
+            )
+        ]
+
+    def one(self, rule: str, **parameters: Any) -> ConditionReport:
+        """Return the report of the only such condition. Raises `LookupError` if it has no texts."""
+        found = self.of(rule, **parameters)
+        if not found:
+            raise LookupError(rule)
+        ((_, report),) = found
+        return report
 
 
 async def run_evaluation(
     o: EvalOptions,
     tasks: Sequence[TaskProblems],
-    models: Models,
-    target: ServedModel,
+    client: AsyncClient,
     rival: ServedModel | None,
     drafters: Mapping[str, str],
     output: Path | None,
     resume: bool,
-) -> Evaluation:
-    """Make what is missing of a run, and compare. `drafters` are fingerprints that are known.
+) -> tuple[Progressed, list[Found]]:
+    """Make what is missing of a run; return how many samples there are, and findings by task.
 
-    After Ctrl-C, what there is is compared. Raises `ConfigError`.
+    `drafters` are fingerprints that are known. After Ctrl-C, what there is is compared. Raises
+    `ConfigError`.
     """
+    models = await client.list_models()
+    target = ServedModel(client, models.target)
     conditions = (*o.conditions, *(controls_of(o.conditions) if o.controls else ()))
     drafter = o.drafter or next(iter(models.drafters), "")
     arms = make_arms(conditions, o.grid, o.num_speculative_tokens, drafter, models.rules)
@@ -68,19 +108,6 @@ async def run_evaluation(
         progressed = await make_samples(o, wanted, target, rival, file)
         check_reached(progressed.found + progressed.made)
         rows = list(file.read())
-    answered = {task.name: Answered(task.name, arms, wanted, rows) for task in tasks}
-    return compared(arms, progressed, answered, o.conditions[0].name)
-
-
-def compared(
-    arms: Sequence[Arm], progressed: Progressed, answered: Mapping[str, Answered], first: str
-) -> Evaluation:
-    """Compare the texts of each task, with those of the condition named `first` as well."""
-    return Evaluation(
-        arms,
-        progressed,
-        answered,
-        {name: compare.report(of, first) for name, of in answered.items()},
-        {name: equal_costs(of) for name, of in answered.items()},
-        {name: allocation_leads(of) for name, of in answered.items()},
-    )
+    return progressed, [
+        Found.on(Answered(task.name, arms, wanted, rows), arms, task.is_open) for task in tasks
+    ]

@@ -51,9 +51,6 @@ class ProblemOptions:
     """Which problems, of which tasks or of a prompt file, and how long their texts get."""
 
     task: Annotated[Sequence[tuple[str, str | None]], task_flag("word_problems")] = ()
-    num_shots: Annotated[int | None, Flag(
-        "Examples before each question.", min=0, default="as in the task's benchmark",
-    )] = None
     allow_code_execution: Annotated[bool, Flag(
         "Let tasks score answers by running generated code, in a sandbox.",
     )] = False
@@ -87,8 +84,8 @@ class EvalOptions(ProblemOptions):
         "Also compare the controls: `random`, and each rule with a window without it.",
     )] = False
     rival: Annotated[str | None, Flag(
-        "Also decode plainly with this model alone: a directory or hub id, `draft` for the draft "
-        "model, or the HOST:PORT of a stack that serves it.", metavar="MODEL", default="none",
+        "Also decode plainly with this model alone: a directory or hub id, or `draft` for the "
+        "draft model.", metavar="MODEL", default="none",
     )] = None
     drafter: Drafter = ""
     num_speculative_tokens: KOrAuto = AUTO

@@ -12,7 +12,8 @@ from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import curves_of, is_control, is_exact
-from flyspec_lab.drawing import COLORS, GREY, MARKERS, draw_intervals, powers_of_two
+from flyspec_lab.drawing import COLORS, GREY, MARKERS, draw_intervals
+from flyspec_lab.evaluation import Found
 from flyspec_lab.report import Plot
 from flyspec_lab.statistics import Interval
 
@@ -20,16 +21,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_WIDE = 4.0
-"""Speeds that differ by more than this are shown on a logarithmic axis."""
 _PANEL_INCHES, _NAME_INCHES = (5.6, 4.2), 0.19
 
 
-def quality_plot(
-    name: str, arms: Sequence[Arm], reports: Mapping[str, Sequence[ConditionReport]]
-) -> Plot:
+def quality_plot(name: str, found: Sequence[Found]) -> Plot:
     """Return a row of two plots for each task: against tokens per round, and against speed."""
-    tasks = {task: {r.condition: r for r in of} for task, of in reports.items() if of}
+    tasks = {each.task: {r.condition: r for r in each.reports} for each in found if each.reports}
+    arms = found[0].arms
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
@@ -78,7 +76,6 @@ def _panel(
     label: str,
 ) -> None:
     """Draw each rule's conditions in one color, joined in the order of `across`."""
-    xs: list[float] = []
     colors, markers = cycle(COLORS), cycle(MARKERS)
     plain = {a.name: [a] for a in arms if a.k == 0 and across is _speed}
     for name, members in {**curves_of(arms), **plain}.items():
@@ -97,16 +94,12 @@ def _panel(
                 value = condition.rpartition("=")[2].strip()
                 ax.annotate(value, (x.value, y.value), textcoords="offset points", xytext=(4, 4),
                             fontsize=7, color=style["color"])  # fmt: skip
-        xs += [x.value for x, _, _ in drawn]
     if across is _speed:
         _draw_allocations(ax, arms, of)
     if any(r.recovery for r in of.values()):
         ax.axhline(1.0, color=GREY, linewidth=0.8, zorder=0)
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     ax.set_xlabel(label)
-    if xs and max(xs) > _WIDE * min(xs):
-        powers_of_two(ax, (0.25, 0.5, 1, 2, 4, 8, 16, 32), label)
-        ax.set_xlim(min(xs) / 1.3, max(xs) * 1.6)
 
 
 def _draw_allocations(ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionReport]) -> None:

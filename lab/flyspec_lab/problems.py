@@ -9,7 +9,6 @@ from typing import Any
 
 from flyspec.errors import ConfigError
 from flyspec.spelling import did_you_mean
-from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.options import ProblemOptions
 from flyspec_lab.run_directory import digest
 from flyspec_lab.tasks import TASKS, Problem, Task
@@ -23,16 +22,6 @@ class TaskProblems:
     name: str
     task: Task
     problems: Sequence[Problem]
-
-    def divided(self) -> list[TaskProblems]:
-        """Return what may be worded in many ways and the rest apart, where it has both."""
-        kinds = grouped(self.problems, self.task.is_open)
-        if len(kinds) < 2:
-            return [self]
-        return [
-            TaskProblems(f"{self.name}, {'open' if is_open else 'strict'}", self.task, problems)
-            for is_open, problems in sorted(kinds.items())
-        ]
 
     @property
     def is_open(self) -> bool:
@@ -85,11 +74,9 @@ def _task(name: str, path: str | None, o: ProblemOptions) -> Task:
             path,
             limit=o.limit if kind.needs_path else o.problems,
             seed=o.problem_seed,
-            num_shots=o.num_shots,
             allow_code_execution=o.allow_code_execution,
         )
     except ConfigError as error:
         said = str(error).removeprefix(f"task {name} ")
-        for argument in ("allow_code_execution", "num_shots"):
-            said = said.replace(argument, "--" + argument.replace("_", "-"))
+        said = said.replace("allow_code_execution", "--allow-code-execution")
         raise ConfigError(f"--task {name}: {said}") from None

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -26,8 +27,12 @@ from flyspec.tables import markdown as markdown_table
 from flyspec_lab.drawing import FORMATS, save
 
 if TYPE_CHECKING:
-    from markupsafe import Markup
     from matplotlib.figure import Figure
+    from rich.console import Console
+
+
+_PAGE_WIDTH = 160
+"""Characters in a line of an HTML page; tables may be wider."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,23 @@ class Plot:
 
 @dataclass(frozen=True)
 class Section:
-    """Text in paragraphs, where `code` is set in backticks, then tables, then plots."""
+    """Tables, text about them, and plots."""
 
     heading: str = ""
     paragraphs: Sequence[str] = ()
     tables: Sequence[FittedTable] = ()
     plots: Sequence[Plot] = ()
+
+    def show(self, console: Console) -> None:
+        """Print the heading, tables, and the text about them below."""
+        from rich.text import Text
+
+        if self.heading:
+            console.print(Text(self.heading, style="bold"))
+        for table in self.tables:
+            console.print(table, markup=False, crop=False)
+        for paragraph in self.paragraphs:
+            console.print(Text(paragraph), crop=False)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -114,17 +130,10 @@ class Report:
         return [plot for section in self.sections for plot in section.plots]
 
     def show(self) -> None:
-        """Print headings, tables, and the text about them below."""
-        from rich.text import Text
-
+        """Print the sections."""
         console = result_console()
         for section in self.sections:
-            if section.heading:
-                console.print(Text(section.heading, style="bold"))
-            for table in section.tables:
-                console.print(table, markup=False, crop=False)
-            for paragraph in section.paragraphs:
-                console.print(Text(paragraph), crop=False)
+            section.show(console)
 
     def json(self) -> str:
         """Return everything as JSON: the data, and what is shown of it as `report`."""
@@ -137,12 +146,19 @@ class Report:
         return to_json({**self.document, **self.samples, "report": shown}) + "\n"
 
     def page(self) -> str:
-        """Return one HTML file that needs no other: plots are drawn into it."""
-        from jinja2 import Environment
+        """Return one HTML file that needs no other: what a terminal shows, and the plots."""
+        from rich.console import Console
 
-        environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-        environment.filters["words"] = _words
-        return environment.from_string(_PAGE).render(report=self)
+        facts = [f"{name}: {value}" for name, value in self.facts.items()]
+        failed = "" if self.passed else " (failed)"
+        about = Section(self.title + failed, [text for text in (self.subtitle, *facts) if text])
+        parts = [f'<!DOCTYPE html>\n<meta charset="utf-8">\n<title>{escape(self.title)}</title>']
+        console = Console(record=True, file=io.StringIO(), width=_PAGE_WIDTH, highlight=False)
+        for section in (about, *self.sections):
+            section.show(console)
+            shown = console.export_html(code_format="{code}", inline_styles=True)
+            parts += [f"<pre>{shown}</pre>", *(plot.svg for plot in section.plots)]
+        return "\n".join(parts) + "\n"
 
     def write(self, directory: Path) -> Path:
         """Write `report.html`, `report.json` and NAME.svg of each plot; return the first."""
@@ -321,86 +337,3 @@ class RunResults(Results):
     @property
     def document_file(self) -> Path | None:
         return None if self.output is None else self.output / "report.json"
-
-
-# --- page -------------------------------------------------------------------------------------
-
-
-def _words(text: str) -> Markup:
-    """Escape a text; what is in backticks becomes code."""
-    from markupsafe import Markup, escape
-
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
-
-
-_PAGE = """<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{{ report.title }}</title>
-<style>
-  :root { color-scheme: light; }
-  body { font: 16px/1.5 system-ui, sans-serif; color: #1c1c1c; background: #fff;
-         max-width: 72rem; margin: 2rem auto; padding: 0 1.25rem; }
-  h1 { font-size: 1.6rem; line-height: 1.25; margin-bottom: .25rem; }
-  h2 { font-size: 1.2rem; margin-top: 2.25rem; }
-  .subtitle { font-size: 1.1rem; color: #444; margin-top: 0; }
-  .failed { background: #b2182b; color: #fff; border-radius: 4px; padding: .1rem .6rem; }
-  code { font: .875em/1.4 ui-monospace, monospace; background: #f4f4f4; border-radius: 3px;
-         padding: .1em .25em; }
-  dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; font-size: .9rem; }
-  dt { color: #666; }
-  dd { margin: 0; overflow-wrap: anywhere; }
-  p { white-space: pre-line; }
-  .wide { overflow-x: auto; margin: 1rem 0; }
-  table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
-  caption { text-align: left; font-weight: 600; padding-bottom: .3rem; }
-  th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #e5e5e5;
-           white-space: nowrap; }
-  th { border-bottom: 2px solid #999; font-weight: 600; }
-  .left { text-align: left; white-space: normal; min-width: 7rem; }
-  figure { margin: 1.25rem 0; }
-  figure svg { max-width: 100%; height: auto; }
-</style>
-<h1>{{ report.title }}{% if not report.passed %} <span class="failed">failed</span>{% endif %}</h1>
-<p class="subtitle">{{ report.subtitle | words }}</p>
-<dl>
-{% for name, value in report.facts.items() %}
-  <dt>{{ name }}</dt><dd>{{ value | words }}</dd>
-{% endfor %}
-</dl>
-{% for section in report.sections %}
-{% if section.heading %}
-<h2>{{ section.heading }}</h2>
-{% endif %}
-{% for paragraph in section.paragraphs %}
-<p>{{ paragraph | words }}</p>
-{% endfor %}
-{% for table in section.tables %}
-<div class="wide"><table>
-{% if table.title %}
-<caption>{{ table.title }}</caption>
-{% endif %}
-<thead><tr>
-{% for column in table.columns %}
-<th scope="col"{{ ' class="left"' | safe if loop.index <= table.left }}>{{ column }}</th>
-{% endfor %}
-</tr></thead>
-<tbody>
-{% for row in table.rows %}
-<tr>
-{% for cell in row %}
-<td{{ ' class="left"' | safe if loop.index <= table.left }}>{{ cell }}</td>
-{% endfor %}
-</tr>
-{% endfor %}
-</tbody>
-</table></div>
-{% endfor %}
-{% for plot in section.plots %}
-<figure role="img" aria-label="{{ plot.caption }}">{{ plot.svg | safe }}
-<figcaption>{{ plot.caption | words }}</figcaption></figure>
-{% endfor %}
-{% endfor %}
-</html>
-"""

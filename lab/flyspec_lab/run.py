@@ -183,7 +183,6 @@ async def _facts(
         rule=arm.condition.rule,
         phases=arm.condition.phases,
         num_speculative_tokens=arm.num_speculative_tokens,
-        return_rounds=True,
     )
     generation = await client.complete(unit.problem.prompt, request, math.inf)
     facts = describe(generation)

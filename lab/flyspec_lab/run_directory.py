@@ -62,9 +62,7 @@ class RowFile(AbstractContextManager["RowFile"]):
 
 
 @contextmanager
-def open_run(
-    path: Path | None, settings: RunSettings, resume: bool = False, rows: str = SAMPLES
-) -> Iterator[RowFile]:
+def open_run(path: Path | None, settings: RunSettings, resume: bool = False) -> Iterator[RowFile]:
     """Begin a run in a directory, or with `resume` go on with the one there; gives its rows.
 
     Without a directory, a run has one for as long as it takes. Raises `ConfigError` if there is one
@@ -73,12 +71,12 @@ def open_run(
     if path is None:
         with (
             tempfile.TemporaryDirectory(prefix="flyspec-eval-") as own,
-            RowFile(Path(own) / rows) as file,
+            RowFile(Path(own) / SAMPLES) as file,
         ):
             yield file
         return
     settings = _continued(path, settings, resume)
-    with RowFile(path / rows) as file:
+    with RowFile(path / SAMPLES) as file:
         unfinished = path / f"_{SETTINGS}"
         unfinished.write_text(json.dumps(settings, indent=2) + "\n")
         unfinished.replace(path / SETTINGS)

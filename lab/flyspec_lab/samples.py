@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from flyspec.client import Generation
 from flyspec.values.generation import GenerationTimings, SpeculationMetrics
-from flyspec.values.rounds import Decision, Outcome
-from flyspec.values.tokens import Origin
-from orchestrator.generation.loop_guard import (
-    MAX_UNIT_TOKENS,
-    MIN_REPEATS,
-    MIN_TOKENS,
-    LoopGuard,
-)
+from orchestrator.generation.loop_guard import LoopGuard
 
 KEY = (
     "task", "prompt_id", "rule", "num_speculative_tokens", "drafter", "seed", "weights_fingerprint",
 )  # fmt: skip
 """The columns that say which sample a row is. Of rows with an equal key the last one counts."""
-
-_UNKNOWN = Decision(Outcome.LOOSE)
 
 
 @dataclass(frozen=True)
@@ -36,10 +27,8 @@ class TaskSample:
     nats, if it was asked for. `loop_token_index`: number of tokens when the first loop was complete
     by the loop guard's criterion, whether the guard was on or not; null if there is none.
 
-    `loose_...` have the loosely accepted tokens of a text, in order; positions count output tokens.
-    Gaps are costs in nats: raw log p(most likely) - log p(token). Entropies are in the rule's own
-    measure, and target tokens the target's own; null where the rule or the round has none.
-    `rejected_gaps_nats` are those of rejected mismatches.
+    `loose_gaps_nats` are the costs of a text's loosely accepted tokens, in order: raw log p(most
+    likely) - log p(token), in nats. Their places are those of `origins`.
     """
 
     task: str
@@ -67,11 +56,7 @@ class TaskSample:
     log_likelihood: float | None = None
     num_tokens: int = 0
     loop_token_index: int | None = None
-    loose_positions: list[int] = field(default_factory=list)
     loose_gaps_nats: list[float] = field(default_factory=list)
-    loose_entropies: list[float | None] = field(default_factory=list)
-    loose_target_token_ids: list[int | None] = field(default_factory=list)
-    rejected_gaps_nats: list[float] = field(default_factory=list)
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     timings: GenerationTimings = field(default_factory=GenerationTimings)
 
@@ -91,20 +76,8 @@ def latest(rows: Iterable[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, An
 
 
 def describe(generation: Generation) -> dict[str, Any]:
-    """Return the fields of a `TaskSample` that a generation tells.
-
-    Of a loosely accepted position, the last round that accepted it counts.
-    """
+    """Return the fields of a `TaskSample` that a generation tells."""
     completion = generation.completion
-    start = len(generation.started.prompt_token_ids)
-    judged = {
-        record.start_length + offset - start: decision
-        for record in generation.rounds
-        for offset, decision in enumerate(record.decisions)
-        if decision.outcome in (Outcome.LOOSE, Outcome.PROVISIONAL)
-    }
-    positions = [i for i, o in enumerate(generation.origins) if o is Origin.LOOSE]
-    decisions = [judged.get(position, _UNKNOWN) for position in positions]
     return {
         "text": generation.text,
         "token_ids": list(generation.token_ids),
@@ -114,16 +87,7 @@ def describe(generation: Generation) -> dict[str, Any]:
         "loop_guard_token_index": completion.loop_guard_token_index,
         "loop_token_index": loop_token_index(generation.token_ids),
         "num_tokens": completion.completion_tokens,
-        "loose_positions": positions,
         "loose_gaps_nats": list(generation.loose_gaps_nats),
-        "loose_entropies": [d.measure if d.entropy is None else d.entropy for d in decisions],
-        "loose_target_token_ids": [d.target_token_id for d in decisions],
-        "rejected_gaps_nats": [
-            decision.gap_nats
-            for record in generation.rounds
-            for decision in record.decisions
-            if decision.outcome is Outcome.REJECTED and decision.gap_nats is not None
-        ],
         "speculation": completion.speculation,
         "timings": completion.timings,
     }
@@ -137,13 +101,3 @@ def loop_token_index(token_ids: Iterable[int]) -> int | None:
         if guard.token_index is not None:
             break
     return guard.token_index
-
-
-def ends_in_loop(token_ids: Sequence[int]) -> bool:
-    """Return whether a loop, by the loop guard's criterion, goes on to the last token."""
-    for unit in range(1, MAX_UNIT_TOKENS + 1):
-        length = max(MIN_TOKENS, MIN_REPEATS * unit)
-        end = token_ids[-length:]
-        if len(end) == length and end[unit:] == end[:-unit]:
-            return True
-    return False

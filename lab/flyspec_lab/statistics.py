@@ -96,18 +96,6 @@ def upper_bound(count: int, of: int) -> float:
     return float(test.proportion_ci(CONFIDENCE, method="exact").high)
 
 
-def difference_interval(one: Interval, other: Interval) -> tuple[float, float, float]:
-    """Return the difference of two independent estimates and its two-sided interval.
-
-    From the estimates' own intervals, which need not be symmetric: the MOVER of G. Y. Zou and
-    A. Donner, Statistics in Medicine 27 (2008), after W. G. Howe (1974).
-    """
-    value = one.value - other.value
-    below = np.hypot(one.value - one.low, other.high - other.value)
-    above = np.hypot(one.high - one.value, other.value - other.low)
-    return value, float(value - below), float(value + above)
-
-
 class PairedBootstrap:
     """Resamples of `num_problems` problems, the same for everything that is asked of them.
 

@@ -9,7 +9,7 @@ from typing import Any
 from flyspec.tables import Column, FittedTable, record_table
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import AllocationLead, EqualCost
+from flyspec_lab.evaluation import Found
 from flyspec_lab.report import Section
 from flyspec_lab.statistics import upper_bound
 
@@ -62,11 +62,11 @@ _FIGURES_NOTES = (
 _TIMES: tuple[Column, ...] = (
     ("rule", "{.condition}"),
     ("tok/round", "{.mean_accepted_tokens:.2f}"),
-    ("draft", "{.times.draft_ms:.2f} ms"),
-    ("verify", "{.times.verify_ms:.2f} ms"),
-    ("gate", "{.times.judge_ms:.2f} ms"),
-    ("rest", "{.times.rest_ms:.2f} ms"),
-    ("round", "{.times.round_ms:.2f} ms"),
+    ("draft", "{.draft_ms:.2f} ms"),
+    ("verify", "{.verify_ms:.2f} ms"),
+    ("gate", "{.judge_ms:.2f} ms"),
+    ("rest", lambda r: f"{r.round_ms - r.draft_ms - r.verify_ms - r.judge_ms:.2f} ms"),
+    ("round", "{.round_ms:.2f} ms"),
     ("tok/s", "{.speed:.0f}"),
     (f"x {PLAIN}", _part("speedup", "{.value:.2f}")),
     ("95 %", _part("speedup", "{0.low:.2f} to {0.high:.2f}")),
@@ -99,48 +99,32 @@ _EQUAL: tuple[Column, ...] = (
 )
 _EQUAL_NOTES = (
     "At equal cost: difference of the score from the other rule's, its thresholds (and exact) "
-    "joined by lines, where both have the same tokens per round, or per second."
-)
-_ALLOCATION: tuple[Column, ...] = (
-    ("decoding", "{.condition}"),
-    ("large", "{.large}"),
-    ("small", "{.small}"),
-    ("score", _part("at", "{.difference:+.2%}")),
-    ("95 %", _part("at", "{0.low:+.2%} to {0.high:+.2%}")),
-)
-_ALLOCATION_NOTES = (
-    "Random allocation: difference of the score from that of the straight line between the large "
-    "model (decoding plainly, or speculating exactly) and the rival alone at the same tokens per "
-    "second, as if each problem went to one of them at random; beyond the rival's speed, from the "
-    "rival's score."
+    "joined by lines, where both have the same tokens per round, or per second. Random allocation: "
+    "from the straight line between the large model (decoding plainly, or speculating exactly) and "
+    "the rival alone, as if each problem went to one of them at random; beyond the rival's speed, "
+    "from the rival's score."
 )
 _TEXTS: tuple[Column, ...] = (
     ("rule", "{.condition}"),
     ("loops", _rate("loops")),
-    ("to the end", _rate("ending_loops")),
     ("new", _rate("new_loops")),
     ("cut off", "{.cut_off}"),
     ("log p", "{.log_likelihood_per_token:.4f}"),
 )
 _TEXTS_NOTES = (
-    "Loops: texts that start to repeat themselves; to the end: those that never stop; new: those "
-    "that do not under `exact` with the same seed; with the exact 95 % bounds of the rates for "
-    "these prompts (Clopper and Pearson). Cut off: by the limit of tokens. log p: the target's "
+    "Loops: texts that start to repeat themselves; new: those that do not under `exact` with "
+    "the same seed; with the exact 95 % bounds of the rates for these prompts (Clopper and "
+    "Pearson). Cut off: by the limit of tokens. log p: the target's "
     "mean raw log-probability per token, nats."
 )
 
 
-def task_section(
-    title: str,
-    reports: Sequence[ConditionReport],
-    equal_costs: Sequence[EqualCost] = (),
-    allocations: Sequence[AllocationLead] = (),
-    times: bool = False,
-) -> Section:
+def task_section(found: Found, times: bool = False) -> Section:
     """Return the tables of a task's conditions, and what their columns mean.
 
     With `times`, those of a round's parts as well.
     """
+    title, reports = found.task, found.reports
     if not reports:
         return Section(title, ["No problem has an answer under every condition yet."])
     texts = [r for r in reports if r.log_likelihood_per_token is not None]
@@ -150,8 +134,7 @@ def task_section(
         (_TEXTS_NOTES, record_table(_TEXTS, texts, "texts")),
         (_TIMES_NOTES, record_table(_TIMES, reports if times else (), "times of a round")),
         (_FLIPS_NOTES, record_table(_FLIPS, changed, f"answers against {reports[0].condition}")),
-        (_EQUAL_NOTES, record_table(_EQUAL, equal_costs, "at equal cost", left=2)),
-        (_ALLOCATION_NOTES, record_table(_ALLOCATION, allocations, "random allocation", left=3)),
+        (_EQUAL_NOTES, record_table(_EQUAL, found.equal_costs, "at equal cost", left=2)),
     )
     shown = [(notes, table) for notes, table in every if table.rows]
     return Section(title, [notes for notes, _ in shown], [table for _, table in shown])

@@ -9,7 +9,8 @@ import pytest
 
 from flyspec.cli.service import ServiceDiedError
 from flyspec.cli.stack import Stack
-from flyspec.client import AdminClient, AsyncClient, GenerateOptions
+from flyspec.cli.stack_options import StackOptions
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec_lab.commands.other_models import (
@@ -22,6 +23,10 @@ from tests.cli.processes import all_gone, invoke
 from tests.tiny import make_model
 
 OTHER_TEXT = "Sphinx of black quartz, judge my vow; pack my box with five dozen liquor jugs. "
+
+
+def own(models: list[str]) -> Stack:
+    return Stack(StackOptions(model=models[1], draft_model=models[3]))
 
 
 async def nothing() -> None:
@@ -40,18 +45,16 @@ def test_drafts_are_read() -> None:
 def test_a_running_stack_gets_none_from_this_command() -> None:
     done = invoke("eval", "--address", "127.0.0.1:1", "--draft", "a=b")
     assert done.code == 2
-    assert "`flyspec drafters register` adds one" in done.err
+    assert "`flyspec drafters register` adds a draft model" in done.err
 
 
-async def test_they_draft_until_one_ends_which_ends_the_work(
-    stack: Stack, models: list[str], tmp_path
-) -> None:
+async def test_they_draft_until_one_ends_which_ends_the_work(models: list[str], tmp_path) -> None:
     foreign = make_model(tmp_path / "foreign", seed=5, text=OTHER_TEXT)
     drafts = (("twin", models[1]), ("foreign", str(foreign)))
     options = GenerateOptions(rule=Rule("exact"), num_speculative_tokens=4, max_tokens=12)
     pids: list[int] = []
 
-    async def use() -> None:
+    async def use(stack: Stack) -> None:
         drafters = {d.name: d for d in await drafters_of(stack)}
         assert not drafters["twin"].translated
         assert drafters["foreign"].translated
@@ -70,15 +73,11 @@ async def test_they_draft_until_one_ends_which_ends_the_work(
             while True:
                 await client.complete([5, 6, 7], options)
 
-    with pytest.raises(ServiceDiedError, match="ended with signal SIGKILL"):
-        await with_added_drafters(stack, drafts, use())
+    async with own(models) as stack:
+        with pytest.raises(ServiceDiedError, match="ended with signal SIGKILL"):
+            await with_added_drafters(stack, drafts, use(stack))
     assert len(pids) == 2
     assert await all_gone(pids)
-    assert list(stack.services) == ["orchestrator", "verify", "draft"]
-    async with AdminClient(stack.admin_address) as admin:  # for other tests with this stack
-        for name in ("twin", "foreign"):
-            await admin.drain_drafter(name)
-            await admin.remove_drafter(name, force=True)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,8 @@ async def test_they_draft_until_one_ends_which_ends_the_work(
         ("small", "/nowhere/at/all", "--draft small=/nowhere/at/all: "),
     ],
 )
-async def test_what_is_wrong_is_said(stack: Stack, models: list[str], name, model, said) -> None:
+async def test_what_is_wrong_is_said(models: list[str], name, model, said) -> None:
     drafts = ((name, model.format(draft=models[3])),)
-    with pytest.raises(ConfigError, match=said):
-        await with_added_drafters(stack, drafts, nothing())
-    assert list(stack.services) == ["orchestrator", "verify", "draft"]
+    async with own(models) as stack:
+        with pytest.raises(ConfigError, match=said):
+            await with_added_drafters(stack, drafts, nothing())

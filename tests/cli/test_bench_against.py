@@ -6,13 +6,11 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flyspec.errors import ConfigError, FlyspecError
-from flyspec_lab.bench.llama_cpp import LlamaServer
 from flyspec_lab.bench.modes import Item, OtherMode
 from flyspec_lab.bench.openai import OpenAIServer
 from flyspec_lab.bench.options import parse_against
@@ -137,61 +135,3 @@ def test_names_and_urls() -> None:
     for text in ("llama", "llama=", "ftp://h", "llama=h:8", "http://", "http://h:x"):
         with pytest.raises(ConfigError, match="give NAME=http://HOST:PORT"):
             parse_against([text])
-
-
-# --- llama.cpp's server -----------------------------------------------------------------------
-
-SERVER = """#!/usr/bin/env python3
-import json, sys, time
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def answer(self, body):
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def do_GET(self):
-        self.answer(b'{"data": [{"id": "fake"}]}')
-    def do_POST(self):
-        count = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["max_tokens"]
-        time.sleep(0.0 if fast or count == 1 else 0.3)
-        usage = {"completion_tokens": count}
-        self.answer(b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\\n\\n")
-
-flags = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-fast = flags["-fa"] == "off" and flags.get("--spec-draft-n-max", "8") == "8"
-HTTPServer(("127.0.0.1", int(flags["--port"])), Handler).serve_forever()
-"""
-
-
-async def test_llama_server_is_tried_in_several_setups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("target.gguf", "draft.gguf"):
-        (tmp_path / name).write_text("GGUF")
-    program = tmp_path / "llama-server"
-    program.write_text(SERVER)
-    program.chmod(0o755)
-    monkeypatch.setattr("flyspec_lab.bench.llama_cpp._LEAST_CHANCES", (0.5,))
-    server = LlamaServer(program, str(tmp_path / "target.gguf"), str(tmp_path / "draft.gguf"))
-    plain, drafting = await server.calibrate([[1, 2]])
-    assert plain.setup["-fa"] == "off"
-    drafts = {"--spec-draft-n-max": 8, "--spec-draft-p-min": 0.5}
-    assert drafting.setup == {**plain.setup, **drafts}
-    assert (plain.peer, drafting.peer) == ("llama.cpp", "llama.cpp drafting")
-    assert any("--spec-draft-n-max 15" in name for name in drafting.tried)
-    async with server.serving(drafting.setup) as complete:
-        assert (await complete([1, 2], 5)).tokens == 5
-    program.write_text("#!/bin/sh\necho no such instruction; exit 3")
-    with pytest.raises(FlyspecError, match="does not start: no such instruction"):
-        async with server.serving(plain.setup):
-            pass
-
-
-def test_llama_server_serves_gguf_files(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file; build it: make llama-server"):
-        LlamaServer(tmp_path / "llama-server", "target.gguf", "")
-    (tmp_path / "llama-server").touch()
-    with pytest.raises(ConfigError, match="serves GGUF files; models/target is none"):
-        LlamaServer(tmp_path / "llama-server", "models/target", "")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from tokenizers import Tokenizer
 
 from flyspec import bundled
 from flyspec.errors import ConfigError, FlyspecError
-from flyspec_lab.bench.modes import Answer, Complete
+from flyspec_lab.bench.modes import Answer
 from flyspec_lab.bench.options import PEERS, parse_peers
 from flyspec_lab.bench.peers import Setup, Transformers, calibrate, described
 from flyspec_lab.bench.reference import Reference
@@ -42,16 +41,12 @@ async def test_the_fastest_setup_is_found_stage_by_stage() -> None:
     took = {"a 1, b 1": 0.3, "a 2, b 1": 0.1, "a 2, b 2": 0.05, "a 2, b 3": 9.0}
     runs: list[str] = []
 
-    @asynccontextmanager
-    async def serving(setup: Setup) -> AsyncIterator[Complete]:
-        async def complete(token_ids: Sequence[int], max_tokens: int) -> Answer:
-            runs.append(described(setup))
-            return Answer(max_tokens, took[described(setup)], None)
-
-        yield complete
+    async def generate(setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
+        runs.append(described(setup))
+        return Answer(max_tokens, took[described(setup)], None)
 
     stages = [[{"a": 1, "b": 1}, {"a": 2, "b": 1}], [{"b": 1}, {"b": 2}, {"b": 3}]]
-    found = await calibrate("peer", stages, serving, [[1], [2]])
+    found = await calibrate("peer", stages, generate, [[1], [2]])
     assert found.setup == {"a": 2, "b": 2}
     assert found.tried == pytest.approx({
         "a 1, b 1": 0.6, "a 2, b 1": 0.2, "a 2, b 2": 0.1, "a 2, b 3": 9.0,

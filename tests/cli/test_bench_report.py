@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flyspec.cli.conditions import Condition
@@ -19,7 +18,7 @@ from flyspec.rules import Rule
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.prompts import groups_of, in_turn, random_tokens
-from flyspec_lab.bench.report import ModeReport, report, report_batches, worst_prompts
+from flyspec_lab.bench.report import ModeReport, report, report_batches
 from flyspec_lab.bench.speed import BatchSample, hindsight
 from flyspec_lab.bench.summaries import interval
 from tests.tiny import make_tokenizer
@@ -71,7 +70,6 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio() -> None:
         ]
     exact = modes(samples)["exact"]
     assert exact.ratios["plain"].median == 2.0
-    assert exact.first_token_ratio == pytest.approx(2.0)
     assert exact.first_token_ms == pytest.approx(350.0)
     assert modes([sample("plain", 0, 1.0)])["plain"].first_token_ms is None
 
@@ -129,8 +127,6 @@ def test_an_interval_is_that_of_resampled_medians() -> None:
     assert low == pytest.approx(medians[500], abs=0.03)
     assert high == pytest.approx(medians[19_500], abs=0.03)
     assert interval([2.0]) == (2.0, 2.0)
-    mean_low, mean_high = interval(values, np.mean)
-    assert mean_low < statistics.mean(values) < mean_high
 
 
 def test_requests_at_once_are_compared_within_their_repeat() -> None:
@@ -156,9 +152,6 @@ def test_documents_are_json() -> None:
     found = report(samples, ["transformers"], fixed)
     document = json.loads(to_json(found))
     assert document["g"][2]["ratios"]["plain"]["worst_prompt"] == 2
-    where = ["a: line 1", "a: line 2", "a: line 3"]
-    assert "fly, K auto 1.43 at a: line 3" in worst_prompts(found["g"], where, ["transformers"])
-    assert "transformers" not in worst_prompts(found["g"], where, ["transformers"])
 
 
 # --- what is measured on ----------------------------------------------------------------------

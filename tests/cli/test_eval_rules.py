@@ -99,13 +99,8 @@ async def test_all_rules_on_prompts_without_answers(
     loose = [s for s in samples if s["num_loose_tokens"]]
     assert loose
     for s in loose:
-        assert len(s["loose_positions"]) == s["num_loose_tokens"] == len(s["loose_gaps_nats"])
-        assert [s["origins"][i] for i in s["loose_positions"]] == ["LOOSE"] * s["num_loose_tokens"]
+        assert s["origins"].count("LOOSE") == s["num_loose_tokens"] == len(s["loose_gaps_nats"])
         assert sum(s["loose_gaps_nats"]) == pytest.approx(s["loose_cost_nats"])
-        for position, target in zip(s["loose_positions"], s["loose_target_token_ids"], strict=True):
-            assert target >= 0
-            assert s["token_ids"][position] != target
-    assert None not in by_rule["fly, W = 0"]["loose_entropies"]
 
 
 async def test_a_run_goes_on_where_it_was_interrupted(
@@ -152,14 +147,6 @@ async def test_another_target_does_not_go_on(
         refused = await flyspec(*arguments, "--address", other.address)
         assert refused.code == 2
         assert "models.target.weights_fingerprint: was" in refused.err
-        # It may be the rival, though: a smaller model, alone.
-        rival = await flyspec(
-            *arguments, "--address", stack.address, "--rival", other.address, "--json"
-        )
-        assert rival.code == 0, rival.err
-        names = [r["condition"] for r in rival.documents[0]["conditions"]]
-        assert names[0] == "plain"
-        assert names[1].endswith(" alone")
 
 
 async def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Path) -> None:
@@ -228,7 +215,10 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
         (["--task", "gsm9k=x"], "--task gsm9k: must be one of"),
         (["--task", "=x"], "--task '=x': must be NAME=PATH"),
         (["--grid", "W"], "must be PARAMETER=VALUE,VALUE, such as K=4,8,15"),
-        (["--address", "127.0.0.1:1", "--rival", "small"], "give the HOST:PORT of a stack"),
+        (
+            ["--address", "127.0.0.1:1", "--rival", "small"],
+            "is started beside a stack",
+        ),
         (["--address", "127.0.0.1:1", "--model", "x"], "--model: only with --local"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_study_asks_its_question_on_every_task(run) -> None:
 def test_further_draft_models_join_the_bundled_pair(run) -> None:
     html = page(run[0], "draft-models")
     assert html.index("drafter = bytes") < html.index("drafter = target")
-    assert "another tokenizer than the target&#39;s" in html
+    assert "another tokenizer than the target&#x27;s" in html
     assert "times of a round" in html
 
 
@@ -73,12 +73,10 @@ def test_a_study_goes_on_and_one_that_a_pair_cannot_answer_is_skipped(tmp_path) 
 
 
 @pytest.mark.full
-def test_fuzzys_report_has_both_parts_the_rival_and_divergences(tmp_path) -> None:
+def test_fuzzys_report_has_the_rival_and_divergences(tmp_path) -> None:
     done = invoke("study", "fuzzy", "--problems", "3", "--output", str(tmp_path), "--threads", "1")
     assert done.code == 0, done.err
     html = page(tmp_path, "fuzzy")
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 2
     for text in ("draft alone", "fuzzy-reference, TV", "by data set"):
         assert text in html
-    for part in ("greedy", "sampled"):
-        assert (tmp_path / "fuzzy" / part / "run.json").is_file()

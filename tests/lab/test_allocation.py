@@ -10,7 +10,7 @@ from flyspec.values.admin import ModelInfo
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms, rival_arm
 from flyspec_lab.bench.conditions import parse_conditions
-from flyspec_lab.curves import AllocationLead, allocation_leads
+from flyspec_lab.curves import allocation_from, equal_costs
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
@@ -57,8 +57,10 @@ TIMES = {
 }
 
 
-def lead_of(found, large) -> AllocationLead:
-    return next(lead for lead in found if lead.condition == "fuzzy" and lead.large == large)
+def lead_of(found, large):
+    (one,) = (c for c in equal_costs(found) if c.of == allocation_from(large))
+    assert one.condition == "fuzzy"
+    return one.speed
 
 
 def line(times, large, drawn):
@@ -77,40 +79,34 @@ def line(times, large, drawn):
 
 @pytest.mark.parametrize("large", ["plain", "exact"])
 def test_an_interval_is_that_of_resampled_problems(large):
-    lead = lead_of(allocation_leads(answered(SCORES, TIMES)), large)
-    assert lead.at is not None
-    assert lead.at.difference == pytest.approx(line(TIMES, large, range(COUNT)))
+    lead = lead_of(answered(SCORES, TIMES), large)
+    assert lead.difference == pytest.approx(line(TIMES, large, range(COUNT)))
     rng = np.random.default_rng(5)
     found = [line(TIMES, large, rng.integers(COUNT, size=COUNT)) for _ in range(1500)]
     low, high = np.quantile(found, [0.025, 0.975])
-    assert lead.at.low == pytest.approx(low, abs=0.02)
-    assert lead.at.high == pytest.approx(high, abs=0.02)
+    assert lead.low == pytest.approx(low, abs=0.02)
+    assert lead.high == pytest.approx(high, abs=0.02)
 
 
 def test_a_problem_with_several_texts_counts_once():
-    once = lead_of(allocation_leads(answered(SCORES, TIMES)), "plain")
-    thrice = lead_of(allocation_leads(answered(SCORES, TIMES, seeds=3)), "plain")
-    assert once.at is not None
-    assert thrice.at is not None
-    assert thrice.at.difference == pytest.approx(once.at.difference)
-    assert (thrice.at.low, thrice.at.high) == pytest.approx((once.at.low, once.at.high))
+    once = lead_of(answered(SCORES, TIMES), "plain")
+    thrice = lead_of(answered(SCORES, TIMES, seeds=3), "plain")
+    assert thrice.difference == pytest.approx(once.difference)
+    assert (thrice.low, thrice.high) == pytest.approx((once.low, once.high))
 
 
 def test_beyond_the_small_model_its_own_score_counts():
     times = {**TIMES, "fuzzy": lambda i: 0.5}
-    lead = lead_of(allocation_leads(answered(SCORES, times)), "plain")
-    assert lead.at is not None
-    assert lead.at.difference == pytest.approx(0.8 - 0.5)
+    lead = lead_of(answered(SCORES, times), "plain")
+    assert lead.difference == pytest.approx(0.8 - 0.5)
 
 
 def test_slower_than_the_large_model_there_is_no_line():
     times = {**TIMES, "fuzzy": lambda i: 9.0}
-    found = allocation_leads(answered(SCORES, times))
-    assert lead_of(found, "plain").at is None
-    assert {lead.condition for lead in found} == {"fuzzy"}
+    assert lead_of(answered(SCORES, times), "plain") is None
 
 
 def test_without_a_rival_there_is_no_line():
     of = answered(SCORES, TIMES)
     of.arms = [arm for arm in of.arms if not arm.rival]
-    assert allocation_leads(of) == []
+    assert equal_costs(of) == []

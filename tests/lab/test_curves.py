@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flyspec_lab import compare
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import rival_arm
 from flyspec_lab.curves import (
@@ -16,6 +15,7 @@ from flyspec_lab.curves import (
     is_exact,
 )
 from flyspec_lab.drawing import save
+from flyspec_lab.evaluation import Found
 from flyspec_lab.plots import quality_plot
 from flyspec_lab.statistics import Array, PairedBootstrap
 from tests.lab.test_compare import made
@@ -134,8 +134,8 @@ def test_a_plot_names_rules_and_thresholds(tmp_path):
         "fly:fly_entropy_threshold=0.6": [{"num_rounds": 2}] * 8,
     }
     arms, wanted, found = made(rules, 8, rows=rows)
-    reports = {"task": compare.report(Answered("task", arms, wanted, found)), "empty": []}
-    plot = quality_plot("quality", [*arms, rival_arm("small")], reports)
+    of = Found.on(Answered("task", arms, wanted, found), [*arms, rival_arm("small")])
+    plot = quality_plot("quality", [of, Found("empty", arms, [])])
     svg = plot.svg
     shown = [
         "task, 8 problems", "exact", "fly", ">0.2<", ">0.6<", "plain",
@@ -149,5 +149,5 @@ def test_a_plot_names_rules_and_thresholds(tmp_path):
 def test_without_answers_the_likelihood_is_shown():
     unknown = [{"score": None, "log_likelihood": -4.0}] * 3
     arms, wanted, found = made("fly", 3, rows={"plain": unknown, "fly": unknown})
-    reports = {"task": compare.report(Answered("task", arms, wanted, found))}
-    assert "log p per token, nats" in quality_plot("quality", arms, reports).svg
+    of = Found.on(Answered("task", arms, wanted, found), arms)
+    assert "log p per token, nats" in quality_plot("quality", [of]).svg

@@ -11,15 +11,16 @@ from flyspec.rules import Divergence
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms, rival_arm
-from flyspec_lab.curves import AllocationLead, AtEqualSpeed
-from flyspec_lab.evaluation import compared
+from flyspec_lab.curves import AtEqualSpeed, EqualCost, allocation_from
+from flyspec_lab.evaluation import Found
 from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems
-from flyspec_lab.run import Progressed, wanted_samples
+from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
+from flyspec_lab.studies import fuzzy
 from flyspec_lab.studies.catalogue import STUDIES
-from flyspec_lab.studies.fuzzy import GREEDY, SAMPLED, divergence_section, exact_speculation
-from flyspec_lab.studies.study import Found, evaluated
+from flyspec_lab.studies.fuzzy import divergence_section, exact_speculation
+from flyspec_lab.studies.study import evaluated
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from flyspec_lab.tuning.replay import DraftedDivergences
@@ -27,9 +28,8 @@ from tests.lab.test_allocation import DRAFT
 from tests.lab.test_compare import TARGET, rows_of
 from tests.lab.test_studies import DRAFTERS
 
-STUDY = STUDIES["fuzzy"]
+STUDY, SAMPLED = STUDIES["fuzzy"], STUDIES["fuzzy-sampled"]
 COUNT, TOKENS = 12, 60
-PARTS = (GREEDY, SAMPLED)
 WORDS = TaskProblems(
     "word_problems", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(COUNT)]
 )
@@ -51,17 +51,17 @@ def sample(unit):
     }  # fmt: skip
 
 
-def evaluation(part):
-    run = STUDY.runs(StudyOptions(problems=COUNT), DRAFTERS)[part]
+def evaluation(study):
+    run = study.run(StudyOptions(problems=COUNT), DRAFTERS)
     arms = arms_of(run)
     wanted = wanted_samples(run, [WORDS], arms, TARGET, DRAFT)
     answered = Answered(WORDS.name, arms, wanted, rows_of(wanted, sample))
-    return compared(arms, Progressed(), {WORDS.name: answered}, run.conditions[0].name)
+    return [Found.on(answered, arms)]
 
 
-def test_its_parts_differ_in_what_replaces_a_rejected_draft():
-    runs = STUDY.runs(StudyOptions(problems=5, num_speculative_tokens=9), DRAFTERS)
-    greedy, sampled = (runs[name] for name in PARTS)
+def test_they_differ_in_what_replaces_a_rejected_draft():
+    o = StudyOptions(problems=5, num_speculative_tokens=9)
+    greedy, sampled = (study.run(o, DRAFTERS) for study in (STUDY, SAMPLED))
     assert (greedy.temperature, greedy.seeds) == (0.0, 1)
     assert (sampled.temperature, sampled.seeds) == (1.0, 1)
     for run in (greedy, sampled):
@@ -73,24 +73,22 @@ def test_its_parts_differ_in_what_replaces_a_rejected_draft():
     assert exact_speculation(arms_of(sampled)).rule.name == "rejection"
 
 
-def test_a_report_has_both_parts():
+def test_a_report_has_claims_and_divergences():
     values = np.array([0.0, 0.01, 0.2, 0.6])
     drafted = DraftedDivergences(values, values < 0.1)
     divergences = divergence_section({"word_problems": drafted, "gsm8k": drafted})
     assert [row[:4] for row in divergences.tables[0].rows] == [
         ["word_problems", "4", "50.0%", "0.1050"], ["gsm8k", "4", "50.0%", "0.1050"],
     ]  # fmt: skip
-    sections, claims = evaluated(STUDY, {name: evaluation(name) for name in PARTS}, [WORDS])
+    sections, claims = evaluated(STUDY, evaluation(STUDY))
     report = STUDY.report([*sections, divergences], claims, {})
-    headings = [section.heading for section in report.sections]
-    assert headings[1:3] == ["word_problems, greedy", "word_problems, sampled"]
     html = report.page()
-    assert html.count("<svg") == 3
+    assert html.count("<svg") == 2
     for text in ("random allocation", "at equal cost", "random"):
         assert text in html
     equal = next(t for t in sections[0].tables if t.title == "at equal cost")
     assert "random" in {row[1] for row in equal.rows}
-    assert "word_problems, sampled: as good as exact speculation, and faster" in html
+    assert "as good as exact speculation, and faster" in html
 
 
 def verdict_of(claim, found):
@@ -98,15 +96,20 @@ def verdict_of(claim, found):
     return one.check(found).holds
 
 
-def found_with(costs=(), allocations=(), reports=None):
-    arms = arms_of(STUDY.runs(StudyOptions(), DRAFTERS)[GREEDY])
+def found_with(costs=(), reports=None):
+    arms = arms_of(STUDY.run(StudyOptions(), DRAFTERS))
     reports = reports or [SimpleNamespace(condition=arm.name) for arm in arms]
-    return Found("task", arms, reports, costs, allocations)
+    return Found("task", arms, reports, costs, object())
+
+
+def lead(name, difference, large="plain"):
+    at = difference and AtEqualSpeed(1e-7, *difference)
+    return EqualCost("task", name, allocation_from(large), None, at)
 
 
 NAMES = [
     arm.name
-    for arm in arms_of(STUDY.runs(StudyOptions(), DRAFTERS)[GREEDY])
+    for arm in arms_of(STUDY.run(StudyOptions(), DRAFTERS))
     if arm.name.startswith("fuzzy JS")
 ]
 LEADS = [
@@ -120,7 +123,7 @@ LEADS = [
 @pytest.mark.parametrize(("differences", "holds"), LEADS)
 def test_divergences_against_chance(differences, holds):
     costs = [
-        SimpleNamespace(condition=name, of="random", acceptance=AtEqualSpeed(10.0, *difference))
+        EqualCost("task", name, "random", AtEqualSpeed(10.0, *difference), None)
         for name, difference in zip(NAMES, differences, strict=False)
     ]
     assert verdict_of("than chance", found_with(costs)) == holds
@@ -128,25 +131,17 @@ def test_divergences_against_chance(differences, holds):
 
 @pytest.mark.parametrize(("differences", "holds"), LEADS)
 def test_divergences_against_a_random_allocation(differences, holds):
-    leads = [
-        AllocationLead("task", name, "plain", "draft alone", AtEqualSpeed(1e-7, *difference))
-        for name, difference in zip(NAMES, differences, strict=False)
-    ]
+    leads = [lead(*of) for of in zip(NAMES, differences, strict=False)]
     # The line from exact speculation does not count, nor does another divergence.
-    worse = AtEqualSpeed(1e-7, -0.5, -0.6, -0.4)
-    leads.append(AllocationLead("task", NAMES[0], "exact", "draft alone", worse))
-    leads.append(AllocationLead("task", "fuzzy KL, T = 0.8", "plain", "draft alone", worse))
-    assert verdict_of("random allocation", found_with(allocations=leads)) == holds
+    worse = -0.5, -0.6, -0.4
+    leads += [lead(NAMES[0], worse, "exact"), lead("fuzzy KL, T = 0.8", worse)]
+    assert verdict_of("random allocation", found_with(leads)) == holds
 
 
 def test_a_threshold_slower_than_plain_decoding_leaves_it_open():
-    above = AtEqualSpeed(1e-7, 0.02, 0.01, 0.03)
-    leads = [
-        AllocationLead("task", NAMES[0], "plain", "draft alone", above),
-        AllocationLead("task", NAMES[1], "plain", "draft alone", None),
-    ]
-    assert verdict_of("random allocation", found_with(allocations=leads[:1])) is True
-    assert verdict_of("random allocation", found_with(allocations=leads)) is None
+    leads = [lead(NAMES[0], (0.02, 0.01, 0.03)), lead(NAMES[1], None)]
+    assert verdict_of("random allocation", found_with(leads[:1])) is True
+    assert verdict_of("random allocation", found_with(leads)) is None
 
 
 @pytest.mark.parametrize(
@@ -160,18 +155,18 @@ def test_a_threshold_slower_than_plain_decoding_leaves_it_open():
         (1.2, (0.0, 0.0, 0.0), 300, True),
     ],
 )
-def test_as_good_and_faster(speed, loss, problems, holds):
+def test_as_good_and_faster(monkeypatch, speed, loss, problems, holds):
+    monkeypatch.setattr(fuzzy, "score_difference", lambda *_: Interval(*loss))
+
     def report(arm):
         own = Interval(speed, speed - 0.05, speed + 0.05)
-        score = Interval(*loss)
         return SimpleNamespace(
             condition=arm.name,
             problems=problems,
             speed=speed,
             speed_ratio=None if arm.name == "exact" else own,
-            versus=SimpleNamespace(score_difference=score),
         )
 
-    arms = arms_of(STUDY.runs(StudyOptions(), DRAFTERS)[GREEDY])
+    arms = arms_of(STUDY.run(StudyOptions(), DRAFTERS))
     found = found_with(reports=[report(arm) for arm in arms])
     assert verdict_of("as good as", found) == holds

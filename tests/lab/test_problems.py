@@ -75,22 +75,6 @@ def test_a_task_that_is_named_twice_is_refused():
         read_problems(EvalOptions(task=read_tasks(["word_problems", "word_problems"])))
 
 
-def test_a_task_is_divided_where_it_has_both_kinds_of_problems(tmp_path):
-    path = tmp_path / "question.jsonl"
-    path.write_text(
-        '{"question_id": 1, "category": "writing", "turns": ["Write."]}\n'
-        '{"question_id": 2, "category": "coding", "turns": ["Code."]}\n'
-        '{"question_id": 3, "category": "roleplay", "turns": ["Play."]}\n'
-    )
-    (task,) = read_problems(EvalOptions(task=read_tasks([f"spec_bench={path}"])))
-    strict, opened = task.divided()
-    assert (strict.name, opened.name) == ("spec_bench, strict", "spec_bench, open")
-    assert ([p.prompt_id for p in strict.problems], strict.is_open) == (["2"], False)
-    assert ([p.prompt_id for p in opened.problems], opened.is_open) == (["1", "3"], True)
-    assert not task.is_open
-    assert opened.divided() == [opened]
-
-
 def test_tasks_without_a_file_have_as_many_problems_as_are_asked_for():
     o = EvalOptions(task=read_tasks(["python_code", "needle"]), problems=3, limit=2)
     assert [len(task.problems) for task in read_problems(o)] == [3, 3]

@@ -5,27 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from flyspec.client import Chunk, Completion, Generation, GenerationTimings, Started
 from flyspec.client import SpeculationMetrics as Metrics
 from flyspec.rules import Rule
-from flyspec.values.generation import FinishReason, RoundRecord
-from flyspec.values.rounds import Decision, Outcome
+from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin
-from flyspec_lab.samples import KEY, TaskSample, describe, ends_in_loop, latest, loop_token_index
+from flyspec_lab.samples import KEY, TaskSample, describe, latest, loop_token_index
 
 EXACT, LOOSE = Origin.EXACT_MODEL, Origin.LOOSE
 
 
-def record(start: int, drafts: list[int], decisions: list[Decision]) -> RoundRecord:
-    return RoundRecord(start, "model", drafts, decisions, start, 0, start)
-
-
-def generation(
-    origins: list[Origin], gaps: list[float], rounds: list[RoundRecord], tokens: list[int]
-) -> Generation:
+def generation(origins: list[Origin], gaps: list[float], tokens: list[int]) -> Generation:
     return Generation(
         Started("id", "target", "model", 3, [1, 2], Rule("fly"), 15),
         [Chunk("text", tokens, origins, loose_gaps_nats=gaps)],
@@ -33,45 +23,8 @@ def generation(
             FinishReason.STOP, None, 2, len(tokens), Metrics(num_rounds=2, num_loose_tokens=1),
             GenerationTimings(total_ns=7),
         ),
-        rounds,
+        [],
     )  # fmt: skip
-
-
-def match(token: int) -> Decision:
-    return Decision(Outcome.EXACT, token)
-
-
-def loose(found: dict[str, object]) -> tuple[object, ...]:
-    names = "positions", "gaps_nats", "entropies", "target_token_ids"
-    return tuple(found[f"loose_{name}"] for name in names)
-
-
-def test_loose_tokens_are_found_in_their_rounds() -> None:
-    # The prompt has 2 tokens. Round 1 accepts 5, rejects 6; round 2 accepts 8 loosely, then 9.
-    rounds = [
-        record(2, [5, 6], [match(5), Decision(Outcome.REJECTED, 7, 0.1, 4.5)]),
-        record(4, [8, 9], [Decision(Outcome.LOOSE, 11, 0.6, 0.2), match(9)]),
-    ]
-    found = describe(
-        generation([EXACT, Origin.CORRECTION, LOOSE, EXACT], [0.2], rounds, [5, 7, 8, 9])
-    )
-    assert loose(found) == ([2], [0.2], [0.6], [11])
-    assert found["rejected_gaps_nats"] == [4.5]
-
-
-def test_the_round_that_decided_last_counts() -> None:
-    # Position 3 was provisional, rolled back with its window, and accepted again later.
-    rounds = [
-        record(2, [5, 6], [match(5), Decision(Outcome.PROVISIONAL, 7, None, 0.1, measure=0.1)]),
-        record(3, [8, 9], [Decision(Outcome.PROVISIONAL, 7, None, 0.3, measure=0.3), match(9)]),
-    ]
-    found = describe(generation([EXACT, LOOSE, EXACT], [0.3], rounds, [5, 8, 9]))
-    assert loose(found) == ([1], [0.3], [0.3], [7])
-
-
-def test_what_no_round_tells_is_unknown() -> None:
-    found = describe(generation([LOOSE], [0.3], [], [8]))
-    assert loose(found) == ([0], [0.3], [None], [None])
 
 
 def sample(**known: object) -> TaskSample:
@@ -80,10 +33,10 @@ def sample(**known: object) -> TaskSample:
 
 
 def test_a_row_has_every_column_and_can_be_stored() -> None:
-    told = generation([EXACT, LOOSE], [0.3], [], [5, 8])
+    told = generation([EXACT, LOOSE], [0.3], [5, 8])
     row = json.loads(json.dumps(sample(score=1.0, **describe(told)).row()))
     assert row["seed"] == 2**64 - 1
-    assert row["origins"] == ["EXACT_MODEL", "LOOSE"]
+    assert (row["origins"], row["loose_gaps_nats"]) == (["EXACT_MODEL", "LOOSE"], [0.3])
     assert (row["num_rounds"], row["total_ns"], row["num_loose_tokens"]) == (2, 7, 1)
     assert row["prompt_token_ids"] == [1, 2]
     declared = {f.name for kind in (Metrics, GenerationTimings) for f in fields(kind)}
@@ -102,24 +55,3 @@ def test_loops_are_found_where_they_are_complete() -> None:
     assert loop_token_index(list(range(32)) * 4) == 128
     assert loop_token_index(list(range(32)) * 3) is None
     assert loop_token_index([]) is None
-
-
-@given(
-    st.lists(st.integers(0, 2), max_size=4), st.lists(st.integers(0, 2), min_size=1, max_size=32),
-    st.integers(0, 150), st.integers(0, 1),
-)  # fmt: skip
-def test_a_text_ends_in_a_loop_if_the_guard_would_find_one_at_its_last_token(
-    before: list[int], unit: list[int], length: int, after: int
-) -> None:
-    tokens = before + (unit * 150)[:length] + [9] * after
-    # The guard begins anew where a suffix begins; the shortest that loops is found at its end.
-    found = any(loop_token_index(tokens[i:]) == len(tokens) - i for i in range(len(tokens)))
-    assert ends_in_loop(tokens) == found
-
-
-def test_what_leaves_its_loop_does_not_end_in_it() -> None:
-    assert ends_in_loop([5] * 48)
-    assert ends_in_loop([7, 8, *[1, 2, 3] * 16])
-    assert not ends_in_loop([5] * 47)
-    assert not ends_in_loop([*[5] * 100, 6])
-    assert not ends_in_loop([])

@@ -12,7 +12,6 @@ from flyspec_lab.statistics import (
     Flips,
     Interval,
     PairedBootstrap,
-    difference_interval,
     exact_interval,
     mcnemar_p,
     ratio,
@@ -136,24 +135,3 @@ def test_flips_are_counted_both_ways():
 def test_a_single_problem_has_an_interval_without_width():
     found = PairedBootstrap(1).interval(np.array([[6.0, 2.0]]), ratio)
     assert found == Interval(3.0, 3.0, 3.0)
-
-
-def test_a_difference_of_independent_estimates_is_covered_as_often_as_it_says():
-    """Of two skewed means, each with its own bootstrap interval."""
-    rng = np.random.default_rng(5)
-    one, other = PairedBootstrap(60, 1000, seed=1), PairedBootstrap(90, 1000, seed=2)
-    covered, runs = 0, 200
-    for _ in range(runs):
-        a = one.interval(np.c_[rng.exponential(2.0, 60), np.ones(60)], ratio)
-        b = other.interval(np.c_[rng.exponential(1.5, 90), np.ones(90)], ratio)
-        assert a
-        assert b
-        value, low, high = difference_interval(a, b)
-        assert value == a.value - b.value
-        covered += low <= 0.5 <= high
-    assert 0.9 <= covered / runs <= 0.99
-
-
-def test_a_difference_of_symmetric_intervals_is_as_wide_as_pythagoras_says():
-    one, other = Interval(5.0, 2.0, 8.0), Interval(1.0, -3.0, 5.0)
-    assert difference_interval(one, other) == (4.0, -1.0, 9.0)

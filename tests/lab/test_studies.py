@@ -8,15 +8,15 @@ import pytest
 
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec_lab import compare
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms
+from flyspec_lab.evaluation import Found
 from flyspec_lab.options import EvalOptions, StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
 from flyspec_lab.studies.catalogue import STUDIES
-from flyspec_lab.studies.study import Found, facts_of
+from flyspec_lab.studies.study import facts_of
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, rows_of
@@ -40,7 +40,7 @@ DRAFTERS = [
 
 
 def first_run(study, **options):
-    return next(iter(study.runs(StudyOptions(**options), DRAFTERS).values()))
+    return study.run(StudyOptions(**options), DRAFTERS)
 
 
 def arms_of(study):
@@ -61,13 +61,13 @@ def report(arm, recovery, tokens=10.0, upper=0.005, speedup=None, judge_ms=None)
         mean_accepted_tokens=tokens,
         flips=SimpleNamespace(harmful_rate_upper=upper),
         speedup=speedup,
-        times=SimpleNamespace(judge_ms=judge_ms),
+        judge_ms=judge_ms,
     )
 
 
-def found_of(study, describe, equal_costs=()):
+def found_of(study, describe):
     arms = arms_of(study)
-    return Found("task", arms, [describe(arm) for arm in arms], equal_costs)
+    return Found("task", arms, [describe(arm) for arm in arms])
 
 
 def verdicts(study, found):
@@ -104,8 +104,7 @@ def test_what_a_window_saves(lost, holds) -> None:
         wrong = lost.get(rule.fly_window_size, 0) if rule.name == "fly" else 0
         return {"score": float(unit.index >= wrong)}
 
-    answered = Answered("task", arms, wanted, rows_of(wanted, own))
-    found = Found("task", arms, compare.report(answered), answered=answered)
+    found = Found.on(Answered("task", arms, wanted, rows_of(wanted, own)), arms)
     assert verdicts(study, found) == holds
 
 
@@ -167,17 +166,17 @@ def test_draft_models_are_compared_smallest_first() -> None:
         ("window", [], None),
         ("multi-level", DRAFTERS[:2], "it needs a draft model .* for the drafter multi_level"),
         ("fuzzy", DRAFTERS[:1], None),
-        ("fuzzy", DRAFTERS[1:2], "it needs a draft model .* for the drafter model"),
+        ("fuzzy-sampled", DRAFTERS[1:2], "it needs a draft model .* for the drafter model"),
         ("draft-models", DRAFTERS[:4], None),
         ("draft-models", DRAFTERS[:3], "it needs several draft models"),
     ],
 )
 def test_a_study_says_which_drafters_it_needs(name, drafters, missing) -> None:
     if missing is None:
-        assert STUDIES[name].runs(StudyOptions(), drafters)
+        assert STUDIES[name].run(StudyOptions(), drafters)
     else:
         with pytest.raises(LookupError, match=missing):
-            STUDIES[name].runs(StudyOptions(), drafters)
+            STUDIES[name].run(StudyOptions(), drafters)
 
 
 def test_a_report_names_both_models() -> None:
@@ -211,15 +210,6 @@ def test_greedy_texts_have_one_seed_unless_more_are_asked_for() -> None:
     assert first_run(study, temperature=0.0, seeds=2).seeds == 2
     assert first_run(study, temperature=0.5).seeds == 3
     assert first_run(STUDIES["window"], temperature=0.5).seeds == 1
-
-
-def test_what_parts_of_a_study_differ_in_stays() -> None:
-    greedy, sampled = (
-        STUDIES["fuzzy"].runs(StudyOptions(temperature=0.7, seeds=5), DRAFTERS).values()
-    )
-    assert (greedy.temperature, greedy.seeds) == (0.0, 1)
-    assert (sampled.temperature, sampled.seeds) == (1.0, 1)
-    assert list(STUDIES["window"].runs(StudyOptions(), [])) == [""]
 
 
 @pytest.mark.parametrize(

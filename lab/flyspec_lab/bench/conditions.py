@@ -6,7 +6,7 @@ of them. K is a number, or `auto` for the server's choice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from flyspec.cli.conditions import Condition, parse_k, parse_with_k, split_rules
@@ -21,14 +21,6 @@ _PLAIN = Condition(PLAIN, Rule("exact"), 0)
 EXACT, FLY = (Condition(name, Rule(name)) for name in ("exact", "fly"))
 
 DEFAULT = Condition(DEFAULT_RULE, Rule(DEFAULT_RULE))
-PREDICTIONS: Mapping[str, Callable[[str], str]] = {
-    "same": lambda text: text,
-    "useless": lambda text: ("Lichens settle on lava where plates drift over plumes. " * len(text))[
-        : len(text)
-    ],
-    "reversed": lambda text: text[::-1],
-}
-"""Predictions of a text, by name; reversed, it agrees where it repeats itself."""
 _NO_WINDOW = Condition("fly, W = 0", Rule("fly", fly_window_size=0))
 
 CONDITIONS: tuple[Condition, ...] = tuple(dict.fromkeys((_PLAIN, EXACT, DEFAULT, FLY, _NO_WINDOW)))

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt
@@ -43,7 +43,6 @@ class Sample:
     draft_ns: int = 0
     chosen: str = ""
     drafted: int = 0
-    round_bytes: int = 0
     judge_ns: int = 0
 
     @property
@@ -54,7 +53,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Item:
-    """A prompt of a group, with plain decoding's output: its number of tokens and its text.
+    """A prompt of a group, with the number of tokens that plain decoding makes of it.
 
     All modes get its tokens where they are known: other software does not know the chat template.
     """
@@ -64,31 +63,23 @@ class Item:
     prompt: Prompt
     prompt_token_ids: Sequence[int] = ()
     plain_tokens: int = 0
-    plain_text: str = ""
 
 
 @dataclass
 class FlyspecMode:
-    """The services, with fixed request options.
-
-    `predict` makes a prediction of the output from plain decoding's text.
-    """
+    """The services, with fixed request options."""
 
     name: str
     client: AsyncClient
     options: GenerateOptions
-    predict: Callable[[str], str] | None = None
     concurrent = True
 
     async def run(self, item: Item) -> Sample:
         """Time from the request to its completion; the caller fills in the repeat."""
         first = None
         token_ids: list[int] = []
-        options = self.options
-        if self.predict is not None:
-            options = replace(options, prediction=self.predict(item.plain_text))
         begin = time.perf_counter()
-        events = self.client.generate([*item.prompt_token_ids] or item.prompt, options)
+        events = self.client.generate([*item.prompt_token_ids] or item.prompt, self.options)
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 match event:
@@ -111,7 +102,6 @@ class FlyspecMode:
                             draft_ns=t.draft_model_ns,
                             judge_ns=t.judge_ns,
                             drafted=m.num_draft_tokens,
-                            round_bytes=m.round_bytes,
                         )  # fmt: skip
         raise FlyspecError(f"{self.client.address} ended the stream without a completion")
 

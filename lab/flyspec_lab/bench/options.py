@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from flyspec.cli.conditions import Condition
@@ -17,17 +16,9 @@ from flyspec.drafter_names import KINDS_LISTED
 from flyspec.errors import ConfigError
 from flyspec.flags import Dtype, Flag
 from flyspec.prompts import PromptFiles
-from flyspec.ranges import Range
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.values.requests import request_flag
-from flyspec_lab.bench.conditions import (
-    DEFAULT,
-    EXACT,
-    FLY,
-    PREDICTIONS,
-    parse_conditions,
-    parse_ks,
-)
+from flyspec_lab.bench.conditions import DEFAULT, EXACT, FLY, parse_conditions, parse_ks
 
 PEERS = {
     "greedy": "transformers",
@@ -38,21 +29,15 @@ PEERS = {
 """Names of transformers' modes in reports, by name on the command line."""
 
 
-def numbers(least: int) -> Callable[[str], tuple[int, ...]]:
-    """Return a parser of comma-separated integers; it returns them sorted, without duplicates."""
-
-    def read(text: str) -> tuple[int, ...]:
-        try:
-            found = sorted({int(piece) for piece in text.split(",") if piece.strip()})
-        except ValueError:
-            found = []
-        if not found or found[0] < least:
-            raise ValueError(
-                f"{text!r}: must be a comma-separated list of integers of at least {least}"
-            )
-        return tuple(found)
-
-    return read
+def parse_numbers(text: str) -> tuple[int, ...]:
+    """Parse comma-separated integers; return them sorted, without duplicates."""
+    try:
+        found = sorted({int(piece) for piece in text.split(",") if piece.strip()})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1:
+        raise ValueError(f"{text!r}: must be a comma-separated list of integers of at least 1")
+    return tuple(found)
 
 
 def names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
@@ -99,11 +84,6 @@ _request = partial(request_flag, group=None)
 
 
 # fmt: off
-def numbers_flag(text: str, least: int = 1, **known: Any) -> Flag:
-    return Flag(f"{text}, comma-separated.", metavar="N,...", listed=True, read=numbers(least),
-                **known)
-
-
 RULES_HELP = (
     "Rules, comma-separated, with parameters after a colon, or phases: "
     "exact,margin:margin_threshold=0.2,relaxed until #### then exact."
@@ -111,7 +91,6 @@ RULES_HELP = (
 Rules = Annotated[tuple[Condition, ...], Flag(
     RULES_HELP, metavar="RULE,...", listed=True, read=parse_conditions,
 )]
-Problems = Annotated[int, Flag("Number of fresh word problems.", min=1)]
 ProblemSeed = Annotated[int, Flag("Seed for generating the word problems.")]
 Chat = Annotated[bool | None, Flag(
     "Send prompts as chat messages.", default="only questions, not code",
@@ -149,11 +128,6 @@ class SpeedOptions:
         name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
         read=names_listed,
     )] = ("",)
-    predictions: Annotated[tuple[str, ...], Flag(
-        "Also time each rule with a predicted output, comma-separated: the `same` text as plain "
-        "decoding's, a `useless` one, the text `reversed`.", name="--prediction",
-        metavar="NAME,...", listed=True, default="none", read=names_of(PREDICTIONS),
-    )] = ()
     num_speculative_tokens: Ks = (AUTO,)
     max_tokens: MaxTokens = 128
     ignore_eos: IgnoreEos = False
@@ -165,15 +139,13 @@ class SpeedOptions:
         "(comma-separated), or all.", metavar="NAME,...", listed=True, default="none",
         read=parse_peers,
     )] = ()
-    llama_server: Annotated[Path | None, Flag(
-        "llama.cpp's llama-server to time too, on the same GGUF files, with and without drafts.",
-        metavar="PATH",
-    )] = None
     against: Annotated[Sequence[tuple[str, str]], Flag(
         "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
         metavar="[NAME=]URL", read=parse_against,
     )] = ()
-    batch: Annotated[tuple[int, ...], numbers_flag("Concurrent requests")] = (1,)
+    batch: Annotated[tuple[int, ...], Flag(
+        "Concurrent requests, comma-separated.", metavar="N,...", listed=True, read=parse_numbers,
+    )] = (1,)
 
     @property
     def disable_loop_guard(self) -> bool:
@@ -187,15 +159,8 @@ class PairOptions(SpeedOptions):
 
     shape: Annotated[str, Flag(
         "Use a target with random weights of this shape (llama-1b, llama-8b, llama-70b, "
-        "llama-405b or tiny), --model's tokenizer, and its first layers as the draft model.",
+        "llama-405b or tiny), --model's tokenizer, and its first eighth as the draft model.",
     )] = ""
-    draft_layers: Annotated[int, Flag(
-        "With --shape: layers of the draft model.", min=0, default="an eighth of the target's",
-    )] = 0
-    draft_noise: Annotated[float, Flag(
-        "With --shape: noise in the draft model's output layer, relative to its weights; more of "
-        "it makes more wrong drafts.", Range(0.0, 10.0),
-    )] = 0.05
     pad_target_layers: Annotated[int, Flag("Add N no-op layers to the target.", min=0)] = 0
     rules: Rules = (EXACT, FLY)
     num_speculative_tokens: Ks = (15,)

@@ -1,4 +1,4 @@
-"""Other software on the same machine, each at its fastest, and transformers' ways to generate.
+"""transformers' ways to generate, on the same machine and each at its fastest.
 
     transformers   greedy decoding
     assisted       with the same draft model
@@ -15,17 +15,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.process import available_cores
-from flyspec_lab.bench.modes import Answer, Complete
+from flyspec_lab.bench.modes import Answer
 
 Setup = Mapping[str, Any]
 """Options of other software by its own names."""
@@ -52,28 +50,26 @@ class Calibration:
 async def calibrate(
     peer: str,
     stages: Iterable[Iterable[Setup]],
-    serving: Callable[[Setup], AbstractAsyncContextManager[Complete]],
+    generate: Callable[[Setup, Sequence[int], int], Awaitable[Answer]],
     prompts: Sequence[Sequence[int]],
-    start: Setup | None = None,
 ) -> Calibration:
     """Find the setup that continues these prompts fastest.
 
-    Each choice of a stage is tried on top of the fastest setup of the stage before, or of `start`.
-    The time is the sum of each prompt's better of two runs, after an uncounted one.
+    Each choice of a stage is tried on top of the fastest setup of the stage before. The time is the
+    sum of each prompt's better of two runs, after an uncounted one.
     """
-    best, tried = dict(start or {}), dict[str, float]()
+    best, tried = dict[str, Any](), dict[str, float]()
     for stage in stages:
         setups = [{**best, **choice} for choice in stage]
         for setup in setups:
             if described(setup) in tried:
                 continue
             least, seconds = min(tried.values(), default=math.inf), 0.0
-            async with serving(setup) as complete:
-                await complete(prompts[0], _TOKENS)
-                for prompt in prompts:
-                    if seconds <= _SLOWER * least:
-                        done = [await complete(prompt, _TOKENS) for _ in range(2)]
-                        seconds += min(answer.seconds for answer in done)
+            await generate(setup, prompts[0], _TOKENS)
+            for prompt in prompts:
+                if seconds <= _SLOWER * least:
+                    done = [await generate(setup, prompt, _TOKENS) for _ in range(2)]
+                    seconds += min(answer.seconds for answer in done)
             tried[described(setup)] = seconds
         best = min([*setups, best], key=lambda setup: tried.get(described(setup), math.inf))
     return Calibration(peer, best, tried)
@@ -129,11 +125,7 @@ class Transformers:
     async def calibrate(self, peer: str, prompts: Sequence[Sequence[int]]) -> Calibration:
         choices = _CHOICES[peer]
         frames = [{"dtype": d, "threads": t, **choices[0]} for d in DTYPES for t in THREADS]
-        return await calibrate(peer, [frames, choices], self.serving, prompts)
-
-    @asynccontextmanager
-    async def serving(self, setup: Setup) -> AsyncIterator[Complete]:
-        yield partial(self.generate, setup)
+        return await calibrate(peer, [frames, choices], self.generate, prompts)
 
     async def generate(self, setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""

@@ -36,13 +36,12 @@ class ModeReport:
     """A mode over a group of prompts. None: not measured, or undefined.
 
     `ratios` are rates over those of plain decoding and of software other than flyspec, by its mode;
-    above 1 is faster. `first_token_ms` is a median over the prompts; `first_token_ratio` is
-    relative to plain decoding, above 1 is later. `mean_accepted_tokens` is tokens per round.
-    `overhead_share` is the part of a round's time outside the models and the rule. `verify_step_ms`
-    is the target's time per round, prompt included, `draft_step_ms` the draft model's per drafted
-    token, `judge_ms` the rule's per round. `bound` is what the ratio to plain decoding would be if
-    only the target took time: tokens per round times plain step over verify step, computed from the
-    target's time per token; `bound_share` is the share of the bound reached.
+    above 1 is faster. `first_token_ms` is a median over the prompts. `mean_accepted_tokens` is
+    tokens per round. `verify_step_ms` is the target's time per round, prompt included,
+    `draft_step_ms` the draft model's per drafted token, `judge_ms` the rule's per round. `bound` is
+    what the ratio to plain decoding would be if only the target took time: tokens per round times
+    plain step over verify step, computed from the target's time per token; `bound_share` is the
+    share of the bound reached.
     """
 
     mode: str
@@ -50,16 +49,13 @@ class ModeReport:
     tokens_per_second: float
     ratios: dict[str, Ratio]
     first_token_ms: float | None
-    first_token_ratio: float | None
     mean_accepted_tokens: float | None
     mean_acceptance_length: float | None
     loose_share: float
     round_overhead_p50_ms: float | None
-    overhead_share: float | None
     verify_step_ms: float | None
     draft_step_ms: float | None
     judge_ms: float | None
-    bytes_per_round: float | None
     bound: float | None
     bound_share: float | None
     same_as_plain: int | None
@@ -178,7 +174,6 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         ),
         ratios={base: _ratio(of) for base, of in speedups.items()},
         first_token_ms=median_or_none(1e3 * f for f in first.values()),
-        first_token_ratio=median_or_none(mode.over(plain, lambda s: s.first_token_s).values()),
         mean_accepted_tokens=mode.per("tokens", "rounds"),
         mean_acceptance_length=(
             1.0 + (mode.per("accepted", "spec_steps") or 0.0) if mode.per("tokens", "rounds")
@@ -186,11 +181,9 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         ),
         loose_share=mode.per("loose", "tokens") or 0.0,
         round_overhead_p50_ms=median_or_none(s.overhead_ns / 1e6 for s in drafted),
-        overhead_share=median_or_none(s.overhead_ns * s.rounds / 1e9 / s.seconds for s in drafted),
         verify_step_ms=mode.per("target_ns", "rounds", 1e-6),
         draft_step_ms=mode.per("draft_ns", "drafted", 1e-6),
         judge_ms=mode.per("judge_ns", "rounds", 1e-6),
-        bytes_per_round=mode.per("round_bytes", "rounds"),
         bound=median_or_none(bound.values()),
         bound_share=median_or_none(
             speedup / bound[p] for p, speedup in speedups[PLAIN].items() if p in bound
@@ -255,9 +248,6 @@ _ROUNDS: tuple[Column, ...] = (
     ("draft", "{.draft_step_ms:.2f} ms"),
     ("judge", "{.judge_ms:.2f} ms"),
     ("overhead", "{.round_overhead_p50_ms:.2f} ms"),
-    ("share", "{.overhead_share:.0%}"),
-    ("B/round", "{.bytes_per_round:,.0f}"),
-    ("x TTFT", "{.first_token_ratio:.2f}"),
     ("chosen", lambda r: ", ".join(
         f"{number} {name.rpartition(', ')[2]}" for name, number in Counter(r.chosen).most_common()
     )),
@@ -269,8 +259,7 @@ NOTES = (
     "relative to theirs, with the interval's lower end",
     "accepted: 1 + accepted drafts per round with drafts; verify, judge: the target's and the "
     "rule's time per round; draft: the draft model's per token; overhead: time per round outside "
-    "of them, and its share; B/round: bytes of a round's messages; x TTFT: time to first token "
-    "relative to plain decoding",
+    "of them",
 )
 
 
@@ -287,17 +276,6 @@ def speed_tables(
         columns = [("mode", "{.mode}"), *((other, _over(other)) for other in others)]
         shown.append(record_table(columns, ours, "against others"))
     return shown
-
-
-def worst_prompts(
-    reports: Sequence[ModeReport], where: Sequence[str], others: Sequence[str] = ()
-) -> str:
-    """Name the slowest prompt of each of flyspec's modes against plain decoding."""
-    return "; ".join(
-        f"{r.mode} {r.ratios[PLAIN].worst:.2f} at {where[r.ratios[PLAIN].worst_prompt]}"
-        for r in reports
-        if r.mode != PLAIN and r.mode not in others and not r.chosen
-    )
 
 
 def batch_table(reports: Sequence[BatchReport]) -> FittedTable:

@@ -18,6 +18,9 @@ _LOGIT_DEVIATION = 4.0
 uncertain as the rule fly requires (normalized entropy about 1 - 16 / (2 log |V|), 0.32 at 128,256
 tokens); with initialised weights all of them would be."""
 
+_DRAFT_NOISE = 0.05
+"""Noise in a random draft model's output layer, relative to its weights."""
+
 
 _SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads",
           "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
@@ -73,32 +76,32 @@ def random_model(config: LlamaConfig, device: torch.device | str = "cpu") -> Any
     return model
 
 
+def draft_layers(shape: str) -> int:
+    """Return the number of layers of a shape's draft model, an eighth of the target's."""
+    return max(1, int(config_of(shape).num_hidden_layers) // 8)
+
+
 def write_pair(
-    shape: str,
-    draft_layers: int,
-    noise: float,
-    folder: Path,
-    tokenizer_of: Path,
-    device: torch.device | str = "cpu",
+    shape: str, folder: Path, tokenizer_of: Path, device: torch.device | str = "cpu"
 ) -> tuple[Path, Path]:
     """Write a target of a shape with random weights, and a draft model for it; return both.
 
-    The draft model is the target's first layers, behind which the target's change nothing; `noise`,
-    relative to its weights, is added to its output layer, so that it errs now and then. Both have
+    The draft model is the target's first layers (`draft_layers`), behind which the target's change
+    nothing; a little noise in its output layer makes it err now and then. Both have
     another model's tokenizer, and may have more ids than that; those stand for no text. The weights
     are made on `device`, which takes a GPU seconds for billions.
     """
     ends = AutoConfig.from_pretrained(tokenizer_of).to_dict()
     known = {name: ends[name] for name in ends if name.endswith("_token_id")}
-    model = random_model(config_of(shape, num_hidden_layers=draft_layers, **known), device)
+    model = random_model(config_of(shape, num_hidden_layers=draft_layers(shape), **known), device)
     base = _write(model, folder / "base", tokenizer_of)
     output = model.get_output_embeddings().weight.data
-    output += noise * output.std() * torch.randn_like(output)
+    output += _DRAFT_NOISE * output.std() * torch.randn_like(output)
     draft = _write(model, folder / "draft", tokenizer_of)
     del model, output
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()  # the services need the memory
-    added = SHAPES[shape]["num_hidden_layers"] - draft_layers
+    added = SHAPES[shape]["num_hidden_layers"] - draft_layers(shape)
     return pad_layers(base, folder / "target", added), draft
 
 

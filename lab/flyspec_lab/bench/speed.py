@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
 from flyspec.values.tokens import SamplingParams
-from flyspec_lab.bench.conditions import PLAIN, PREDICTIONS, by_k
+from flyspec_lab.bench.conditions import PLAIN, by_k
 from flyspec_lab.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.prompts import Group, in_turn
@@ -55,7 +55,7 @@ class BatchSample:
 
 
 def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMode]:
-    """Return plain decoding, then the rules at each K, by drafter and with each prediction.
+    """Return plain decoding, then the rules at each K, by drafter.
 
     Texts that are sampled are so with the same seed in all modes: the target draws the same tokens.
     """
@@ -83,10 +83,6 @@ def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMod
             by = replace(asked, drafter=drafter)
             name = _by_drafter(condition.name, drafter, options)
             modes.append(FlyspecMode(name, client, by))
-            modes += [
-                FlyspecMode(f"{name}, prediction {kind}", client, by, PREDICTIONS[kind])
-                for kind in options.predictions
-            ]
     return modes
 
 
@@ -121,7 +117,7 @@ async def read_items(
             request = prompt.to_request(chat)
             done = await plain.client.complete(request, plain.options)
             token_ids = tuple(done.started.prompt_token_ids)
-            items.append(Item(group.name, i, request, token_ids, len(done.token_ids), done.text))
+            items.append(Item(group.name, i, request, token_ids, len(done.token_ids)))
         found.append(items)
     return found
 
@@ -161,29 +157,19 @@ async def measure_batches(
     batches: Sequence[int],
     repeats: int,
     noise: Noise,
-    known: Sequence[BatchSample] = (),
-    on_set: Callable[[Sequence[BatchSample]], None] = lambda _: None,
 ) -> list[BatchSample]:
     """Run concurrent requests in the modes that can: each prompt once, or `batch` prompts if more.
 
-    An uncounted run of the largest batch comes first. A set has a sample of each mode: sets that
-    are `known` are not measured again, but returned as well, and `on_set` is called with each new
-    one once it is whole.
+    An uncounted run of the largest batch comes first.
     """
     modes = [mode for mode in modes if mode.concurrent]
-    there = {(s.group, s.batch, s.repeat) for s in known}
     samples: list[BatchSample] = []
-    left = [
-        (turn, repeat, batch, of)
-        for turn, (repeat, batch, of) in enumerate(product(range(repeats), batches, items))
-        if (of[0].group, batch, repeat) not in there
-    ]
-    total = len(left) * len(modes)
+    total = repeats * len(batches) * len(items) * len(modes)
     with progress("measuring concurrent requests", total) as advance, until_interrupted():
-        for mode, of in product(modes, items if left else ()):
+        for mode, of in product(modes, items):
             await noise.fill()
             await _run_batch(mode, of, batches[-1])
-        for turn, repeat, batch, of in left:
+        for turn, (repeat, batch, of) in enumerate(product(range(repeats), batches, items)):
             for mode in _rotated(modes, turn):
                 await noise.fill()
                 begin = time.perf_counter()
@@ -195,8 +181,7 @@ async def measure_batches(
                     sum(s.tokens for s in done), firsts[len(firsts) // 2],
                 ))  # fmt: skip
                 advance()
-            on_set(samples[-len(modes) :])
-    return _whole([*known, *samples], len(modes))
+    return _whole(samples, len(modes))
 
 
 async def _run_batch(mode: Mode, items: Sequence[Item], batch: int) -> list[Sample]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flyspec.cli.options import ModelFlags, with_flags
@@ -10,11 +12,10 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands.bench.common import Address, Local, models_of
+from flyspec_lab.commands import Address, Local, models_of
 from flyspec_lab.commands.other_models import (
     Drafts,
     drafters_of,
-    is_address,
     served_rival,
     with_added_drafters,
 )
@@ -23,7 +24,9 @@ from flyspec_lab.report import Part, Report, RunResults
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
-    from flyspec_lab.evaluation import Evaluation
+    from flyspec_lab.evaluation import Found
+    from flyspec_lab.problems import TaskProblems
+    from flyspec_lab.run import Progressed
 
 
 @with_flags
@@ -41,54 +44,61 @@ def evaluate(
     from flyspec_lab.problems import read_problems
 
     refuse_model_flags(models, local or address is None, address)
-    rival = options.rival
-    if rival is not None and address is not None and not is_address(rival):
+    if address is not None and (options.rival or draft):
         raise ConfigError(
-            f"--rival {rival}: a model is started beside a stack that this command starts; with "
-            "--address, give the HOST:PORT of a stack that serves it"
-        )
-    if draft and address is not None:
-        raise ConfigError(
-            "--draft: a draft model is added to a stack that this command starts; with --address, "
-            "`flyspec drafters register` adds one"
+            f"--{'rival' if options.rival else 'draft'}: is started beside a stack that this "
+            "command starts; remove --address (`flyspec drafters register` adds a draft model "
+            "to a running stack)"
         )
     tasks = read_problems(options)
 
     async def use(client: AsyncClient, stack: Stack | None) -> Report:
-        work = evaluated(client, stack)
+        work = measured(client, stack)
         return await (work if stack is None else with_added_drafters(stack, draft, work))
 
-    async def evaluated(client: AsyncClient, stack: Stack | None) -> Report:
-        from flyspec_lab.evaluation import run_evaluation
-        from flyspec_lab.run import ServedModel
-        from flyspec_lab.run_directory import fingerprints
-
-        served = await client.list_models()
-        async with AsyncExitStack() as resources:
-            found = await run_evaluation(
-                options, tasks, served, ServedModel(client, served.target),
-                await served_rival(resources, rival, stack, connection),
-                fingerprints(await drafters_of(stack)), results.output, results.resume,
-            )  # fmt: skip
-        return _report(options, found, {**models_of(served.target, stack)}, results)
+    async def measured(client: AsyncClient, stack: Stack | None) -> Report:
+        progressed, found = await evaluate_on(
+            client, stack, options, tasks, results.output, results.resume
+        )
+        target = (await client.list_models()).target
+        return _report(options, progressed, found, models_of(target, stack), results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))
 
 
+async def evaluate_on(
+    client: AsyncClient,
+    stack: Stack | None,
+    o: EvalOptions,
+    tasks: Sequence[TaskProblems],
+    output: Path | None,
+    resume: bool,
+) -> tuple[Progressed, list[Found]]:
+    """Make or go on with a run on a stack, beside which the rival is started."""
+    from flyspec_lab.evaluation import run_evaluation
+    from flyspec_lab.run_directory import fingerprints
+
+    async with AsyncExitStack() as resources:
+        return await run_evaluation(
+            o, tasks, client, await served_rival(resources, o.rival, stack),
+            fingerprints(await drafters_of(stack)), output, resume,
+        )  # fmt: skip
+
+
 def _report(
-    o: EvalOptions, found: Evaluation, models: dict[str, Any], results: RunResults
+    o: EvalOptions,
+    progressed: Progressed,
+    found: Sequence[Found],
+    models: dict[str, Any],
+    results: RunResults,
 ) -> Report:
     from flyspec_lab.plots import quality_plot
     from flyspec_lab.tables import task_section
 
-    parts: list[Part] = [
-        task_section(task, reports, found.equal_costs[task], found.allocations[task])
-        for task, reports in found.conditions.items()
-    ]
-    missing = {task: of.missing for task, of in found.answered.items() if of.missing}
+    parts: list[Part] = [*map(task_section, found)]
+    missing = {of.task: of.answered.missing for of in found if of.answered and of.answered.missing}
     parts += [f"{task}: no texts of {', '.join(of)}; left out" for task, of in missing.items()]
-    progressed = found.progressed
     again = (
         "--resume makes them" if results.output else "with --output RUN, --resume would make them"
     )
@@ -101,15 +111,14 @@ def _report(
         parts.append(f"ended early, since no server answers: {progressed.lost}")
     if progressed.left:
         parts.append(f"{progressed.left} texts are left; {again}")
-    if any(found.conditions.values()):
-        parts.append(quality_plot("quality", found.arms, found.conditions))
+    if any(of.reports for of in found):
+        parts.append(quality_plot("quality", found))
     document = {
         **vars(o),
         **models,
         "samples": vars(progressed),
-        "conditions": [report for of in found.conditions.values() for report in of],
-        "equal_costs": [cost for of in found.equal_costs.values() for cost in of],
-        "allocations": [lead for of in found.allocations.values() for lead in of],
+        "conditions": [report for of in found for report in of.reports],
+        "equal_costs": [cost for of in found for cost in of.equal_costs],
         "missing": missing,
     }
     return Report(document, parts, passed=not (progressed.failed or progressed.lost))

@@ -7,22 +7,16 @@ its own.
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from flyspec.addresses import address_problem
-from flyspec.config import GENERATION_PORT
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.flags import Flag
 
 if TYPE_CHECKING:
-    from flyspec.cli.service import Child
     from flyspec.cli.stack import Stack
-    from flyspec.credentials import Credentials
     from flyspec.values.admin import DrafterStatus
     from flyspec_lab.run import ServedModel
 
@@ -53,26 +47,21 @@ Drafts = Annotated[DraftModels, Flag(
 
 
 async def with_added_drafters(stack: Stack, drafts: DraftModels, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`, done while the stack has the drafters, a service for each.
+    """Return the result of `work`, done once the stack has the drafters, a service for each.
 
-    Raises `ConfigError` if one does not start, and why if one dies meanwhile, since other drafters
-    would take its place.
+    They end with the stack. Raises `ConfigError` if one does not start, and why if one dies
+    meanwhile, since other drafters would take its place.
     """
-    children: dict[str, Child] = {}
     try:
         for name, model in drafts:
-            await _add(stack, name, model, children)
-        stack.services |= children
-        return await (stack.guard(work) if children else work)
+            await _add(stack, name, model)
+        return await (stack.guard(work) if drafts else work)
     finally:
         work.close()
-        for name in children:
-            stack.services.pop(name, None)
-        await _end(list(children.values()), stack.options.drain_grace_s)
 
 
-async def _add(stack: Stack, name: str, model: str, children: dict[str, Child]) -> None:
-    """Start a draft service, which becomes one of `children`, and register it."""
+async def _add(stack: Stack, name: str, model: str) -> None:
+    """Start a draft service, which becomes one of the stack's, and register it."""
     from flyspec.cli.service import Child
     from flyspec.cli.stack import torch_threads
     from flyspec.client import AdminClient
@@ -84,24 +73,13 @@ async def _add(stack: Stack, name: str, model: str, children: dict[str, Child]) 
     threads, flags = options.draft_threads or torch_threads(), options.flags("draft")
     with working(f"starting the draft model {name}"):
         child = await Child.start("draft", "draft_service", flags, threads, lambda _: None)
-        children[f"draft model {name}"] = child
+        stack.services[f"draft model {name}"] = child
         try:
             await child.ready()
             async with AdminClient(stack.admin_address) as admin:
                 await admin.register_drafter(name, f"127.0.0.1:{child.facts['port']}", "model")
         except FlyspecError as error:
             raise ConfigError(f"--draft {name}={model}: {error}") from error
-
-
-async def _end(children: Sequence[Child], grace_s: float) -> None:
-    for child in children:
-        child.send(signal.SIGTERM)
-    ends = [asyncio.ensure_future(child.process.wait()) for child in children]
-    if ends:
-        await asyncio.wait(ends, timeout=grace_s + 2.0)
-    for child in children:
-        child.send(signal.SIGKILL)
-        await child.ended()
 
 
 async def drafters_of(stack: Stack | None) -> list[DrafterStatus]:
@@ -117,14 +95,10 @@ async def drafters_of(stack: Stack | None) -> list[DrafterStatus]:
         return await admin.list_drafters()
 
 
-def is_address(text: str) -> bool:
-    return not address_problem(text, "generation", GENERATION_PORT)
-
-
 async def served_rival(
-    resources: AsyncExitStack, rival: str | None, stack: Stack | None, connection: Credentials
+    resources: AsyncExitStack, rival: str | None, stack: Stack | None
 ) -> ServedModel | None:
-    """Return the stack that serves the rival; started here, unless it is an address."""
+    """Return a stack that serves the rival, started here."""
     from flyspec.cli.stack import Stack
     from flyspec.cli.starting import shown
     from flyspec.client import AsyncClient
@@ -133,16 +107,11 @@ async def served_rival(
 
     if rival is None:
         return None
-    if is_address(rival):
-        client = AsyncClient(rival, credentials=connection, max_retries=0)
-        client.hint = "give another --rival"
-    else:
-        assert stack is not None
-        model = stack.options.draft_model if rival == DRAFT else rival
-        if not model:
-            raise ConfigError(f"--rival {DRAFT}: there is no draft model; set --draft-model")
-        second = Stack(stack.options.with_target(model).on_free_ports(draft_model=""))
-        await resources.enter_async_context(shown(second, error_console()))
-        client = AsyncClient(second.address, max_retries=0)
-    await resources.enter_async_context(client)
+    assert stack is not None
+    model = stack.options.draft_model if rival == DRAFT else rival
+    if not model:
+        raise ConfigError(f"--rival {DRAFT}: there is no draft model; set --draft-model")
+    second = Stack(stack.options.with_target(model).on_free_ports(draft_model=""))
+    await resources.enter_async_context(shown(second, error_console()))
+    client = await resources.enter_async_context(AsyncClient(second.address, max_retries=0))
     return ServedModel(client, (await client.list_models()).target)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,15 +14,13 @@ from flyspec.cli.program import say
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.concurrency import interrupted
-from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
+from flyspec_lab.commands.evaluate import evaluate_on
 from flyspec_lab.commands.other_models import Drafts, drafters_of, with_added_drafters
 from flyspec_lab.options import StudyOptions
 
 if TYPE_CHECKING:
     from flyspec.client import AsyncClient
-    from flyspec_lab.evaluation import Evaluation
-    from flyspec_lab.options import EvalOptions
     from flyspec_lab.problems import TaskProblems
     from flyspec_lab.report import Section
     from flyspec_lab.studies.study import Study
@@ -103,7 +100,7 @@ async def _answer(
     for each in studies:
         of, target = tasks[each.name], (await client.list_models()).target
         try:
-            runs = each.runs(o, drafters)
+            run = each.run(o, drafters)
         except LookupError as missing:
             say(f"{each.name}: skipped: {missing}")
             continue
@@ -114,9 +111,9 @@ async def _answer(
             claims = [claim.row(samples) for claim in each.claims]
             used = {drafter.name for drafter in drafters if drafter.active}
         else:
-            found = await _evaluated(each, runs, of, client, stack, o)
-            sections, claims = evaluated(each, found, of)
-            used = {arm.drafter for part in found.values() for arm in part.arms}
+            _, found = await evaluate_on(client, stack, run, of, o.output / each.name, resume=True)
+            sections, claims = evaluated(each, found)
+            used = {arm.drafter for arm in found[0].arms}
         facts = facts_of(command, of, o, target, [d for d in drafters if d.name in used])
         report = each.report([*sections, *further.get(each.name, ())], claims, facts)
         directory = o.output / each.name
@@ -126,31 +123,3 @@ async def _answer(
         say(f"wrote {file}")
         if interrupted():
             return
-
-
-async def _evaluated(
-    study: Study,
-    runs: Mapping[str, EvalOptions],
-    tasks: Sequence[TaskProblems],
-    client: AsyncClient,
-    stack: Stack,
-    o: StudyOptions,
-) -> dict[str, Evaluation]:
-    """Evaluate each part of a study, in a directory of its own."""
-    from flyspec_lab.commands.other_models import served_rival
-    from flyspec_lab.evaluation import run_evaluation
-    from flyspec_lab.run import ServedModel
-    from flyspec_lab.run_directory import fingerprints
-
-    served, found = await client.list_models(), {}
-    for part, run in runs.items():
-        async with AsyncExitStack() as resources:
-            rival = await served_rival(resources, run.rival, stack, Credentials())
-            found[part] = await run_evaluation(
-                run, tasks, served, ServedModel(client, served.target), rival,
-                fingerprints(await drafters_of(stack)), o.output / study.name / part,
-                resume=True,
-            )  # fmt: skip
-        if interrupted():
-            break
-    return found

@@ -13,13 +13,12 @@ from flyspec.cli.conditions import Condition
 from flyspec.client import AsyncClient
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
-from flyspec.tables import Column, record_table
 from flyspec.values.admin import ModelInfo
 from flyspec_lab.bench.conditions import EXACT, PLAIN
 from flyspec_lab.bench.conditions import FLY as FLY_CONDITION
 from flyspec_lab.bench.modes import Item, Noise
 from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.bench.report import batch_ratio, report_batches
+from flyspec_lab.bench.report import batch_ratio, batch_table, report_batches
 from flyspec_lab.bench.speed import BatchSample, flyspec_modes, measure_batches
 from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.options import StudyOptions
@@ -32,18 +31,10 @@ from flyspec_lab.studies.study import ClaimFinding, PaperClaim, Study
 FLY = "FLy, arXiv 2511.22972"
 SPARE_SLOTS = 8
 """Sessions beyond a batch, so that a request finds a slot before that of one that ended is free."""
-_COLUMNS: tuple[Column, ...] = (
-    ("task", "{.group}"),
-    ("rule", "{.mode}"),
-    ("requests", "{.batch}"),
-    ("tok/s", "{.tokens_per_second:.0f}"),
-    (f"x {PLAIN}", "{.ratio_to_plain:.2f}"),
-    ("95 %", "{0.low:.2f} to {0.high:.2f}"),
-)
 _TEXT = (
     "Output tokens per second of all requests together. A ratio is taken between two runs of the "
-    "same requests, one after the other; shown is the median, and the 95 % interval over the "
-    "repeats. A claim is decided by a sign test, which takes six of them."
+    "same requests, one after the other; shown is the median. A claim is decided by a sign test, "
+    "which takes six of them."
 )
 
 
@@ -98,7 +89,6 @@ async def measure(
     o: StudyOptions,
 ) -> list[BatchSample]:
     """Measure all batch sizes; if interrupted, return what was measured until then."""
-    assert not isinstance(study.rules, str)
     options = SpeedOptions(
         rules=tuple(study.rules),
         num_speculative_tokens=(o.num_speculative_tokens,),
@@ -115,6 +105,4 @@ async def measure(
 
 def section_of(samples: Sequence[BatchSample]) -> Section:
     """Return the figures of what was measured."""
-    title = "speed by concurrent requests"
-    table = record_table(_COLUMNS, report_batches(samples), title, left=2)
-    return Section("Figures", [_TEXT], [table])
+    return Section("Figures", [_TEXT], [batch_table(report_batches(samples))])

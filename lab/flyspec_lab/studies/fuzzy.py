@@ -20,14 +20,15 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec.tables import make_table
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import EXACT, PLAIN
-from flyspec_lab.curves import AtEqualSpeed
+from flyspec_lab.compare import score_difference
+from flyspec_lab.curves import AtEqualSpeed, allocation_from
+from flyspec_lab.evaluation import Found
 from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.report import Plot, Section
 from flyspec_lab.statistics import POINT, upper_bound
 from flyspec_lab.studies.study import (
     ClaimFinding,
-    Found,
     PaperClaim,
     Study,
     decided,
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from flyspec_lab.tuning.replay import DraftedDivergences
 
 SOURCE = "Fuzzy Speculative Decoding, arXiv 2502.20704"
-GREEDY, SAMPLED = "greedy", "sampled"
 MAX_PROMPTS = 100
 """Prompts of a data set that are recorded for its divergences: thousands of positions."""
 
@@ -179,8 +179,9 @@ def _beats_allocation(found: Found) -> ClaimFinding:
     One that is slower than plain decoding has no line to be above, and leaves it open.
     """
     names = _js_names(found)
-    leads = [of for of in found.allocations if of.large == PLAIN and of.condition in names]
-    above = [lead.at for lead in leads if lead.at is not None]
+    line = allocation_from(PLAIN)
+    leads = [cost for cost in found.equal_costs if cost.of == line and cost.condition in names]
+    above = [lead.speed for lead in leads if lead.speed is not None]
     finding = _above(above, "tokens/s", 1e9, "no threshold is as fast as plain decoding")
     if slower := len(leads) - len(above):
         shown = f"{slower} of {len(leads)} thresholds are slower than plain decoding"
@@ -209,11 +210,12 @@ def _as_good_and_faster(found: Found) -> ClaimFinding:
     exact = exact_speculation([arm for arm, _ in found.pairs])
     base = next(report for arm, report in found.pairs if arm == exact)
     limit = 1.0 if base.speed_ratio is None else base.speed_ratio.high
+    assert found.answered is not None
     faster = [
-        (report, report.versus.score_difference)
+        (report, loss)
         for _, report in found.of("fuzzy", divergence=Divergence.JS)
         if report.speed_ratio is not None and report.speed_ratio.low > limit
-        and report.versus is not None and report.versus.score_difference is not None
+        and (loss := score_difference(found.answered, report.condition, base.condition))
     ]  # fmt: skip
     if not faster:
         return ClaimFinding(None, f"no threshold is faster than {base.condition} for certain")
@@ -230,6 +232,15 @@ def _as_good_and_faster(found: Found) -> ClaimFinding:
     return decided(good, all(loss.high < 0 for _, loss in faster), shown)
 
 
+_CLAIMS = (
+    PaperClaim("as good as exact speculation, and faster", SOURCE, _as_good_and_faster),
+    PaperClaim("JS keeps more answers than chance at equal speed", SOURCE, _beats_chance),
+    PaperClaim(
+        "JS keeps more answers than a random allocation of problems to draft and target",
+        SOURCE,
+        _beats_allocation,
+    ),
+)
 FUZZY = Study(
     name="fuzzy",
     question=(
@@ -238,22 +249,13 @@ FUZZY = Study(
     ),
     rules=_RULES,
     settings={"rival": "draft"},
-    parts={
-        GREEDY: {"temperature": 0.0, "seeds": 1},
-        SAMPLED: {
-            "rules": (Condition("rejection", Rule("rejection")), *_RULES),
-            "temperature": 1.0,
-            "seeds": 1,  # more problems tell more than more texts of each
-        },
-    },
-    claims=(
-        PaperClaim("as good as exact speculation, and faster", SOURCE, _as_good_and_faster),
-        PaperClaim("JS keeps more answers than chance at equal speed", SOURCE, _beats_chance),
-        PaperClaim(
-            "JS keeps more answers than a random allocation of problems to draft and target",
-            SOURCE,
-            _beats_allocation,
-        ),
-    ),
+    claims=_CLAIMS,
     of_models=divergences,
+)
+FUZZY_SAMPLED = Study(
+    name="fuzzy-sampled",
+    question="The same of sampled texts: what does each divergence keep?",
+    rules=(Condition("rejection", Rule("rejection")), *_RULES),
+    settings={"rival": "draft", "temperature": 1.0},
+    claims=_CLAIMS,
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +12,8 @@ from flyspec.cli.conditions import Condition
 from flyspec.cli.stack_options import StackOptions
 from flyspec.tables import make_table
 from flyspec.values.admin import DrafterStatus, ModelInfo
-from flyspec_lab.answered import Answered
-from flyspec_lab.arms import Arm, Grid, parse_grid
-from flyspec_lab.bench.conditions import parse_conditions
-from flyspec_lab.compare import ConditionReport
-from flyspec_lab.curves import AllocationLead, EqualCost
-from flyspec_lab.evaluation import Evaluation
+from flyspec_lab.arms import Grid, parse_grid
+from flyspec_lab.evaluation import Found
 from flyspec_lab.options import EvalOptions, ProblemOptions, StudyOptions, TaskPaths
 from flyspec_lab.plots import quality_plot
 from flyspec_lab.problems import TaskProblems, read_problems
@@ -80,59 +75,13 @@ def with_bounds(estimate: Interval | None, form: str, less: float = 0.0) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A study's conditions on a task with their reports, to be asked for by what they are.
-
-    `task` has the name of the study's part as well, if it has several; `answered` are their texts.
-    `is_open`: whether the task's answers may be worded in many ways.
-    """
-
-    task: str
-    arms: Sequence[Arm]
-    reports: Sequence[ConditionReport]
-    equal_costs: Sequence[EqualCost] = ()
-    allocations: Sequence[AllocationLead] = ()
-    answered: Answered | None = None
-    is_open: bool = False
-
-    @cached_property
-    def pairs(self) -> list[tuple[Arm, ConditionReport]]:
-        """The conditions that have texts."""
-        by_name = {report.condition: report for report in self.reports}
-        return [(arm, by_name[arm.name]) for arm in self.arms if arm.name in by_name]
-
-    def of(self, rule: str, **parameters: Any) -> list[tuple[Arm, ConditionReport]]:
-        """Return the conditions by this preset with these parameters; `drafter` is one as well."""
-        wanted = {"name": rule, **parameters}
-        return [
-            (arm, report)
-            for arm, report in self.pairs
-            if arm.k != 0
-            and all(
-                getattr(arm if name == "drafter" else arm.rule, name) == value
-                for name, value in wanted.items()
-            )
-        ]
-
-    def one(self, rule: str, **parameters: Any) -> ConditionReport:
-        """Return the report of the only such condition. Raises `LookupError` if it has no texts."""
-        found = self.of(rule, **parameters)
-        if not found:
-            raise LookupError(rule)
-        ((_, report),) = found
-        return report
-
-
-@dataclass(frozen=True)
 class Study:
     """One question about rules.
 
-    `rules` and `grid` are as on the command line of `flyspec eval`. `settings` are further options;
-    a study of several `parts`, by name, has a run for each, with options of its own. With
-    `batches`, the study is of concurrent requests (`flyspec_lab.studies.batch`), in ascending
+    `grid` is as on the command line of `flyspec eval`. `settings` are further options;
+    with `batches`, the study is of concurrent requests (`flyspec_lab.studies.batch`), in ascending
     order. `tasks` are asked where the user names none, and of those that are generated (with
-    `batches`, of all) no more than `max_problems`; with `divided`, what may be worded in many ways
-    is a task of its own.
+    `batches`, of all) no more than `max_problems`.
 
     With `draft_models`, it compares all draft models of the stack; the bundled pair gets these
     further ones for it, by name. `of_models` returns what it measures of target and draft model
@@ -141,16 +90,14 @@ class Study:
 
     name: str
     question: str
-    rules: str | Sequence[Condition]
+    rules: Sequence[Condition]
     grid: Sequence[str] = ()
     claims: Sequence[PaperClaim] = ()
     tasks_claims: Sequence[PaperClaim] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    parts: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     batches: Sequence[int] = ()
     tasks: TaskPaths = ()
     max_problems: int | None = None
-    divided: bool = False
     draft_models: Mapping[str, Path] = field(default_factory=dict)
     of_models: (
         Callable[[Sequence[TaskProblems], StackOptions, StudyOptions], Sequence[Section]] | None
@@ -169,22 +116,20 @@ class Study:
                 )
             grid["drafter"] = tuple(sorted(sizes, key=lambda name: sizes[name]))
         known = {drafter.name for drafter in drafters}
-        for name in (*[MODEL] * bool(self.of_models), *grid.get("drafter", ())):
+        for name in (*[MODEL] * ("rival" in self.settings), *grid.get("drafter", ())):
             if name not in known:
                 raise LookupError(f"it needs a draft model (--draft-model) for the drafter {name}")
         return tuple(grid.items())
 
-    def runs(self, o: StudyOptions, drafters: Sequence[DrafterStatus]) -> dict[str, EvalOptions]:
-        """Return the runs of `flyspec eval` that answer it on a stack with these drafters, by part.
+    def run(self, o: StudyOptions, drafters: Sequence[DrafterStatus]) -> EvalOptions:
+        """Return the run of `flyspec eval` that answers it on a stack with these drafters.
 
-        A study without parts has one, named "". Options that a part sets are what it is about, so
-        the user's do not replace them. Greedy texts have one seed. Raises `LookupError` with what
-        the stack lacks.
+        Greedy texts have one seed. Raises `LookupError` with what the stack lacks.
         """
         own = self._with_own_tasks(o)
         given: dict[str, Any] = {
             **{f.name: getattr(own, f.name) for f in fields(ProblemOptions)},
-            "rules": self.rules,
+            "rules": tuple(self.rules),
             "grid": self._grid_on(drafters),
             "num_speculative_tokens": o.num_speculative_tokens,
             "concurrency": o.concurrency,
@@ -194,18 +139,11 @@ class Study:
             given |= {"temperature": o.temperature}
         if o.seeds is not None or o.temperature == 0.0:
             given |= {"seeds": o.seeds or 1}
-        found = {}
-        for part, settings in self.parts.items():
-            options = {**given, **settings}
-            if isinstance(options["rules"], str):
-                options["rules"] = parse_conditions(options["rules"])
-            found[part] = EvalOptions(**options)
-        return found
+        return EvalOptions(**given)
 
     def problems(self, o: StudyOptions) -> list[TaskProblems]:
         """Return the tasks of its runs with their problems. Raises `ConfigError`."""
-        tasks = read_problems(self._with_own_tasks(o))
-        return [part for task in tasks for part in task.divided()] if self.divided else tasks
+        return read_problems(self._with_own_tasks(o))
 
     def _with_own_tasks(self, o: StudyOptions) -> StudyOptions:
         tasks = o.task if o.task or o.prompt_file is not None else self.tasks
@@ -253,19 +191,8 @@ def _described(model: ModelInfo) -> str:
     )
 
 
-def evaluated(
-    study: Study, parts: Mapping[str, Evaluation], tasks: Sequence[TaskProblems]
-) -> tuple[list[Section], list[list[str]]]:
-    """Return a section for each part and task, and the claims: on all tasks, then on each."""
-    found = [
-        Found(
-            f"{task.name}, {part}" if part else task.name, of.arms, of.conditions[task.name],
-            of.equal_costs[task.name], of.allocations[task.name], of.answered[task.name],
-            task.is_open,
-        )
-        for part, of in parts.items()
-        for task in tasks
-    ]  # fmt: skip
+def evaluated(study: Study, found: Sequence[Found]) -> tuple[list[Section], list[list[str]]]:
+    """Return a section for each task, and the claims: on all tasks, then on each."""
     known = [of for of in found if of.reports]
     claims = [claim.row(known) for claim in study.tasks_claims if known]
     for of in known:
@@ -279,8 +206,6 @@ def _section(found: Found, times: bool) -> Section:
     """Return what is said of a task. Where chance was compared, conditions are shown against it
     alone at equal cost."""
     costs = [cost for cost in found.equal_costs if cost.of.startswith("random")]
-    costs = costs or [*found.equal_costs]
-    section = task_section(found.task, found.reports, costs, found.allocations, times)
+    section = task_section(replace(found, equal_costs=costs or found.equal_costs), times)
     name = re.sub(r"[^a-z0-9]+", "-", f"{found.task.lower()}-quality")
-    plot = quality_plot(name, found.arms, {found.task: found.reports})
-    return replace(section, plots=[plot] if found.reports else [])
+    return replace(section, plots=[quality_plot(name, [found])] if found.reports else [])

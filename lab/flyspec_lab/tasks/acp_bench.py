@@ -24,7 +24,6 @@ class AcpBench(Task):
 
     name = "acp_bench"
     reads = "a JSON array with `context`, `question` and `answer` of `pos` and `neg` (acp_prog_gen)"
-    scoring = "both lists of facts, as sets"
     default_shots = 2
     max_tokens = 1000
     stop = ("\n\n", "**Question**:", "**Question:**", "Q:")

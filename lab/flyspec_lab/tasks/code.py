@@ -20,7 +20,6 @@ class CodeTask(Task):
     """A task whose answers are run in the sandbox: refused unless allowed and possible here."""
 
     runs_code = True
-    scoring = "all tests pass, in a sandbox (pass@1)"
 
     def __init__(self, path: str | None = None, **options: Any) -> None:
         super().__init__(path, **options)
@@ -118,7 +117,7 @@ class Mbpp(CodeTask):
             raise ConfigError(
                 f"{self.path}: {self.num_shots} examples are asked for, and it has {len(ids)} of "
                 "the tasks 2 to 10 that examples are taken from; give the whole data set, or the "
-                "file of its `prompt` split beside it, or fewer num_shots"
+                "file of its `prompt` split beside it"
             )
         return [f"{_asked(known[i])}{known[i].text('code')}\n[DONE]\n\n" for i in ids]
 

@@ -41,7 +41,6 @@ def _goes_on(text: str, found: re.Match[str]) -> bool:
 class MultipleChoice(Task):
     """Questions of which the answer begins with a letter, in the format of MMLU's paper."""
 
-    scoring = "the letter chosen in the generated text"
     max_tokens = 16
     stop = ("</s>", "\n")
 
@@ -115,8 +114,7 @@ class Mmlu(MultipleChoice):
         rows, pool = read_with_examples(self.path, self.num_shots, ("dev",))
         if self.num_shots and pool is rows:
             raise ConfigError(
-                f"{self.path}: examples need the dev split beside it; give the data set's "
-                "directory, or num_shots 0"
+                f"{self.path}: examples need the dev split beside it; give the data set's directory"
             )
         return [self._problem(row, pool) for row in rows[: self.limit]]
 

@@ -29,7 +29,6 @@ class Needle(Task):
     """
 
     name = "needle"
-    scoring = "the share of values found"
     needs_path = False
     max_tokens = 128
 

@@ -58,7 +58,6 @@ class Gsm8k(Task):
 
     name = "gsm8k"
     reads = "JSON lines or parquet with `question` and `answer`, whose last line is `#### N`"
-    scoring = "the number after `####`"
     default_shots = 5
     stop = ("Question:", "</s>", "<|im_end|>")
 
@@ -113,7 +112,6 @@ class Mgsm(Task):
         "`mgsm_LANGUAGE.tsv` with lines of question, tab, number, or a directory of them; or JSON "
         "lines or parquet with `question` and `answer_number`"
     )
-    scoring = "the last number"
     max_tokens = 512
 
     def __init__(self, path: str | None = None, **options: Any) -> None:

@@ -18,7 +18,6 @@ class OpenEnded(Task):
 
     name = "open_ended"
     reads = "any prompt file: lines, JSON lines with `text` or `messages`, and the data sets'"
-    scoring = "none: texts are described"
     max_tokens = 512
 
     def problems(self) -> list[Problem]:

@@ -25,7 +25,6 @@ class PythonCode(Task):
     """
 
     name = "python_code"
-    scoring = "none: texts are described"
     needs_path = False
 
     def problems(self) -> list[Problem]:

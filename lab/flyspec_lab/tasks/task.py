@@ -54,9 +54,7 @@ class Task(ABC):
 
     name: ClassVar[str]
     reads: ClassVar[str] = ""
-    """The data set's files, for docs and for the error if there is no path."""
-    scoring: ClassVar[str] = ""
-    """Criterion of a right answer, for docs."""
+    """The data set's files, for the error if there is no path."""
     needs_path: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
     default_shots: ClassVar[int | None] = None

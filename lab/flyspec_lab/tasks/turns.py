@@ -22,7 +22,6 @@ class SpecBench(Task):
 
     name = "spec_bench"
     reads = "JSON lines with `question_id`, `category`, `turns` and perhaps `reference`"
-    scoring = "the last number, where the reference has one after `####`"
     max_tokens = 1024
 
     def problems(self) -> list[Problem]:
@@ -56,7 +55,6 @@ class SpeedBench(SpecBench):
 
     name = "speed_bench"
     reads = "parquet or JSON lines with `question_id`, `category` and `turns`, after preparation"
-    scoring = "none: texts are described"
     max_tokens = 4096
 
     def _problem(self, row: DataRow) -> Problem:

@@ -16,7 +16,6 @@ class WordProblems(Task):
     """Scored strictly: the last line must be `#### N` and nothing else, as in training."""
 
     name = "word_problems"
-    scoring = "the number in the last line, which must be `#### N` and nothing else"
     needs_path = False
 
     def problems(self) -> list[Problem]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -61,9 +60,8 @@ def write_eagle3(
     tensors["t2d"] = drafted
     tensors["d2t"] = draft_token_ids - torch.arange(len(draft_token_ids))
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{WEIGHTS}.part"
-    part.write_bytes(save(tensors))
-    os.replace(part, folder / WEIGHTS)
-    part = folder / f".{CONFIG}.part"
-    part.write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(part, folder / CONFIG)
+    text = json.dumps(config, indent=2) + "\n"
+    for name, data in ((WEIGHTS, save(tensors)), (CONFIG, text.encode())):
+        part = folder / f".{name}.part"
+        part.write_bytes(data)
+        part.replace(folder / name)

@@ -72,7 +72,7 @@ def train(o: HeadTrainOptions) -> Report:
     facts = {
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
-        "learnt_from": [*o.tasks, *(Path(file).name for file in o.data)],
+        "learnt_from": [*(name for name, _ in o.tasks), *(Path(file).name for file in o.data)],
         "continued": before is not None,
         "seed": o.seed,
         "ttt_steps": o.ttt_steps,
@@ -137,7 +137,7 @@ def write_texts(model: LocalModel, o: HeadTrainOptions) -> list[LearntText]:
     prompts = [problem.prompt for _, problem in o.read()]
     prompts += [prompt.to_request() for file in o.data for prompt in read_prompts(file, o.problems)]
     if not prompts:
-        raise ConfigError("--task: no problems; see --path, or give prompts with --data")
+        raise ConfigError("--data: no prompts; name a --task as well, or other files")
     encoded = [*map(model.encode, prompts)]
     found: list[LearntText] = []
     with progress("writing texts", len(encoded)) as advance:
@@ -165,7 +165,7 @@ def shape_for(target: HeadTarget, o: HeadTrainOptions) -> Eagle3Shape:
     layer = LlamaConfig(
         vocab_size=target.vocab_size,
         hidden_size=hidden,
-        intermediate_size=o.intermediate_size or 2 * hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=1,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,

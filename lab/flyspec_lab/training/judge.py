@@ -63,8 +63,6 @@ def train(o: JudgeTrainOptions) -> Report:
     if o.model and not o.draft_model:
         raise ConfigError("--draft-model: give one; the bundled draft model fits no other target")
     problems = o.read()
-    if not problems:
-        raise ConfigError("--task: no problems; see --path")
     for task, problem in {task.name: (task, problem) for task, problem in problems}.values():
         if task.score(problem, "") is None:
             raise ConfigError(
@@ -102,7 +100,7 @@ def train(o: JudgeTrainOptions) -> Report:
             draft_weights_fingerprint=draft.info.weights_fingerprint,
             hidden_size=len(tensors["weight"]),
             dtype=target.info.dtype,
-            task=",".join(o.tasks),
+            task=",".join(name for name, _ in o.tasks),
             seed=o.seed,
             max_tokens=most,
             flyspec_version=__version__,

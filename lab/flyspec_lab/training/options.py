@@ -9,8 +9,10 @@ from typing import Annotated
 
 from flyspec.flags import Dtype, Flag
 from flyspec.ranges import Range
-from flyspec_lab.bench.options import ModelOptions, names_of
-from flyspec_lab.tasks import TASKS, Problem, Task
+from flyspec_lab.bench.options import ModelOptions
+from flyspec_lab.options import ProblemOptions, TaskPaths, task_flag
+from flyspec_lab.problems import read_problems
+from flyspec_lab.tasks import Problem, Task
 
 
 # fmt: off
@@ -18,13 +20,7 @@ from flyspec_lab.tasks import TASKS, Problem, Task
 class TrainOptions(ModelOptions):
     """The tasks whose problems the target writes to."""
 
-    task: Annotated[tuple[str, ...] | None, Flag(
-        f"Tasks to learn from, comma-separated: {', '.join(TASKS)}.",
-        metavar="NAME,...", listed=True, read=names_of(TASKS), default="word_problems",
-    )] = None
-    path: Annotated[str | None, Flag(
-        "The file or directory of a task that is read from one.",
-    )] = None
+    task: Annotated[TaskPaths, task_flag("word_problems")] = ()
     problems: Annotated[int, Flag("Maximum problems, of all tasks together.", min=10)] = 2000
     seed: Annotated[int, Flag(
         "Seed of all that is drawn, problems included; measure with another one.", min=0,
@@ -32,19 +28,17 @@ class TrainOptions(ModelOptions):
     # fmt: on
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        """The names of the tasks."""
-        return self.task or ("word_problems",)
+    def tasks(self) -> TaskPaths:
+        """The tasks, with the files of those that are read from one."""
+        return self.task or (("word_problems", None),)
 
     def read(self) -> list[tuple[Task, Problem]]:
         """Return the problems, of each task an equal share. Raises `ConfigError`."""
-        found = []
-        for name in self.tasks:
-            path = self.path if TASKS[name].needs_path or len(self.tasks) == 1 else None
-            share = -(-self.problems // len(self.tasks))
-            task = TASKS[name](path, limit=share, seed=self.seed)
-            found += [(task, problem) for problem in task.problems()]
-        return found
+        if not self.tasks:
+            return []
+        share = -(-self.problems // len(self.tasks))
+        o = ProblemOptions(task=self.tasks, problems=share, limit=share, problem_seed=self.seed)
+        return [(each.task, problem) for each in read_problems(o) for problem in each.problems]
 
 
 # fmt: off
@@ -88,9 +82,6 @@ class HeadTrainOptions(TrainOptions):
         "Directory of an EAGLE-3 head to go on with; its sizes are kept.", default="a new head",
     )] = None
     draft_vocab_size: Annotated[int, Flag("Tokens that the head can draft.", min=16)] = 2048
-    intermediate_size: Annotated[int | None, Flag(
-        "Width of the head's MLP.", min=1, default="twice its hidden size",
-    )] = None
     ttt_steps: Annotated[int, Flag(
         "Steps over which the head is unrolled (training-time test); a new head in the second half "
         "of training only.", Range(1, 16),
@@ -106,5 +97,5 @@ class HeadTrainOptions(TrainOptions):
     # fmt: on
 
     @property
-    def tasks(self) -> tuple[str, ...]:
+    def tasks(self) -> TaskPaths:
         return () if self.data and not self.task else super().tasks

@@ -163,18 +163,13 @@ class Certificate:
     @property
     def problem(self) -> str:
         """Reason why nothing is certified, with what to change; empty if something is."""
-        promise, count = self.promise, self.num_prompts
-        limit = f"a rate of at most {promise.max_rate:.2%} with confidence {promise.confidence:.0%}"
+        promise = self.promise
         if self.index is not None:
             return ""
-        if count < promise.min_prompts:
-            return (
-                f"the sample is too small: {count} prompts, and {limit} needs at least "
-                f"{promise.min_prompts}, none of them flipped; record more prompts"
-            )
         return (
-            f"the strictest threshold flips {self.num_flips} of {count} prompts, too many for "
-            f"{limit}; allow a higher rate, or record more prompts"
+            f"the strictest threshold flips {self.num_flips} of {self.num_prompts} prompts; a rate "
+            f"of at most {promise.max_rate:.2%} with confidence {promise.confidence:.0%} needs at "
+            f"least {promise.min_prompts}, even if none flips; record more, or allow a higher rate"
         )
 
 

@@ -104,7 +104,7 @@ def test_every_other_text_is_sampled_and_repeats(model, tmp_path):
 
     def written(seed):
         options = HeadTrainOptions(
-            task=("word_problems",), problems=3, max_tokens=6, data=[str(data)], seed=seed
+            task=(("word_problems", None),), problems=3, max_tokens=6, data=[str(data)], seed=seed
         )
         return write_texts(model, options)
 
@@ -126,7 +126,7 @@ def test_default_layers_are_low_middle_and_high():
 
 def test_a_head_is_trained_written_drafts_and_is_trained_further(model, tmp_path):
     small = {
-        "problems": 10, "max_tokens": 4, "threads": 1, "intermediate_size": 48,
+        "problems": 10, "max_tokens": 4, "threads": 1,
         "draft_vocab_size": 300, "ttt_steps": 2, "batch_tokens": 1024,
     }  # fmt: skip
     folder = tmp_path / "eagle3"

@@ -95,9 +95,8 @@ def test_options_that_cannot_work(options: JudgeTrainOptions, message: str) -> N
 
 
 def test_tasks_that_cannot_be_learnt_from(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["autojudge", "train", "--task", "riddles"])
-    assert result.exit_code == 2
-    assert "must be one of word_problems" in result.output
+    with pytest.raises(ConfigError, match="--task riddles: must be one of word_problems"):
+        train(JudgeTrainOptions(task=(("riddles", None),)))
     (prompts := tmp_path / "prompts.txt").write_text("Once upon a time\n")
     with pytest.raises(ConfigError, match="its texts have no answers"):
-        train(JudgeTrainOptions(task=("open_ended",), path=str(prompts)))
+        train(JudgeTrainOptions(task=(("open_ended", str(prompts)),)))

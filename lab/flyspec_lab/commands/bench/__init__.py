@@ -16,7 +16,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.options import PairOptions, SpeedOptions
-from flyspec_lab.commands.bench.common import Address, Local
+from flyspec_lab.commands import Address, Local
 from flyspec_lab.report import Report, Results
 
 app = typer.Typer(invoke_without_command=True)
@@ -46,10 +46,8 @@ def bench(
     o = options
     local = local or address is None
     refuse_model_flags(models, local, address, reads_model=True)
-    if o.temperature and (o.peers or o.against or o.llama_server):
-        raise ConfigError(
-            "--peers, --against and --llama-server are timed greedily; remove --temperature"
-        )
+    if o.temperature and (o.peers or o.against):
+        raise ConfigError("--peers and --against are timed greedily; remove --temperature")
     stack = None
     if local:  # with few slots, so that noise soon fills the caches
         largest = max(o.batch)
@@ -88,20 +86,20 @@ def _prepare(
 
     from flyspec.engine.loading import resolve_device
     from flyspec.progress import working
-    from flyspec_lab.bench.shapes import SHAPES, config_of, pad_layers, write_pair
+    from flyspec_lab.bench.shapes import SHAPES, config_of, draft_layers, pad_layers, write_pair
 
     disable_progress_bar()
-    shape = config_of(o.shape) if o.shape else None
+    if o.shape:
+        config_of(o.shape)  # before anything is loaded
     stack = StackOptions(
         **vars(models), log_level="warning", max_sessions=_LEAST_SESSIONS
     ).resolved()
     target = Path(str(stack.model)).name
-    if shape is not None:
-        layers = o.draft_layers or max(1, shape.num_hidden_layers // 8)
-        target = f"random {o.shape}, {layers} of its layers as the draft model"
+    if o.shape:
+        target = f"random {o.shape}, {draft_layers(o.shape)} of its layers as the draft model"
         tokenizer, device = Path(models.model or TARGET), resolve_device(models.device)
         with working(f"writing random weights of shape {o.shape}"):
-            model, draft = write_pair(o.shape, layers, o.draft_noise, folder, tokenizer, device)
+            model, draft = write_pair(o.shape, folder, tokenizer, device)
         stack = replace(stack.with_target(str(model)), draft_model=str(draft))
     if o.pad_target_layers:
         padded = pad_layers(Path(str(stack.model)), folder / "padded", o.pad_target_layers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -15,7 +14,6 @@ from flyspec.client import AsyncClient
 from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import error_console, working
-from flyspec_lab.bench.llama_cpp import LlamaServer
 from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Mode, Noise, OtherMode, Sample
 from flyspec_lab.bench.openai import OpenAIServer
@@ -28,7 +26,6 @@ from flyspec_lab.bench.report import (
     report,
     report_batches,
     speed_tables,
-    worst_prompts,
 )
 from flyspec_lab.bench.speed import (
     BatchSample,
@@ -38,7 +35,7 @@ from flyspec_lab.bench.speed import (
     measure_batches,
     read_items,
 )
-from flyspec_lab.commands.bench.common import models_of
+from flyspec_lab.commands import models_of
 from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
@@ -70,39 +67,33 @@ async def compare(
     names = [*(mode.name for mode in ours), *o.peers, *(name for name, _ in o.against)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
-    transformers, llama = None, None
+    transformers = None
     if o.peers and 1 in o.batch:
         transformers = Transformers(o.peers, source, draft, target.device, o.ignore_eos)
-    if o.llama_server is not None:
-        llama = LlamaServer(o.llama_server, source, draft, max(o.batch))
     samples: list[Sample] = []
     batch_samples: list[BatchSample] = []
-    async with AsyncExitStack() as resources:
-        with working("decoding all prompts plainly, for their lengths"):
-            items = await read_items(ours[0], groups, o.chat)
-        found, calibrations = await _others(
-            o, resources, [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]],
-            transformers, llama,
-        )  # fmt: skip
-        modes: list[Mode] = [*ours, *found]
-        others = [mode.name for mode in found]
-        prompts = sum(map(len, items))
-        console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
-        if 1 in o.batch:
-            with working("warming up all modes"):
-                for mode, item in product(modes, chain(*items) if rehearsed else items[0][:1]):
-                    await mode.run(item)
-            samples = await measure(modes, items, o.repeats, noise)
-        batches = [batch for batch in o.batch if batch > 1]
-        if batches and not interrupted():
-            batch_samples = await measure_batches(modes, items, batches, o.repeats, noise)
+    with working("decoding all prompts plainly, for their lengths"):
+        items = await read_items(ours[0], groups, o.chat)
+    prompt_ids = [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]]
+    found, calibrations = await _others(o, prompt_ids, transformers)
+    modes: list[Mode] = [*ours, *found]
+    others = [mode.name for mode in found]
+    prompts = sum(map(len, items))
+    console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
+    if 1 in o.batch:
+        with working("warming up all modes"):
+            for mode, item in product(modes, chain(*items) if rehearsed else items[0][:1]):
+                await mode.run(item)
+        samples = await measure(modes, items, o.repeats, noise)
+    batches = [batch for batch in o.batch if batch > 1]
+    if batches and not interrupted():
+        batch_samples = await measure_batches(modes, items, batches, o.repeats, noise)
     others = others if samples else []
     reports, batch_reports = report(samples, others, hindsight(o)), report_batches(batch_samples)
     where = {g.name: [Path(p.where).name for p in g.prompts] for g in groups}
     shown: list[Any] = []
     for group, of in reports.items():
         shown += speed_tables(group, of, others)
-        shown.append(f"slowest: {worst_prompts(of, where[group], others)}\n")
     if batch_reports:
         shown.append(batch_table(batch_reports))
     if reports:
@@ -125,30 +116,19 @@ async def compare(
 
 
 async def _others(
-    o: SpeedOptions,
-    resources: AsyncExitStack,
-    prompts: Sequence[Sequence[int]],
-    transformers: Transformers | None,
-    llama: LlamaServer | None,
+    o: SpeedOptions, prompts: Sequence[Sequence[int]], transformers: Transformers | None
 ) -> tuple[list[OtherMode], list[Calibration]]:
-    """Return the modes of other software, each at its fastest, and how that was found."""
+    """Return the modes of other software, and how transformers' fastest setups were found."""
     modes: list[OtherMode] = []
     calibrations: list[Calibration] = []
-    if transformers is not None:
-        for peer in o.peers:
-            with working(f"trying setups of {peer}"):
-                found = await transformers.calibrate(peer, prompts)
-            calibrations.append(found)
-            modes.append(OtherMode(peer, partial(transformers.generate, found.setup), False))
-    if llama is not None:
-        with working("trying setups of llama.cpp"):
-            tried = await llama.calibrate(prompts)
-        calibrations += tried
-        for found in tried:
-            complete = await resources.enter_async_context(llama.serving(found.setup))
-            modes.append(OtherMode(found.peer, complete, True))
+    for peer in o.peers if transformers is not None else ():
+        assert transformers is not None
+        with working(f"trying setups of {peer}"):
+            calibrations.append(await transformers.calibrate(peer, prompts))
+        complete = partial(transformers.generate, calibrations[-1].setup)
+        modes.append(OtherMode(peer, complete, concurrent=False))
     for name, url in o.against:
         server = OpenAIServer(f"--against {name}", url)
         await server.connect(prompts[0])
-        modes.append(OtherMode(name, server.complete, True))
+        modes.append(OtherMode(name, server.complete, concurrent=True))
     return modes, calibrations
