@@ -10,7 +10,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test llama-cpp-test llama-server \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test wheel-test docs docs-test llama-cpp-test llama-server \
 	gpu-test gpu-bench gpu-wheels check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -109,9 +109,6 @@ page-test: $(PAGE)/.installed ## test the page at / in a browser (needs npm; roo
 	@echo "== the page: its scripts in node, and all of it in a browser"
 	@node --test tests/page/js/
 	@$(with-page) -m pytest -m clients -rs tests/page $(PYTEST_ARGS)
-
-page-screenshots: $(PAGE)/.installed ## take the pictures of the page in docs/images
-	@$(with-page) -m tests.page.screenshots $(ARGS)
 
 wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands and examples (needs curl)
 	@echo "== the wheel, outside the checkout"
