@@ -3,14 +3,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 # $(call install,EXTRA): pip would compile on one core. Files that this Python cannot compile are left alone.
-# flyspec-lab, which the extras need, is installed from its folder in the same call.
+# flyspec-lab, which the extras need, is installed from its folder in the same call; it must come second, since it asks
+# for the flyspec that the first names.
 install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
-	-e lab -e ".[$(1)]" \
+	-e ".[$(1)]" -e lab \
 	&& { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test page-screenshots wheel-test docs docs-test llama-cpp-test llama-server \
+.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test wheel-test docs docs-test llama-cpp-test llama-server \
 	gpu-test gpu-bench gpu-wheels check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -109,9 +110,6 @@ page-test: $(PAGE)/.installed ## test the page at / in a browser (needs npm; roo
 	@echo "== the page: its scripts in node, and all of it in a browser"
 	@node --test tests/page/js/
 	@$(with-page) -m pytest -m clients -rs tests/page $(PYTEST_ARGS)
-
-page-screenshots: $(PAGE)/.installed ## take the pictures of the page in docs/images
-	@$(with-page) -m tests.page.screenshots $(ARGS)
 
 wheel-test: $(VENV)/.installed-dev ## install the wheel elsewhere; try commands and examples (needs curl)
 	@echo "== the wheel, outside the checkout"

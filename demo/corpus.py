@@ -3,21 +3,13 @@
 Everything but the Python source depends only on the seed; the source is the running interpreter's
 standard library (`flyspec_lab.python_source`), so its version is part of the recipe. No torch, no
 network.
-
-    python -m demo.corpus --problems 500 --seed 7 > problems.jsonl
 """
 
 from __future__ import annotations
 
-import json
 import random
-from typing import Annotated
 
-from flyspec.cli.options import with_flags
-from flyspec.cli.program import run, single
-from flyspec.flags import Flag
-from flyspec_lab.python_source import is_held_out, python_files
-from flyspec_lab.word_problems import WordProblem, problems
+from flyspec_lab.word_problems import WordProblem
 from flyspec_lab.word_problems.families import LIMIT
 
 BOS, EOS, PAD = "<|bos|>", "<|eos|>", "<|pad|>"
@@ -67,24 +59,3 @@ def drills(rng: random.Random, n: int) -> str:
         elif a <= 12 and b <= 9:
             lines.append(f"{a * b} / {b} = {a}")
     return "\n".join(lines)
-
-
-def code_split() -> tuple[list[str], list[str]]:
-    """Return the standard library's source: training texts and held-out texts."""
-    files = python_files()
-    train = [text for path, text in files.items() if not is_held_out(path)]
-    return train, [text for path, text in files.items() if is_held_out(path)]
-
-
-@with_flags
-def print_problems(
-    count: Annotated[int, Flag("Number of problems.", name="--problems", min=1)] = 500,
-    seed: Annotated[int, Flag("Random seed.")] = 7,
-) -> None:
-    """Print fresh word problems in the format of GSM8K, one JSON document per line."""
-    for problem in problems(seed, count):
-        print(json.dumps({"question": problem.question, "answer": problem.solution}))
-
-
-if __name__ == "__main__":
-    run(single(print_problems))

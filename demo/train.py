@@ -20,7 +20,7 @@ from flyspec.bundled import MODELS
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.flags import Flag
-from flyspec_lab.python_source import python_version
+from flyspec_lab.python_source import is_held_out, python_files, python_version
 from flyspec_lab.word_problems import problems
 
 VOCAB_SIZE = 4096
@@ -221,7 +221,7 @@ class TrainOptions:
 
 def train(what: str, o: TrainOptions) -> None:
     recipe, device = RECIPES[what], torch.device(o.device)
-    texts, _ = corpus.code_split()
+    texts = [*python_files(lambda path: not is_held_out(path)).values()]
     tokenizer = get_tokenizer(what, texts, o.seed, o.models)
     save(tokenizer, o.models / what)
     batches = Batches(tokenizer, o.seed, texts)

@@ -22,15 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "build" / "manifests"
 TOOLS = ROOT / ".venv-manifests"
 REQUIREMENTS = ROOT / "deploy" / "manifest-tools.txt"
-NODE_MODULES = ROOT / "node_modules"
 COMPOSE_FILES = ("docker-compose.yml", "docker-compose.tls.yml")
 KUBERNETES = ("1.30", "1.37")
 """The oldest release with all that the manifests use (`preStop.sleep`), and the newest."""
-MODELS = {
-    "monitoring.coreos.com/v1": "prometheus-operator",
-    "cert-manager.io/v1": "cert-manager",
-}
-"""Packages of @kubernetes-models, by API."""
+CUSTOM = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
+"""APIs of custom resources, of which no tool here has the schemas."""
 Object = dict[str, Any]
 
 
@@ -66,18 +62,6 @@ def install_python_tools() -> None:
     stamp.write_text(wanted)
 
 
-def install_types() -> None:
-    """Install what package.json names. Raises `Missing`."""
-    wanted = [NODE_MODULES / "@kubernetes-models" / package for package in MODELS.values()]
-    if all(path.exists() for path in (NODE_MODULES / ".bin" / "tsc", *wanted)):
-        return
-    if shutil.which("npm") is None:
-        raise Missing("npm is not installed")
-    done = run("npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock")
-    if done.returncode:
-        raise Missing("npm could not install what package.json names")
-
-
 def render(log: Log) -> dict[str, list[Object]]:
     """Return the objects of every overlay. Raises `Missing`."""
     if shutil.which("kubectl") is None:
@@ -109,7 +93,7 @@ def check_objects(overlays: dict[str, list[Object]], log: Log) -> None:
     paths = []
     for overlay, objects in overlays.items():
         sets = [o for o in objects if o["kind"] == "LeaderWorkerSet"]
-        known = [o for o in objects if o["apiVersion"] not in MODELS and o not in sets]
+        known = [o for o in objects if o["apiVersion"] not in CUSTOM and o not in sets]
         known += [pod for workload in sets for pod in pods_of(workload)]
         paths.append(OUTPUT / f"{overlay}.known.yaml")
         paths[-1].write_text(yaml.safe_dump_all(known, sort_keys=False))
@@ -145,23 +129,6 @@ def check_safety(paths: list[Path], log: Log) -> None:
     ))  # fmt: skip
 
 
-def check_custom(overlays: dict[str, list[Object]], log: Log) -> None:
-    """Have TypeScript's compiler check custom resources and their keys. Raises `Missing`."""
-    install_types()
-    lines = []
-    custom = [o for objects in overlays.values() for o in objects if o["apiVersion"] in MODELS]
-    for index, resource in enumerate(custom):
-        kind, api = resource["kind"], resource["apiVersion"]
-        module = f"@kubernetes-models/{MODELS[api]}/{api}"
-        lines.append(f'import type {{ I{kind} as K{index} }} from "{module}";')
-        lines.append(f"export const o{index}: K{index} = {json.dumps(resource)};")
-    source = OUTPUT / "custom.mts"
-    source.write_text("\n".join(lines) + "\n")
-    check(log, f"{len(custom)} custom resources ({', '.join(MODELS)})",
-          NODE_MODULES / ".bin" / "tsc", "--noEmit", "--strict", "--skipLibCheck",
-          "--module", "esnext", "--moduleResolution", "bundler", source)  # fmt: skip
-
-
 def check_compose(log: Log) -> None:
     """Check the compose files against the schema. Raises `Missing`."""
     install_python_tools()
@@ -173,14 +140,13 @@ def check_manifests() -> None:
     """Check Kubernetes manifests and compose files, within a minute on one core.
 
     kubectl renders every overlay of k8s/ into build/manifests/. kubernetes-validate checks the
-    result strictly against the schemas of the oldest and the newest Kubernetes. Custom resources
-    are checked against the types of @kubernetes-models; LeaderWorkerSets, which have none, against
-    deploy/leader_worker_set.yaml, and their pod templates as Pods. checkov looks for unsafe
-    settings; k8s/checkov.yaml lists what is skipped, with reasons. Compose files are checked
-    against the Compose Specification.
+    result strictly against the schemas of the oldest and the newest Kubernetes, without custom
+    resources. LeaderWorkerSets are checked against deploy/leader_worker_set.yaml, and their pod
+    templates as Pods. checkov looks for unsafe settings; k8s/checkov.yaml lists what is skipped,
+    with reasons. Compose files are checked against the Compose Specification.
 
-    The tools are installed into .venv-manifests and node_modules. If one cannot be installed, its
-    checks are skipped, visibly. The exit code is 1 if a check failed.
+    The tools are installed into .venv-manifests. If they cannot be installed, their checks are
+    skipped, visibly. The exit code is 1 if a check failed.
     """
     log = Log()
     OUTPUT.mkdir(parents=True, exist_ok=True)
@@ -191,7 +157,6 @@ def check_manifests() -> None:
         log.skipped("Kubernetes manifests", error)
     else:
         steps["Kubernetes objects"] = lambda: check_objects(overlays, log)
-        steps["custom resources"] = lambda: check_custom(overlays, log)
     for what, step in steps.items():
         try:
             step()

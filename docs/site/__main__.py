@@ -8,11 +8,11 @@ import sys
 import tomllib
 from pathlib import Path
 
-from docs.site import cli, grpc, http, settings
+from docs.site import cli, http, settings
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
-PAGES = {"cli": cli.page, "http-api": http.page, "grpc": grpc.page, "settings": settings.page}
+PAGES = {"cli": cli.page, "http-api": http.page, "settings": settings.page}
 """Generated pages of reference/, by name."""
 FOLDERS = (".", "measurements", "reference")
 """Folders of documents."""
@@ -33,7 +33,9 @@ def main(folder: Path) -> None:
     shutil.copy(DOCS / "site/conf.py", folder)
     others = sorted({source.stem for source in DOCS.glob("*.md")} - listed)
     (folder / "index.md").write_text(index.replace("OTHERS", "\n".join(others)))
-    shutil.copy(DOCS / "site/pages/python.md", folder / "reference")
+    for name in ("python", "grpc"):
+        shutil.copy(DOCS / f"site/pages/{name}.md", folder / "reference")
+    shutil.copytree(ROOT / "protos/flyspec/v1", folder / "protos")
     for name, write in PAGES.items():
         (folder / "reference" / f"{name}.md").write_text(write())
 

@@ -1,9 +1,8 @@
-"""What fits on which GPUs by the services' own planner: the overlays, and tables of documents."""
+"""What fits on which GPUs by the services' own planner: the overlays, and a document's tables."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +10,9 @@ import pytest
 import torch
 import yaml
 
-from bench.sizes import (
-    BANDWIDTH,
-    EXAMPLE,
-    EXAMPLE_LEN,
-    GPUS,
-    H100,
-    RANKS,
-    SHARES,
-    Served,
-    example_tables,
-    fitting_tables,
-    tokens_per_round,
-)
+from bench.sizes import FITTING, fit_of, fitting_tables
 from flyspec.config import ModelServerSettings
-from flyspec.engine.cache_size import Fit, plan_fit
-from flyspec.engine.checkpoint import Checkpoint
-from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
+from flyspec.engine.cache_size import Fit
 from flyspec.engine.memory import KVCachePlan, plan_kv_cache
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
@@ -41,10 +26,7 @@ MODELS = {
     "verify": (LLAMA_70B, 70_553_706_496, 84_970_000_000),  # A100 of 80 GB
     "draft": (config_of("llama-1b"), 1_235_814_400, 23_600_000_000),  # L4 of 24 GB
 }
-GPU_DOCUMENT = ROOT / "docs" / "measurements" / "gpu.md"
-TABLES = {"memory": GPU_DOCUMENT, "sessions": GPU_DOCUMENT, "bounds": GPU_DOCUMENT,
-          "targets": ROOT / "docs" / "serve-your-own-models.md",
-          "drafts": ROOT / "docs" / "serve-your-own-models.md"}  # fmt: skip
+DOCUMENT = ROOT / "docs" / "serve-your-own-models.md"
 
 
 def settings_of(component: str, overlay: str = "gpu") -> Any:
@@ -58,23 +40,12 @@ def settings_of(component: str, overlay: str = "gpu") -> Any:
     return read(component, dict(line.split("=", 1) for line in lines if line[:1] not in ("", "#")))
 
 
-def fit_of(
-    settings: ModelServerSettings, config: Any, total: int, weights: int, ranks: int
-) -> tuple[Fit, KVCachePlan]:
-    """The service's plan before it reads weights in bfloat16: the calculation, and its cache."""
-    memory = DeviceMemory(total, total - OUTSIDE_TORCH, OUTSIDE_TORCH)
-    length = settings.max_model_len or CONTEXT_LENGTH
-    device = torch.device("cuda", 0)
-    model = Checkpoint("model", config, torch.bfloat16, device, length, ranks, Path())
-    fit, plan = plan_fit(settings, model, memory, weights)
-    fit.require_one()
-    return fit, plan()
-
-
 def planned(component: str, settings: ModelServerSettings) -> tuple[Fit, KVCachePlan]:
     config, parameters, total = MODELS[component]
     ranks = getattr(settings, "tensor_parallel_size", 1)
-    return fit_of(settings, config, total, 2 * parameters, ranks)
+    fit, plan = fit_of(settings, config, total, parameters, ranks)
+    fit.require_one()
+    return fit, plan()
 
 
 @pytest.mark.parametrize("component", MODELS)
@@ -95,7 +66,7 @@ def test_target_and_drafters_hold_the_same_sessions() -> None:
 
 def test_without_a_length_few_sessions_would_fit() -> None:
     """With the model's whole context, 64 sessions would need 687 GB per GPU."""
-    changes = {"max_model_len": 0, "max_sessions": 64, "block_size": 0}
+    changes = {"max_model_len": CONTEXT_LENGTH, "max_sessions": 64, "block_size": 0}
     whole = settings_of("verify").model_copy(update=changes)
     assert (
         plan_kv_cache(LLAMA_70B, CONTEXT_LENGTH, torch.bfloat16, 64, 0, 4).total_bytes // 10**9
@@ -122,45 +93,13 @@ def test_sixteen_ranks_of_two_nodes_hold_a_kv_head_each() -> None:
     assert plan.total_bytes + fit.taken["activations"] <= fit.left
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", FITTING)
 def test_the_tables_are_what_the_planner_says(name: str) -> None:
     """Otherwise run `python -m bench.sizes`."""
-    text = TABLES[name].read_text()
+    text = DOCUMENT.read_text()
     found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
     assert found
-    assert found[1].strip() == {**example_tables(), **fitting_tables()}[name]
-
-
-@pytest.mark.parametrize("one", EXAMPLE, ids=["target", "draft"])
-def test_the_planner_is_the_one_that_services_ask(one: Served) -> None:
-    fit, _ = fit_of(one.settings, one.config, GPUS[H100], one.weight_bytes, one.ranks)
-    assert fit.taken == one.fit.taken
-    assert (fit.limit, fit.left) == (one.fit.limit, one.fit.left)
-    assert one.cache_tokens >= EXAMPLE_LEN
-
-
-def test_the_command_is_that_of_the_example() -> None:
-    block = re.search(r"(flyspec serve.*?)\n```", GPU_DOCUMENT.read_text(), re.DOTALL)
-    assert block
-    words = shlex.split(block[1].replace("\\\n", " "))
-    flags = dict(zip(words[2::2], words[3::2], strict=True))
-    assert flags["--tensor-parallel-size"] == str(RANKS)
-    assert flags["--max-model-len"] == str(EXAMPLE_LEN)
-    assert float(flags["--gpu-memory-utilization"]) == SHARES["target"]
-    assert float(flags["--draft-gpu-memory-utilization"]) == SHARES["draft"]
-    assert sum(SHARES.values()) < 0.95
-
-
-def test_bounds_by_hand() -> None:
-    """70.55 and 8.03 billion weights of two bytes; the cache adds a percent."""
-    rows = [row.strip("| ").split(" | ") for row in example_tables()["bounds"].splitlines()]
-    rates = {(row[0], row[1]): float(row[-1]) for row in rows[2:]}
-    plain, drafted = 141.1e9 / 4 / BANDWIDTH, 16.06e9 / BANDWIDTH
-    assert rates["none", "-"] == pytest.approx(1 / plain, rel=0.02)
-    tokens = sum(0.9**i for i in range(16))
-    assert tokens_per_round(0.9, 15) == pytest.approx(tokens)
-    bound = tokens / (plain + 15 * drafted)
-    assert rates["llama-8b, K = 15", "0.9"] == pytest.approx(bound, rel=0.05)
+    assert found[1].strip() == fitting_tables()[name]
 
 
 def test_packages_to_carry_are_of_the_versions_tested() -> None:

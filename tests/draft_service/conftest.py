@@ -1,18 +1,12 @@
-"""A tiny random draft model on disk, runners over it, and draft services on free ports."""
+"""Runners over a tiny random model, and draft services on free ports."""
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from flyspec.config import DraftSettings
 from flyspec.engine.loading import load_model
-from tests.draft_service.draft_harness import (
-    CONTEXT_LENGTH,
-    VOCAB_SIZE,
-    CountingRunner,
-    start_service,
-)
+from tests.draft_service.draft_harness import CountingRunner, start_service
 
 TEXT = "the cat sat on the mat and the dog sat on the log while the cat saw the dog run. " * 4
 
@@ -26,36 +20,8 @@ def _one_thread():
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory):
-    """A random Llama in Hugging Face format, with a byte-level BPE tokenizer."""
-    directory = tmp_path_factory.mktemp("draft-model")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE, special_tokens=["<eos>"], initial_alphabet=alphabet
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(
-        directory
-    )
-    torch.manual_seed(5)
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT_LENGTH,
-        initializer_range=0.25,
-        tie_word_embeddings=False,
-        eos_token_id=0,
-        bos_token_id=None,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    return str(directory)
+def model_dir(model_dirs):
+    return model_dirs[0]
 
 
 @pytest.fixture(scope="session")

@@ -23,9 +23,7 @@ from flyspec.v1 import draft_pb2_grpc
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen
 from flyspec.values.tokens import Drafted, SamplingParams
 
-CONTEXT_LENGTH = 160
-VOCAB_SIZE = 300
-EOS = 0
+EOS = 1
 GREEDY = SamplingParams()
 SAMPLINGS = [GREEDY, SamplingParams(temperature=1.0), SamplingParams(0.7, top_p=0.9, top_k=20)]
 PENALTIES = [

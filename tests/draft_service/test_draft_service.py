@@ -26,8 +26,9 @@ from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.values.admin import DraftServiceInfo
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
-from tests.draft_service.draft_harness import CONTEXT_LENGTH, GREEDY, VOCAB_SIZE, tokens_of
+from tests.draft_service.draft_harness import GREEDY, tokens_of
 from tests.hostile import fuzz
+from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 from tests.waiting import until
 
 Code = grpc.StatusCode
@@ -107,12 +108,12 @@ CODES = {"oracle": Code.NOT_FOUND, "keep_length is 4": Code.FAILED_PRECONDITION}
 BAD_OPENINGS = [
     ("no drafter 'oracle'; this service has model, multi_level, prompt_", {"drafter": "oracle"}),
     ("at least one token", {"token_ids": []}),
-    ("open.token_ids[1]: 300 is not below the draft model's voc", {"token_ids": [1, VOCAB_SIZE]}),
-    ("161 tokens, but the drafter model holds at most 160; shorten", {"token_ids": [1] * 161}),
+    ("open.token_ids[1]: 400 is not below the draft model's voc", {"token_ids": [1, VOCAB_SIZE]}),
+    ("257 tokens, but the drafter model holds at most 256; shorten", {"token_ids": [1] * 257}),
     ("sampling.temperature", {"sampling": SamplingParams(-1.0)}),
     ("sampling.temperature", {"sampling": SamplingParams(float("nan"))}),
     ("sampling.logit_bias[4]", {"sampling": SamplingParams(logit_bias=((4, float("nan")),))}),
-    ("logit_bias: 300 is not below", {"sampling": SamplingParams(logit_bias=((300, 1.0),))}),
+    ("logit_bias: 400 is not below", {"sampling": SamplingParams(logit_bias=((400, 1.0),))}),
     ("open.prompt_length must be between 0 (all) and 3, the number of", {"prompt_length": 4}),
     ("top_k must be between 0 (the whole vocab", {"distribution": DistributionSpec(1025)}),
 ]
@@ -120,7 +121,7 @@ BAD_ADVANCES = [
     ("advance.keep_length is 4 but this session holds 3 tokens", {"keep_length": 4}),
     ("at least one token", {"keep_length": 0}),
     ("advance.append_token_ids[0]: 400", {"keep_length": 3, "append": [400]}),
-    ("161 tokens kept and appended, but", {"keep_length": 3, "append": [1] * 158}),
+    ("257 tokens kept and appended, but", {"keep_length": 3, "append": [1] * 254}),
     ("at most 64; request fewer or raise --max-spec", {"keep_length": 3, "max_tokens": 65}),
 ]
 

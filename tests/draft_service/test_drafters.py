@@ -21,19 +21,18 @@ from flyspec.engine.sampling import DRAFT_STREAM, choose_processed, sample_among
 from flyspec.values.rounds import DistributionSpec, DraftOpen
 from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution
 from tests.draft_service.draft_harness import (
-    CONTEXT_LENGTH,
     EOS,
     GREEDY,
     PENALTIES,
     SAMPLINGS,
     SPECS,
-    VOCAB_SIZE,
     CountingRunner,
     drive,
     drive_all,
     lookup_drafter,
 )
 from tests.examples import examples
+from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 
 ALL = [*SAMPLINGS, *PENALTIES]
 
@@ -271,10 +270,10 @@ def test_prompt_lookup_sends_point_masses():
 
 
 async def test_chunks_of_distributions_are_bounded(service_with, prompt, monkeypatch):
-    """600 bytes each: three fit into 2,000; one larger than the bound goes alone."""
+    """800 bytes each: three fit into 2,600; one larger than the bound goes alone."""
     async with service_with(chunk_tokens=64) as service:
         whole = None
-        for bound, most in [(1 << 20, 64), (2000, 3), (500, 1)]:
+        for bound, most in [(1 << 20, 64), (2600, 3), (700, 1)]:
             monkeypatch.setattr("draft_service.proposal.MAX_CHUNK_BYTES", bound)
             client = await service.client().open(prompt, distribution=DistributionSpec())
             chunks = await client.advance(len(prompt), max_tokens=20)

@@ -21,13 +21,11 @@ from flyspec.lookup import PromptLookup
 from flyspec.values.rounds import DraftAdvance, DraftOpen
 from flyspec.values.tokens import Origin, SamplingParams
 from tests.draft_service.draft_harness import (
-    CONTEXT_LENGTH,
     EOS,
     GREEDY,
     PENALTIES,
     SAMPLINGS,
     SPECS,
-    VOCAB_SIZE,
     drive,
     lookup_drafter,
     run,
@@ -35,6 +33,7 @@ from tests.draft_service.draft_harness import (
 )
 from tests.examples import examples
 from tests.scripted import ScriptedModel
+from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 
 END = 31
 

@@ -25,17 +25,16 @@ from flyspec.recent import PATIENCE, RARELY, Share
 from flyspec.values.rounds import DraftOpen, TopTokens
 from flyspec.values.tokens import Drafted, Origin
 from tests.draft_service.draft_harness import (
-    CONTEXT_LENGTH,
     EOS,
     GREEDY,
     SAMPLINGS,
     SPECS,
-    VOCAB_SIZE,
     CountingRunner,
     drive,
     drive_all,
 )
 from tests.examples import examples
+from tests.tiny import CONTEXT_LENGTH, VOCAB_SIZE
 
 
 def opened(kind, tokens, datastore=None, scope=""):

@@ -15,7 +15,8 @@ from flyspec.engine.loop import Ran
 from flyspec.lookup.shared import Scopes
 from flyspec.values.rounds import DistributionSpec, DraftAdvance, DraftChunk, DraftOpen, TopTokens
 from flyspec.values.tokens import Origin, TokenDistribution
-from tests.draft_service.draft_harness import CONTEXT_LENGTH, EOS, GREEDY, CountingRunner
+from tests.draft_service.draft_harness import EOS, GREEDY, CountingRunner
+from tests.tiny import CONTEXT_LENGTH
 
 MODEL, LOOKUP = Origin.EXACT_MODEL, Origin.EXACT_LOOKUP
 

@@ -11,7 +11,6 @@ import pytest
 
 from flyspec.client import AdminClient, AsyncClient, Credentials
 from flyspec.errors import FlyspecError
-from flyspec.values.admin import BATCH_INVARIANT
 from tests.waiting import until
 
 PORTS = ("address", "admin_address", "draft_address", "verify_address")
@@ -73,14 +72,6 @@ class Installation:
             return status.verify.ready and status.draft.ready
 
         await until(is_ready, seconds=900.0)
-
-    async def needs_no_ties(self) -> None:
-        """Skip the test if a token's logits may depend on what is computed beside it."""
-        async with self.admin() as admin:
-            model = (await admin.status()).verify.model
-        assert model is not None
-        if model.dtype != "float64" and BATCH_INVARIANT not in model.numerics:
-            pytest.skip(f"ties may fall either way: the target computes in {model.numerics}")
 
 
 def credentials_from(folder: Path | None, name: str, api_key: str = "") -> Credentials:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoTokenizer
 
 from flyspec.engine.loading import load_model
-from tests.orchestrator.near_target import MARGIN, Models, greedy_of
+from tests.orchestrator.near_target import LogProbs, greedy_of
 from tests.orchestrator.stacks import start_stack
 
 
@@ -50,5 +50,5 @@ async def near_stack(near_dirs):
 
 
 @pytest.fixture(scope="session")
-def near_models(near_dirs):
-    return Models(near_dirs, MARGIN.margin_threshold)
+def log_probs(near_dirs):
+    return LogProbs(near_dirs[0])

@@ -1,4 +1,4 @@
-"""A target and a drafter close to it, as functions of the prefix."""
+"""What transformers say of a target, and prompts for it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import torch
 
 from flyspec.engine.loading import load_model
 from flyspec.rules import Rule
-from tests.orchestrator.world import EOS
 
 MARGIN = Rule("margin", margin_threshold=0.3)
-CONTROL = {0, 1, 2}
 PROMPTS = [
     "The cat sat on the mat, and the dog sat",
     "def total(values):\n    result",
@@ -22,46 +20,20 @@ PROMPTS = [
 ]
 
 
-class Models:
-    """Target, drafter and the rule `margin` as functions of the prefix, by transformers."""
+class LogProbs:
+    """The target's log-probabilities as a function of the prefix, by transformers."""
 
-    def __init__(self, model_dirs, threshold: float) -> None:
-        self._target, self._draft = (load_model(d, "cpu", "float64").model for d in model_dirs)
-        self.threshold = threshold
-        self._rows: dict[tuple, torch.Tensor] = {}
+    def __init__(self, directory: str) -> None:
+        self._model = load_model(directory, "cpu", "float64").model
 
-    def _row(self, model, tokens) -> torch.Tensor:
-        key = (id(model), *tokens)
-        if key not in self._rows:
-            with torch.inference_mode():
-                logits = model(torch.tensor([list(tokens)])).logits[0]
-            self._rows[key] = torch.log_softmax(logits[-1].double(), -1)
-        return self._rows[key]
-
-    def log_probs(self, tokens) -> torch.Tensor:
-        return self._row(self._target, tokens)
-
-    def own(self, tokens) -> int:
-        return int(self.log_probs(tokens).argmax())
-
-    def gap(self, tokens, token) -> float:
-        row = self.log_probs(tokens)
-        return float(row.max() - row[token])
-
-    def passes(self, tokens, token) -> bool:
-        if CONTROL & {token, self.own(tokens)}:
-            return False
-        return self.gap(tokens, token) < self.threshold
-
-    def guess(self, tokens, count) -> list[int]:
-        drafted: list[int] = []
-        while len(drafted) < count and EOS not in drafted:
-            drafted.append(int(self._row(self._draft, [*tokens, *drafted]).argmax()))
-        return drafted
+    def after(self, tokens) -> torch.Tensor:
+        with torch.inference_mode():
+            logits = self._model(torch.tensor([list(tokens)])).logits[0]
+        return torch.log_softmax(logits[-1].double(), -1)
 
 
 def greedy_of(directory: str):
-    """transformers' own greedy continuation in float64."""
+    """transformers' own greedy continuation of token ids in float64, up to an end of sequence."""
     model = load_model(directory, "cpu", "float64").model
 
     @functools.cache

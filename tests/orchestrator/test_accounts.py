@@ -16,7 +16,7 @@ from tests.orchestrator.stacks import generate
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(0.8, top_k=30)])
 @pytest.mark.parametrize(("rule", "k"), [(Rule("exact"), 0), (Rule("exact"), 4), (MARGIN, 4)])
-async def test_logprobs_are_those_of_the_model(near_stack, near_models, sampling, rule, k):
+async def test_logprobs_are_those_of_the_model(near_stack, log_probs, sampling, rule, k):
     options = GenerateOptions(
         rule=rule, sampling=sampling, seed=5, num_speculative_tokens=k, max_tokens=20, logprobs=3
     )
@@ -25,7 +25,7 @@ async def test_logprobs_are_those_of_the_model(near_stack, near_models, sampling
         tokens = list(generation.started.prompt_token_ids)
         assert len(generation.logprobs) == len(generation.token_ids)
         for token, told in zip(generation.token_ids, generation.logprobs, strict=True):
-            row = near_models.log_probs(tokens)
+            row = log_probs.after(tokens)
             assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
             top = row.topk(3)
             assert list(told.top_token_ids) == top.indices.tolist()

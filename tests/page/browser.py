@@ -125,9 +125,6 @@ class RacePage:
 
         await until(is_told)  # the page may still be scrolling
 
-    async def set_size(self, width: int, height: int) -> None:
-        await self.tab.set_viewport_size({"width": width, "height": height})
-
     async def text(self, selector: str) -> str:
         return (await self.tab.locator(selector).inner_text()).strip()
 

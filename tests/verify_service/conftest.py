@@ -1,6 +1,5 @@
 """A tiny random target, engines over it, and verify services on free ports."""
 
-import functools
 from contextlib import asynccontextmanager
 
 import pytest
@@ -13,6 +12,7 @@ from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.scheduler import StepBudget
 from flyspec.v1 import verify_pb2_grpc
 from tests.autojudges import random_judge
+from tests.orchestrator.near_target import greedy_of
 from tests.tiny import HIDDEN_SIZE
 from tests.verify_service.sessions import serving
 from verify_service.engine import VerifyEngine
@@ -56,21 +56,8 @@ def engine(served, loaded, request):
 
 
 @pytest.fixture(scope="session")
-def greedy(loaded):
-    """transformers' own greedy continuation of a list of ids, stopping at its end of sequence."""
-
-    @functools.cache
-    def generate(token_ids, max_new_tokens):
-        with torch.inference_mode():
-            output = loaded.model.generate(
-                torch.tensor([list(token_ids)]),
-                attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-            )
-        return output[0, len(token_ids) :].tolist()
-
-    return lambda token_ids, max_new_tokens: list(generate(tuple(token_ids), max_new_tokens))
+def greedy(target_dir):
+    return greedy_of(target_dir)
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ def rows_of(module, tokens, count):
 
 @pytest.mark.parametrize(
     ("engine", "sampling"),
-    zip(CACHES, (SamplingParams(0.9), SamplingParams(), SamplingParams(0.9)), strict=True),
+    [*zip(CACHES, (SamplingParams(0.9), SamplingParams(), SamplingParams(0.9)), strict=True)],
     indirect=["engine"],
 )
 async def test_verdicts_are_those_of_transformers_own_hidden_states(engine, loaded, sampling):

@@ -49,7 +49,7 @@ async def test_plain_decoding_streams_what_generate_gives(engine, greedy):
 
 @pytest.mark.parametrize(
     ("engine", "k", "quality"),
-    zip(CACHES, (1, 4, 15), (0.8, 0.0, 0.9), strict=True),
+    [*zip(CACHES, (1, 4, 15), (0.8, 0.0, 0.9), strict=True)],
     indirect=["engine"],
 )
 async def test_drafts_of_any_quality_leave_the_text_alone(engine, greedy, k, quality):

@@ -87,7 +87,7 @@ async def generate(engine, session, prompt, num_tokens, request=HEAD, first=1):
 
 @pytest.mark.parametrize(
     ("engine", "guess"),
-    zip(CACHES, ("right", "mostly", "garbage"), strict=True),
+    [*zip(CACHES, ("right", "mostly", "garbage"), strict=True)],
     indirect=["engine"],
 )
 async def test_a_head_gets_the_targets_rows_and_leaves_the_text_alone(
@@ -523,7 +523,7 @@ def outcome(verdict):
 
 
 @pytest.mark.parametrize(
-    ("rule", "temperature"), zip(RULES, (1.0, 0.0, 1.0, 0.0, 1.0), strict=True)
+    ("rule", "temperature"), [*zip(RULES, (1.0, 0.0, 1.0, 0.0, 1.0), strict=True)]
 )
 async def test_the_same_rounds_as_if_each_were_sent(engine, head, rule, temperature):
     budget = Budget(6, 40.0)

@@ -20,7 +20,7 @@ from flyspec.values.rounds import Budget, OpenWindow, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.autojudges import random_judge
 from tests.examples import examples
-from verify_service.rules import judge
+from verify_service.rules import judge, readings
 from verify_service.sessions import TargetSession
 from verify_service.slot_queue import SessionPlace
 from verify_service.verdicts import RoundContext, RoundJudge
@@ -146,6 +146,25 @@ def test_together_as_alone(drawn, number, dtype, bad):
     for round_, found in zip(rounds, together, strict=True):
         (alone,) = JUDGE.judge_all([round_])
         assert near(found, alone), (round_, found, alone)
+
+
+@pytest.mark.parametrize("rule", RULES[:-3], ids=lambda rule: rule.name)
+def test_a_round_on_a_device_is_read_once(rule, monkeypatch):
+    """On `meta`, of which any other read is an error."""
+
+    class ReadError(Exception):
+        pass
+
+    def read(tables):
+        raise ReadError
+
+    monkeypatch.setattr(readings, "read", read)
+    rows = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(2))
+    for sampling in SAMPLINGS:
+        session = TargetSession(TokenSequence([1, 2]), 1, [rule], sampling, 7, INFO, PLACE, 3)
+        context = with_round(session, rows, {"num_top_tokens": 3}, 7)
+        with pytest.raises(ReadError):
+            JUDGE.judge_all([(context, Rows(rows.to("meta")))], at_once=True)
 
 
 @pytest.mark.parametrize("at_once", [False, True])

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from demo.corpus import code_split
 from flyspec.errors import ConfigError
 from flyspec.values.chat import Chat
+from flyspec_lab.python_source import is_held_out, python_files
 from flyspec_lab.tasks import TASKS, Task
 from flyspec_lab.tasks.acp_bench import AcpBench
 from flyspec_lab.tasks.needle import Needle
@@ -168,7 +168,7 @@ def test_code_to_continue_was_held_out_from_training() -> None:
     assert len({p.prompt_id for p in problems}) == len(problems) > 100
     assert PythonCode(limit=20).problems() == problems[:20]  # so that a run can grow
     assert PythonCode(limit=20, seed=8).problems() != problems[:20]
-    held_out = "".join(code_split()[1])
+    held_out = "".join(python_files(is_held_out).values())
     for problem in problems[:20]:
         assert isinstance(problem.prompt, str)
         assert problem.prompt in held_out
