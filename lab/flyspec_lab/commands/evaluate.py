@@ -57,10 +57,10 @@ def evaluate(
         return await (work if stack is None else with_added_drafters(stack, draft, work))
 
     async def measured(client: AsyncClient, stack: Stack | None) -> Report:
+        target = (await client.list_models()).target
         progressed, found = await evaluate_on(
             client, stack, options, tasks, results.output, results.resume
         )
-        target = (await client.list_models()).target
         return _report(options, progressed, found, models_of(target, stack), results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
