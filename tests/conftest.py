@@ -68,8 +68,19 @@ async def one_fork_server():
                 child.send_signal(signal.SIGKILL)
 
     with mock.patch("flyspec.cli.stack.ForkServer", Reusing):
-        yield
+        yield Reusing
     await shared.close()
+
+
+@pytest.fixture
+async def fork_server(one_fork_server):
+    """Forks services, as `Child.start` has them, by the server of all stacks."""
+    from flyspec.cli.service import child_environment
+
+    server = one_fork_server()
+    await server.start(child_environment(1))
+    yield server
+    await server.close()
 
 
 @pytest.fixture(scope="session")

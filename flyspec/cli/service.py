@@ -32,6 +32,13 @@ DRAFT_FLAGS = {
                  "kv-cache-memory-bytes", "engine", "n-gpu-layers")
 }  # fmt: skip
 """The stack's flags by those of the draft service."""
+MODEL_IMPORTS = (
+    "verify_service.server",
+    "draft_service.server",
+    "flyspec.engine.native.choice",
+    "transformers.models.llama.modeling_llama",  # most models are Llamas, or resemble one
+)
+"""Modules that services with a model need, imported before their settings are known."""
 
 
 class ServiceDiedError(FlyspecError):
@@ -63,11 +70,15 @@ class Child:
         flags: Sequence[str],
         threads: int,
         on_log: Callable[[str], None],
-        environment: Mapping[str, str] | None = None,
+        server: ForkServer | None = None,
     ) -> Child:
-        """Start `python -m MODULE FLAGS`; it stops when this process ends, however it ends."""
-        child = await cls.launch(name, threads, on_log)
-        child.run(module, flags, environment or {})
+        """Start `python -m MODULE FLAGS`; it stops when this process ends, however it ends.
+
+        Forked by `server` if there is one, which has then imported what a model needs.
+        """
+        imports = () if server is None else MODEL_IMPORTS
+        child = await cls.launch(name, threads, on_log, imports, server)
+        child.run(module, flags, {"OMP_NUM_THREADS": str(threads)})
         return child
 
     @classmethod

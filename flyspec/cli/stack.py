@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.preflight import check_services
-from flyspec.cli.service import Child, ServiceDiedError, child_environment
+from flyspec.cli.service import MODEL_IMPORTS, Child, ServiceDiedError, child_environment
 from flyspec.cli.stack_options import LOOPBACK, PORTS, StackOptions
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import NO_PORT
@@ -29,13 +29,6 @@ from flyspec.startup import READY
 T = TypeVar("T")
 
 _MODULES = {"verify": "verify_service", "draft": "draft_service", "orchestrator": "orchestrator"}
-_MODEL_IMPORTS = (
-    "verify_service.server",
-    "draft_service.server",
-    "flyspec.engine.native.choice",
-    "transformers.models.llama.modeling_llama",  # most models are Llamas, or resemble one
-)
-"""Modules that services with a model need, imported before their settings are known."""
 
 OnStage = Callable[[str, str], None]
 """Called with a service and what it does next."""
@@ -66,7 +59,7 @@ class Stack:
         self.services: dict[str, Child] = {}
         self.say = on_event
         self.on_stage = on_stage
-        self._fork_server: ForkServer | None = None
+        self.fork_server: ForkServer | None = None
         self._on_log = on_log
 
     @property
@@ -157,8 +150,8 @@ class Stack:
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop all services, draining the orchestrator first; kill those that remain."""
         grace = self.options.drain_grace_s if grace_s is None else grace_s
-        if self._fork_server is not None and not all(s.pid for s in self.services.values()):
-            await self._fork_server.close()  # some are not even forked
+        if self.fork_server is not None and not all(s.pid for s in self.services.values()):
+            await self.fork_server.close()  # some are not even forked
         try:
             for names in (("orchestrator",), ("draft", "verify")):
                 services = [self.services[n] for n in names if n in self.services]
@@ -172,8 +165,8 @@ class Stack:
                 service.send(signal.SIGKILL)
             for service in self.services.values():
                 await service.ended()
-            if self._fork_server is not None:
-                await self._fork_server.close()
+            if self.fork_server is not None:
+                await self.fork_server.close()
 
     def _check(self) -> None:
         """Find errors before a large model is loaded."""
@@ -198,8 +191,8 @@ class Stack:
         self._check()
         o = self.options
         if can_fork([o.device, o.draft_device or o.device]):
-            self._fork_server = ForkServer()
-            await self._fork_server.start(child_environment(torch_threads(), self._openmp))
+            self.fork_server = ForkServer()
+            await self.fork_server.start(child_environment(torch_threads(), self._openmp))
         # The orchestrator's imports need no torch, and are of use to the others.
         orchestrator = await self._launch("orchestrator")
         first = [await self._launch("verify"), await self._launch("draft")]
@@ -211,7 +204,7 @@ class Stack:
 
     async def _launch(self, name: str) -> Child:
         """Start a service's process, which imports what it needs; a restarted one has its facts."""
-        was, server = self.services.get(name), self._fork_server
+        was, server = self.services.get(name), self.fork_server
         if name == "orchestrator":
             if was is not None:  # by now the server has imported more than it needs
                 server = None
@@ -219,7 +212,7 @@ class Stack:
             if self.options.http_port != NO_PORT:
                 imports = ["orchestrator.server", "orchestrator.front.http.server"]
         elif name == "verify" or self.options.draft_model:
-            imports = _MODEL_IMPORTS
+            imports = MODEL_IMPORTS
             self.on_stage(name, "importing torch and transformers")
         else:
             imports = ["draft_service.server"]

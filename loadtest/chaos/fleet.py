@@ -14,7 +14,8 @@ from typing import Literal
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
-from flyspec.cli.service import Child
+from flyspec.cli.fork_server import ForkServer, can_fork
+from flyspec.cli.service import Child, child_environment
 from flyspec.cli.stack_options import LOOPBACK
 from flyspec.errors import ConfigError
 from loadtest.ports import free_port
@@ -38,8 +39,9 @@ class Replica:
 
     child: Child
 
-    def __init__(self, name: str, role: Role, flags: Sequence[str]) -> None:
+    def __init__(self, name: str, role: Role, flags: Sequence[str], server: ForkServer) -> None:
         self.name, self.role, self.port = name, role, free_port()
+        self._server = server
         self.proxy = Proxy(LOOPBACK, self.port)
         self.lock = asyncio.Lock()
         self._flags = [*flags, "--port", str(self.port), *COMMON]
@@ -53,7 +55,7 @@ class Replica:
         module, arguments = MODULES[self.role], [*self._flags, *flags]
         if illness:
             module, arguments = "loadtest.chaos.sick_service", [*illness, module, *arguments]
-        self.child = await Child.start(self.name, module, arguments, 1, _log)
+        self.child = await Child.start(self.name, module, arguments, 1, _log, self._server)
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Signal it and wait for its end. Raises `TimeoutError` if it does not end."""
@@ -89,10 +91,15 @@ async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
         if not (model / SAFE_WEIGHTS_NAME).is_file():
             raise ConfigError(f"{model} has no weights; run `make models`")
     async with AsyncExitStack() as exits:
+        # A start, of which a fault takes one or two, would import torch again.
+        server = ForkServer()
+        if can_fork(["auto"]):
+            await server.start(child_environment(1))
+        exits.push_async_callback(server.close)
 
         async def started(role: Role, name: str, model: Path) -> Replica:
             limits = ["--threads", "1", "--max-sessions", "64", "--step-timeout-s", "5"]
-            replica = Replica(name, role, ["--model", str(model), *limits])
+            replica = Replica(name, role, ["--model", str(model), *limits], server)
             await replica.proxy.start()
             exits.push_async_callback(replica.proxy.close)
             await replica.start()
@@ -112,7 +119,7 @@ async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
             "--draft-timeout-s", "1" if small else "2",
             "--round-timeout-s", "10", "--reopen-timeout-s", "110",
             "--probe-interval-s", "1", "--probe-timeout-s", "1.5",
-        ])  # fmt: skip
+        ], server)  # fmt: skip
         await orchestrator.start()
         exits.push_async_callback(orchestrator.end)
         await orchestrator.child.ready()

@@ -36,14 +36,19 @@ SERVING = health_pb2.HealthCheckResponse.ServingStatus
 
 
 @asynccontextmanager
-async def sick(kind, module, model_dir):
+async def sick(kind, module, model_dir, server):
     """A service whose model fails, its output, and its port."""
     port, said = free_port(), []
     flags = ["--model", model_dir, "--port", str(port), "--device", "cpu", "--dtype", "float64",
              "--threads", "1", "--max-sessions", "16", "--metrics-port", "-1",
              "--step-timeout-s", "1", "--log-level", "warning"]  # fmt: skip
     child = await Child.start(
-        module, "loadtest.chaos.sick_service", [kind, str(CALLS), module, *flags], 1, said.append
+        module,
+        "loadtest.chaos.sick_service",
+        [kind, str(CALLS), module, *flags],
+        1,
+        said.append,
+        server,
     )
     try:
         await child.ready()
@@ -91,10 +96,10 @@ async def check_end(child, kind) -> None:
 
 
 @pytest.mark.parametrize("kind", REASONS)
-async def test_a_sick_target_gives_way_and_ends(model_dirs, greedy, kind):
+async def test_a_sick_target_gives_way_and_ends(model_dirs, greedy, kind, fork_server):
     async with (
         start_stack(model_dirs) as well,
-        sick(kind, "verify_service", model_dirs[0]) as (child, address),
+        sick(kind, "verify_service", model_dirs[0], fork_server) as (child, address),
     ):
         health = asyncio.create_task(watch_health(address))
         targets = f"127.0.0.1:{well.verify_server.port},{address}"
@@ -105,10 +110,10 @@ async def test_a_sick_target_gives_way_and_ends(model_dirs, greedy, kind):
 
 
 @pytest.mark.parametrize("kind", ["nan"])
-async def test_a_sick_drafter_gives_way_and_ends(model_dirs, greedy, kind):
+async def test_a_sick_drafter_gives_way_and_ends(model_dirs, greedy, kind, fork_server):
     async with (
         start_stack(model_dirs) as well,
-        sick(kind, "draft_service", model_dirs[1]) as (child, address),
+        sick(kind, "draft_service", model_dirs[1], fork_server) as (child, address),
         orchestrator(f"127.0.0.1:{well.verify_server.port}", address) as (_, client, _),
     ):
         await ask_until_ended(client, child, greedy)

@@ -86,12 +86,12 @@ class Target:
 
 
 @asynccontextmanager
-async def serving(model, *flags, port=0, size=2):
+async def serving(server, model, *flags, port=0, size=2):
     log = []
     every = ["--model", model, "--port", str(port), "--device", "cpu", "--dtype", "float64",
              "--threads", str(size), "--max-sessions", "4", "--drain-grace-s", "1",
              "--tensor-parallel-size", str(size)]  # fmt: skip
-    service = await Child.start("verify", "verify_service", [*every, *flags], 1, log.append)
+    service = await Child.start("verify", "verify_service", [*every, *flags], 1, log.append, server)
     try:
         await service.ready()
         yield Target(service, log)
@@ -121,7 +121,7 @@ async def client_of(port):
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2"])
-async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
+async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path, fork_server):
     """Two KV heads, each on two of four ranks, which have two of eight query heads each.
 
     The cache is in blocks. Qwen 2 has biases; Gemma 2's own attention, which it is tried against,
@@ -129,7 +129,7 @@ async def test_the_same_tokens_with_fewer_kv_heads_than_ranks(kind, tmp_path):
     """
     # Of a seed whose texts have no end of sequence, which the reference would not choose.
     model = str(make_model(tmp_path, seed=4, kind=kind, num_attention_heads=8))
-    async with serving(model, "--block-size", "16", size=4) as running:
+    async with serving(fork_server, model, "--block-size", "16", size=4) as running:
         async with client_of(running.service.facts["port"]) as client:
             await generates(client, texts_of(model))
         await ends_in_order(running)
@@ -151,7 +151,7 @@ async def ends_in_order(running):
 
 
 @pytest.mark.timeout(600)
-async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_path):
+async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_path, fork_server):
     """They are whole there: the texts are those of a service in one process."""
     fingerprint = loading.load_model(target, "cpu", "float64").info.weights_fingerprint
     facts = facts_of(HIDDEN_SIZE, weights_fingerprint=fingerprint, threshold=0.5)
@@ -170,7 +170,7 @@ async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_pat
     async def texts(size):
         flags = "--autojudge-file", str(tmp_path / "judge")
         async with (
-            serving(target, *flags, size=size) as running,
+            serving(fork_server, target, *flags, size=size) as running,
             client_of(running.service.facts["port"]) as client,
         ):
             found = [
@@ -185,10 +185,12 @@ async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_pat
 
 
 @pytest.mark.timeout(600)  # two starts, and a stream between them
-async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart(target, expected):
+async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart(
+    target, expected, fork_server
+):
     """Before and after, every text is that of one process; the second service exits cleanly."""
     port = free_port()
-    async with serving(target, port=port) as first, client_of(port) as client:
+    async with serving(fork_server, target, port=port) as first, client_of(port) as client:
         tokens = []
         events = client.generate(PROMPTS[0], LONG)
         async for event in events:
@@ -199,7 +201,7 @@ async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart
         assert await asyncio.wait_for(first.end(), 60) == EXIT_LOST_RANK
         assert "rank 1 ended by SIGKILL" in "\n".join(first.log)
         assert len(tokens) < 100
-        async with serving(target, port=port) as second:
+        async with serving(fork_server, target, port=port) as second:
             async for event in events:
                 if isinstance(event, Chunk):
                     tokens += event.token_ids
@@ -210,8 +212,8 @@ async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
-async def test_a_stopped_rank_ends_the_service(target, rank):
-    async with serving(target, "--heartbeat-timeout-s", "2") as running:
+async def test_a_stopped_rank_ends_the_service(target, rank, fork_server):
+    async with serving(fork_server, target, "--heartbeat-timeout-s", "2") as running:
         os.kill(running.pids[rank], signal.SIGSTOP)
         code = await asyncio.wait_for(running.end(), 60)
         assert re.search(f"rank {rank} has been silent for [0-9.]+ s", "\n".join(running.log))
@@ -220,10 +222,10 @@ async def test_a_stopped_rank_ends_the_service(target, rank):
 
 
 @pytest.mark.full
-async def test_a_step_that_no_rank_finishes_ends_the_service(target):
+async def test_a_step_that_no_rank_finishes_ends_the_service(target, fork_server):
     flags = ("--heartbeat-timeout-s", "600", "--step-timeout-s", "1")
     async with (
-        serving(target, *flags) as running,
+        serving(fork_server, target, *flags) as running,
         client_of(running.service.facts["port"]) as client,
     ):
         os.kill(running.pids[1], signal.SIGSTOP)

@@ -72,7 +72,9 @@ async def _add(stack: Stack, name: str, model: str) -> None:
     options = replace(stack.options, draft_model=model, draft_port=0, drafter="").resolved()
     threads, flags = options.draft_threads or torch_threads(), options.flags("draft")
     with working(f"starting the draft model {name}"):
-        child = await Child.start("draft", "draft_service", flags, threads, lambda _: None)
+        child = await Child.start(
+            "draft", "draft_service", flags, threads, lambda _: None, stack.fork_server
+        )
         stack.services[f"draft model {name}"] = child
         try:
             await child.ready()
