@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import os
 import signal
+import socket
+import subprocess
 import sys
 import time
+from contextlib import suppress
 from unittest import mock
 
 import pytest
@@ -29,56 +33,51 @@ def pytest_runtest_teardown(item):
 
 
 @pytest.fixture(scope="session", autouse=True)
-async def one_fork_server():
-    """Services of all stacks are forked by one server: each stack's own would import torch again.
+def forked_servers():
+    """The fork servers of all stacks are forked by one process: each would import torch again."""
+    from flyspec.cli.child import ChildJob
+    from flyspec.cli.fork_server import READY_FD, ForkServer
+    from flyspec.cli.service import MODEL_IMPORTS, child_environment
 
-    Not those of a stack in another event loop or with other environment variables.
-    """
-    from flyspec.cli.fork_server import ForkServer
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    first = []
 
-    loop, shared, known = asyncio.get_running_loop(), ForkServer(), {}
+    def start_first():
+        if not first:
+            command = [sys.executable, "-P", "-m", "flyspec.cli.fork_server", str(theirs.fileno())]
+            environment = child_environment(1)
+            first.append(subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment))
 
-    class Reusing:
-        def __init__(self):
-            self._server, self._forked = shared, []
-
+    class Forked(ForkServer):
         async def start(self, environment):
-            asked = {k: v for k, v in environment.items() if k != "PYTEST_CURRENT_TEST"}
-            if asyncio.get_running_loop() is not loop or (known or asked) != asked:
-                self._server = ForkServer()
-            if not self._server.running:
-                await self._server.start(environment)
-            if self._server is shared:
-                known.update(asked)
-
-        @property
-        def running(self):
-            return self._server.running
-
-        def fork(self, *request):
-            self._forked.append(self._server.fork(*request))
-            return self._forked[-1]
+            start_first()
+            with suppress(BlockingIOError):
+                while ours.recv(1 << 16, socket.MSG_DONTWAIT):
+                    pass  # what became of others
+            job, self._lifeline = os.pipe()
+            with self.connection() as end:
+                request = json.dumps({"child": 0, "imports": MODEL_IMPORTS})
+                socket.send_fds(ours, [request.encode()], [job, 2, end.fileno()])
+            os.close(job)
+            child = ChildJob("flyspec.cli.fork_server", [str(READY_FD)], environment)
+            os.write(self._lifeline, child.to_line())
 
         async def close(self):
-            if self._server is not shared:
-                await self._server.close()
-                return
-            for child in self._forked:
-                await child.wait_started()
-                child.send_signal(signal.SIGKILL)
+            await super().close()
+            os.close(self._lifeline)
 
-    with mock.patch("flyspec.cli.stack.ForkServer", Reusing):
-        yield Reusing
-    await shared.close()
+    with ours, theirs, mock.patch("flyspec.cli.stack.ForkServer", Forked):
+        yield Forked
+        for process in first:
+            process.kill()
+            process.wait()
 
 
 @pytest.fixture
-async def fork_server(one_fork_server):
-    """Forks services, as `Child.start` has them, by the server of all stacks."""
-    from flyspec.cli.service import child_environment
-
-    server = one_fork_server()
-    await server.start(child_environment(1))
+async def fork_server(forked_servers):
+    """Forks services, as `Child.start` has them do."""
+    server = forked_servers()
+    await server.start({})
     yield server
     await server.close()
 

@@ -96,10 +96,7 @@ class ForkServer:
         self._children: list[ForkedProcess] = []
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
-        self._socket = ours
-        with theirs:
+        with self.connection() as theirs:
             self._server = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", "flyspec.cli.fork_server", str(theirs.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -107,7 +104,13 @@ class ForkServer:
                 start_new_session=True,  # Ctrl-C reaches only this process
                 env={**environment, **_SINGLE_THREAD},
             )  # fmt: skip
-        asyncio.get_running_loop().add_reader(ours, self._read)
+
+    def connection(self) -> socket.socket:
+        """Return the server's end of a new connection; this end is read from now on."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._socket, self._read)
+        return theirs
 
     @property
     def running(self) -> bool:

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ async def flyspec(*arguments: str, stdin: str = "") -> Result:
     return result
 
 
-def invoke(*arguments: str, stdin: str = "") -> Result:
-    """Run a command in this process, which saves the time that a process needs to start."""
+def invoke(*arguments: str, stdin: str = "", program: Callable[[], object] = main) -> Result:
+    """Run a program in this process, which saves the time that a process needs to start."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     given = io.TextIOWrapper(io.BytesIO(stdin.encode()))
     with (
@@ -61,7 +62,7 @@ def invoke(*arguments: str, stdin: str = "") -> Result:
         mock.patch.dict(os.environ, COLUMNS=ENVIRONMENT["COLUMNS"]),
     ):
         try:
-            main()
+            program()
         except SystemExit as end:
             code = int(end.code or 0)
     return Result(code, out.getvalue(), err.getvalue())

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from bench.exactness import exactness
+from flyspec.cli.program import run, single
+from tests.cli.processes import invoke
 
 
 @pytest.mark.parametrize(
@@ -20,15 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
     ids=["float64", "bfloat16"],
 )
 def test_exact_equals_generate_and_plain_decoding(flags):
-    command = [sys.executable, "-m", "bench.exactness", *flags]
-    done = subprocess.run(
-        [*command, "--max-tokens", "32", "--sampled-every", "3", "--max-model-len", "1024"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    print(done.stdout, done.stderr)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert ": 0 wrong" in done.stdout
+    more = ("--max-tokens", "32", "--sampled-every", "3", "--max-model-len", "1024")
+    done = invoke(*flags, *more, program=lambda: run(single(exactness)))
+    assert done.code == 0, done.out + done.err
+    assert ": 0 wrong" in done.out
