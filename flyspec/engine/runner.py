@@ -1,7 +1,8 @@
 """A transformers model with its KV cache: what `flyspec.engine.model.Model` asks for.
 
-A step runs in its own shape (`packed`), or in a fixed one that a GPU can replay (`captured`). These
-two are the only places that call a transformers model's forward.
+A step runs in its own shape, the tokens of all sequences packed into one ragged row, or in a fixed
+one that a GPU can replay (`captured`). These two are the only places that call a transformers
+model's forward.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 from flyspec.config import ModelServerSettings
 from flyspec.engine import batch_invariance, compiling, stepwise
 from flyspec.engine.attention import hook
-from flyspec.engine.attention.base import SegmentAttention
+from flyspec.engine.attention.base import Segment, SegmentAttention
 from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.cache_size import block_size, plan_cache
@@ -29,6 +30,7 @@ from flyspec.engine.captured.layers import compile_layers
 from flyspec.engine.captured.shapes import MAX_TOKENS
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
+from flyspec.engine.kv_memory import PagedCache, SlotCache
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.memory import blocks_of
 from flyspec.engine.model import (
@@ -42,15 +44,64 @@ from flyspec.engine.model import (
 )
 from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
-from flyspec.engine.packed import PackedSteps
-from flyspec.engine.paged_cache import PagedCache
-from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_faster, check_model
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName
 from flyspec.startup import stage
 from flyspec.values.tokens import Drafted
+
+
+class PackedSteps:
+    """A model's forward over segments. Positions must be reserved (`CacheTable`)."""
+
+    def __init__(
+        self, model: Any, cache: SlotCache | PagedCache, attention: SegmentAttention
+    ) -> None:
+        self._model, self._cache, self.attention = model, cache, attention
+
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """Return each step's rows, on the model's device."""
+        cache = self._cache
+        segments: list[Segment] = []
+        token_ids: list[int] = []
+        wanted: list[int] = []
+        positions: list[int] = []
+        index: list[int] = []
+        for step in steps:
+            slot, start, tokens, num_logits, *_ = step
+            row, count = len(token_ids), len(tokens)
+            segments.append(Segment(slot, start, count, row, step.parents))
+            token_ids += tokens
+            positions += step.positions
+            index += cache.rows(slot, start, count).tolist()
+            wanted += range(row + count - num_logits, row + count)
+        total = len(token_ids)
+        # One transfer to the device for all; a model always computes some logits.
+        packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
+        packed = packed.to(self._model.device, non_blocking=True)
+        ids, places, rows, kept = packed.split([total, total, total, len(wanted) or 1])
+        layout = self.attention.prepare(segments)
+        cache.begin(rows)
+        output = self._model(
+            input_ids=ids[None],
+            position_ids=places[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=kept,
+            layout=layout,
+            output_hidden_states=any(step.hidden_layers for step in steps),
+        )
+        found: list[Rows] = []
+        at = 0
+        for step, segment in zip(steps, segments, strict=True):
+            end, stop = at + step.num_logits, segment.row + segment.length
+            own = slice(stop - step.hidden_count, stop)
+            hidden = (output.hidden_states[i][0, own] for i in step.hidden_layers)
+            found.append(Rows(output.logits[0, at:end], tuple(hidden)))
+            at = end
+        return found
+
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from flyspec.config import VerifySettings
 from flyspec.engine.cache_table import BlockChange, Copy, Moves
 from flyspec.engine.model import Step
-from flyspec.engine.parallel import Place, RankGroup
-from flyspec.engine.step_plan import HEADER, Kind, decode, encode
+from flyspec.engine.parallel import HEADER, Kind, Place, RankGroup, decode, encode
 from flyspec.errors import ConfigError
 from verify_service import ranks
 from verify_service.rank_watch import Report, Vigil

@@ -19,8 +19,7 @@ from flyspec.engine.attention.base import Attending
 from flyspec.engine.attention.flex import uncopied
 from flyspec.engine.attention.paged import HostPlaces, PagedAttention, PagedStep, Places
 from flyspec.engine.captured.shapes import StepShape
-from flyspec.engine.kv_memory import KVLayer
-from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.kv_memory import KVLayer, PagedCache
 from flyspec.engine.upload import upload
 
 WORKSPACE_BYTES = 384 << 20

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from flyspec.engine.attention.base import Attending, AttentionBackend, StepAttention
 from flyspec.engine.captured.shapes import StepShape
-from flyspec.engine.kv_memory import KVLayer
-from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.kv_memory import KVLayer, PagedCache
 
 
 class Places(NamedTuple):

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from flyspec.engine.attention.paged import PagedAttention
-from flyspec.engine.captured.first_step import FirstStep
 from flyspec.engine.captured.graphs import Capture, Graphs, Replay
-from flyspec.engine.captured.program import Drawing, Machine
+from flyspec.engine.captured.program import Drawing, FirstStep, Machine, SingleSteps
 from flyspec.engine.captured.shapes import (
     AHEAD,
     CONTINUATIONS,
@@ -24,11 +23,10 @@ from flyspec.engine.captured.shapes import (
     padded,
     round_up,
 )
-from flyspec.engine.captured.single_steps import SingleSteps
 from flyspec.engine.drawn import drafted, ends_after
+from flyspec.engine.kv_memory import PagedCache
 from flyspec.engine.logits import adjusts
 from flyspec.engine.model import Draw, Rows, Step
-from flyspec.engine.paged_cache import PagedCache
 from flyspec.engine.sampling import checked
 from flyspec.values.tokens import Drafted
 
