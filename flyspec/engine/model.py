@@ -14,9 +14,10 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from flyspec.draft_trees import depths
+from flyspec.prefix import num_same
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DistributionSpec
-from flyspec.values.tokens import Drafted, SamplingParams
+from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution, still_needed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -205,3 +206,30 @@ class Model(Protocol):
         row, up to the first row whose token differs from the one that the step continues with:
         later rows continue a different text.
         """
+
+
+def ends_after(draw: Draw, token_ids: Sequence[int], chances: Sequence[float]) -> int:
+    """Return how many of a draw's tokens it keeps: up to a stop, or the one that makes it unsure.
+
+    `chances` are the tokens' confidences.
+    """
+    left = draw.min_confidence
+    for count, (token_id, chance) in enumerate(zip(token_ids, chances, strict=True), 1):
+        if token_id in draw.stop_token_ids:
+            return count
+        left = still_needed(left, [chance])
+        if left > 1:
+            return count
+    return len(token_ids)
+
+
+def drafted(draw: Draw, token_ids: list[int], chances: list[float]) -> Drafted:
+    """Return a draw's result; a requested distribution is a point mass on each token."""
+    count = 0
+    if draw.distribution is not None and token_ids:
+        fed, several = draw.step.token_ids, draw.step.num_logits
+        guess = fed[len(fed) - several + 1 :] if several > 1 else ()
+        count = num_same(token_ids, guess) + 1 if several > 1 else len(token_ids)
+    # An empty distribution puts all probability on the token.
+    distributions = [TokenDistribution()] * count
+    return Drafted(token_ids, [Origin.EXACT_MODEL] * len(token_ids), distributions, chances)

@@ -18,7 +18,7 @@ from flyspec.engine.attention import flashinfer
 from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.flashinfer import FlashInferAttention
 from flyspec.engine.attention.flex import FlexAttention
-from flyspec.engine.attention.gathered import GatheredAttention
+from flyspec.engine.attention.paged import GatheredAttention
 from flyspec.engine.batched_logits import draw_rows
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.captured.steps import CapturedSteps

@@ -13,7 +13,7 @@ from flyspec.engine.model import Step
 from flyspec.engine.parallel import HEADER, Kind, Place, RankGroup, decode, encode
 from flyspec.errors import ConfigError
 from verify_service import ranks
-from verify_service.rank_watch import Report, Vigil
+from verify_service.ranks import Report, Vigil
 
 
 def vigil(ranks=(1, 2)):

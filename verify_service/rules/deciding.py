@@ -12,11 +12,9 @@ from flyspec.engine.logits import token_logprobs
 from flyspec.engine.sampling import checked, is_array
 from flyspec.values.rounds import Verdict
 from flyspec.values.tokens import TokenLogprobs
-from verify_service.rules.batch_pass import MOST_LOGITS, BatchPass
+from verify_service.rules.batch_pass import MOST_LOGITS, BatchPass, Readings
 from verify_service.rules.criteria import Evidence
-from verify_service.rules.inquiry import Answers, Inquiry, PendingVerdict, top_tokens
-from verify_service.rules.observe import THREE_LOGITS
-from verify_service.rules.readings import Readings
+from verify_service.rules.inquiry import THREE_LOGITS, Answers, Inquiry, PendingVerdict, top_tokens
 
 P = ParamSpec("P")
 

@@ -24,8 +24,7 @@ from verify_service.rules.arguments import (
 )
 from verify_service.rules.deciding import alone
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.inquiry import Answers, PendingVerdict, Round
-from verify_service.rules.observe import observe
+from verify_service.rules.inquiry import Answers, PendingVerdict, Round, observe
 from verify_service.rules.referee import Referee
 from verify_service.rules.speculative_sampling import SamplingReferee
 from verify_service.rules.stretches import Stretch, by_draft, inquire, purses_of, stretches_of

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from flyspec.values.rounds import Decision, Outcome
 from verify_service.rules.criteria import Criterion
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.inquiry import Round
-from verify_service.rules.observe import Observed
+from verify_service.rules.inquiry import Observed, Round
 from verify_service.rules.window import WindowWalk
 
 

@@ -31,8 +31,7 @@ from flyspec.engine.sampling import (
 from flyspec.values.rounds import Decision, Outcome
 from verify_service.rules.criteria import Evidence, Loosening, Measure
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.inquiry import Answers, Inquiry, Round
-from verify_service.rules.observe import THREE_LOGITS
+from verify_service.rules.inquiry import THREE_LOGITS, Answers, Inquiry, Round
 from verify_service.rules.window import WindowWalk
 
 

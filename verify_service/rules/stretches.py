@@ -13,8 +13,7 @@ from flyspec.values.rounds import Budget, DistributionSpec, RuleSegment
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.criteria import Measure
 from verify_service.rules.guard import Purse
-from verify_service.rules.inquiry import Inquiry, Round
-from verify_service.rules.observe import THREE_LOGITS
+from verify_service.rules.inquiry import THREE_LOGITS, Inquiry, Round
 from verify_service.rules.presets import Composition, compose
 from verify_service.rules.speculative_sampling import Chance, Correction
 

@@ -11,8 +11,7 @@ from flyspec.engine import compiling
 from flyspec.engine.attention import flashinfer
 from flyspec.engine.attention.flashinfer import FlashInferAttention
 from flyspec.engine.attention.flex import uncopied
-from flyspec.engine.attention.gathered import GatheredAttention
-from flyspec.engine.attention.paged import PagedAttention
+from flyspec.engine.attention.paged import GatheredAttention, PagedAttention
 from flyspec.engine.heads import layer_heads
 from flyspec.engine.kv_memory import PagedCache
 from flyspec.errors import ConfigError

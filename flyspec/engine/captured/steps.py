@@ -23,10 +23,9 @@ from flyspec.engine.captured.shapes import (
     padded,
     round_up,
 )
-from flyspec.engine.drawn import drafted, ends_after
 from flyspec.engine.kv_memory import PagedCache
 from flyspec.engine.logits import adjusts
-from flyspec.engine.model import Draw, Rows, Step
+from flyspec.engine.model import Draw, Rows, Step, drafted, ends_after
 from flyspec.engine.sampling import checked
 from flyspec.values.tokens import Drafted
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flyspec.engine.draft_heads.drawing import over_vocabulary
+from flyspec.engine.draft_heads.base import over_vocabulary
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, rotary_angles
 from flyspec.engine.draft_heads.stepping import Packed, Piece, SteppingHead
 

@@ -18,15 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.draft_heads.drawing import check_step, draw_of
+from flyspec.engine.draft_heads.base import HeadStep, check_step, draw_of
 from flyspec.engine.draft_heads.eagle3 import MAX_TOKENS, Eagle3Head
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, rotary_angles
 from flyspec.engine.draft_heads.stepping import Piece, SteppingHead
-from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import lazy_zeros
 from flyspec.engine.logits import adjusts
-from flyspec.engine.model import NEVER
+from flyspec.engine.model import NEVER, drafted
 from flyspec.engine.native.family import HEAD_STEP, MAX_HEAD
 from flyspec.engine.native.library import (
     BatchStruct,

@@ -24,10 +24,9 @@ import torch
 
 from flyspec.engine import stepwise
 from flyspec.engine.cache_table import Copy
-from flyspec.engine.drawn import drafted
 from flyspec.engine.llama_cpp.binding import Context
 from flyspec.engine.logits import adjusts
-from flyspec.engine.model import NEVER, Draw, Interrupt, Model, Rows, Step, check_trees
+from flyspec.engine.model import NEVER, Draw, Interrupt, Model, Rows, Step, check_trees, drafted
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import Drafted, still_needed

@@ -17,11 +17,10 @@ from torch import Tensor
 from flyspec.engine import stepwise
 from flyspec.engine.cache_table import RowCopy
 from flyspec.engine.distributions import encode
-from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel
 from flyspec.engine.logits import adjusts, process_logits
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers, drafted
 from flyspec.engine.native.library import BatchStruct, Library, SamplerStruct
 from flyspec.engine.native.weights import PANEL, PackedWeights
 from flyspec.engine.numerics import native_numerics
