@@ -187,11 +187,6 @@ class SlotCache(KVCache, SlotTable):
         KVCache.__init__(self, [SlotLayer(num_slots, max_length) for _ in range(num_layers)])
         SlotTable.__init__(self, num_slots, max_length)
 
-    @property
-    def bytes_per_slot(self) -> int:
-        """Bytes of one slot over all layers; 0 before the first forward."""
-        return self.bytes_per_token * self.max_length
-
 
 class PagedLayer(KVLayer):
     """A layer's keys and values by block. Block 0 takes what padding writes."""

@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
+import transformers
+from torch import distributed
 
 from flyspec.config import ModelServerSettings
 from flyspec.engine import batch_invariance, compiling, stepwise
@@ -23,7 +25,7 @@ from flyspec.engine.attention import hook
 from flyspec.engine.attention.base import Segment, SegmentAttention
 from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.slot import SlotAttention
-from flyspec.engine.cache_size import block_size, plan_cache
+from flyspec.engine.cache_size import block_size, blocks_of, plan_cache
 from flyspec.engine.cache_table import Moves
 from flyspec.engine.captured.graphs import Capture, CudaCapture, captures_collectives
 from flyspec.engine.captured.layers import compile_layers
@@ -32,7 +34,6 @@ from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
 from flyspec.engine.kv_memory import PagedCache, SlotCache
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.memory import blocks_of
 from flyspec.engine.model import (
     NEVER,
     Draw,
@@ -42,13 +43,13 @@ from flyspec.engine.model import (
     check_layers,
     check_trees,
 )
-from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_faster, check_model
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName
 from flyspec.startup import stage
+from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.tokens import Drafted
 
 
@@ -266,8 +267,7 @@ class ModelRunner:
             self.accelerate(self._capture, self._compiles)
             self._capture_ahead()
         self.cache.forget()
-        numerics = torch_numerics(self.model, self.batch_invariant, self._how())
-        self.info = replace(self.info, numerics=numerics)
+        self.info = replace(self.info, numerics=self._numerics())
 
     def accelerate(self, capture: Capture, compiled: bool) -> None:
         """Capture steps over blocks from now on, of layers that are `compiled` first.
@@ -303,12 +303,32 @@ class ModelRunner:
             return torch.cuda.device(self._device)
         return _NOTHING
 
-    def _how(self) -> str:
-        """Description of steps over blocks, in a few words; empty for those in their own shapes."""
-        if not isinstance(self._steps, CapturedSteps):
-            return ""
-        compiled = "compiled, " if self._compiles else ""
-        return f"{compiled}{self._steps.attention.name} attention over blocks"
+    def _numerics(self) -> str:
+        """Describe what determines the model's bits besides its weights, to compare.
+
+        Kernels differ by release, processor and number of threads, and the ranks of a
+        tensor-parallel group sum their shares. Replicas with equal strings generate the same text
+        with `exact`; others diverge at a near-tie sooner or later.
+        """
+        if self._device.type == "cuda":
+            where = torch.cuda.get_device_name(self._device)
+        else:
+            amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
+            count = torch.get_num_threads()
+            threads = f"{count} thread{'s' * (count > 1)}"
+            where = f"{torch.backends.cpu.get_cpu_capability()}{amx}, {threads}"
+        parts = [
+            str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            f"transformers {transformers.__version__}",
+            f"torch {torch.__version__}",
+            where,
+        ]
+        if isinstance(self._steps, CapturedSteps):
+            compiled = "compiled, " if self._compiles else ""
+            parts.append(f"{compiled}{self._steps.attention.name} attention over blocks")
+        if distributed.is_available() and distributed.is_initialized():
+            parts.append(f"{distributed.get_world_size()} ranks")
+        return ", ".join([*parts, BATCH_INVARIANT] if self.batch_invariant else parts)
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":

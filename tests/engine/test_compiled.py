@@ -153,7 +153,7 @@ def test_where_nothing_can_be_compiled_layers_are_not(uncompilable):
     runner = GpuRunner.planned(loaded_model(make_model("llama")), uncompilable)
     assert not runner._compiles
     assert (runner._capture is None) == uncompilable.enforce_eager
-    assert "compiled" not in runner._how()
+    assert "compiled" not in runner._numerics()
 
 
 def test_where_there_is_a_compiler_layers_are_compiled():

@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from flyspec.engine.memory import slot_bytes
+from flyspec.engine.cache_size import slot_bytes
 from flyspec.engine.model import Step
 from flyspec.errors import ConfigError
 from tests.engine.random_models import (
@@ -120,8 +120,7 @@ def test_other_decoders_are_served_as_well(kind):
                 expected = reference_logits(reference, held[step.slot])[step.start :]
                 difference = max(difference, float((expected - rows.logits).abs().max()))
     assert difference < 1e-9
-    cache = runner.cache
-    assert slot_bytes(model.config, cache.max_length, torch.float64) == cache.bytes_per_slot
+    assert slot_bytes(model.config, 1, torch.float64) == runner.bytes_per_token
 
 
 @pytest.mark.parametrize("case", REFUSED)

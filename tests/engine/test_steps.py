@@ -282,7 +282,9 @@ def test_a_model_describes_itself():
     one, two = (make_runner(make_model("llama")) for _ in range(2))
     assert one.bytes_per_token == 0
     one.forward([Step(0, 0, [1, 2])])
-    assert one.bytes_per_token * one.cache.max_length == one.cache.bytes_per_slot
+    assert one.bytes_per_token == 2 * one.cache.kv_layers[0].rows[0][0].nbytes * len(
+        one.cache.kv_layers
+    )
     single = make_runner(make_model("llama", dtype=torch.float32))
     for runner in (one, two, single):
         runner.warm_up()

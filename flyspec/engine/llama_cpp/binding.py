@@ -20,7 +20,6 @@ from flyspec.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _Floats = np.ndarray[Any, np.dtype[np.float32]]
-_Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 _CACHE_MULTIPLE = 256
 ALL_LAYERS = -1

@@ -23,9 +23,9 @@ from flyspec.engine.logits import adjusts, process_logits
 from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers, drafted
 from flyspec.engine.native.library import BatchStruct, Library, SamplerStruct
 from flyspec.engine.native.weights import PANEL, PackedWeights
-from flyspec.engine.numerics import native_numerics
 from flyspec.engine.sampling import TARGET_STREAM
 from flyspec.engine.slots import SlotTable
+from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, TokenDistribution
 
@@ -43,7 +43,9 @@ class NativeModel:
     def __init__(
         self, loaded: LoadedModel, num_slots: int, library: Library, threads: int = 1
     ) -> None:
-        self.info = replace(loaded.info, numerics=native_numerics(library.name))
+        # Its bits depend on neither threads nor batch.
+        numerics = f"bfloat16, native step for {library.name}, {BATCH_INVARIANT}"
+        self.info = replace(loaded.info, numerics=numerics)
         self.library, self.threads = library, threads
         length = self.info.context_length
         self.cache = SlotTable(num_slots, length)
