@@ -154,6 +154,22 @@ class Draw(NamedTuple):
     """True to return with each token the largest processed probability at its place, which says
     nothing of the token that is drawn; implied by `min_confidence`."""
 
+    @property
+    def is_keyed(self) -> bool:
+        """True if its tokens depend on the logits, their positions and the seed alone."""
+        sampling, spec = self.sampling, self.distribution
+        if sampling is None:
+            return True
+        from_sent = spec is not None and spec.draw_from_it and not sampling.greedy
+        return not (sampling.logit_bias or sampling.needs_history or from_sent)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if that is so, and if distributions are requested, they are points."""
+        spec = self.distribution
+        listed = self.sampling is not None and spec is not None and not spec.draw_from_it
+        return self.is_keyed and not listed
+
     def part(self, step: Step, max_tokens: int) -> Draw:
         """Return the part of this draw for `step`, a piece of its step, and `max_tokens`."""
         if step is self.step and max_tokens == self.max_tokens:

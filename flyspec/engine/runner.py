@@ -362,7 +362,7 @@ class ModelRunner:
         if not isinstance(steps, CapturedSteps):
             return stepwise.draw(self.forward, draws, interrupt)
         found = dict.fromkeys(range(len(draws)), Drafted([]))
-        on_device = {i: draw for i, draw in enumerate(draws) if steps.can_draw(draw)}
+        on_device = {i: draw for i, draw in enumerate(draws) if draw.is_plain}
         others = {i: draw for i, draw in enumerate(draws) if i not in on_device}
         if on_device:
             own = [*on_device.values()]

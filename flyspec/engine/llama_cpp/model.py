@@ -25,7 +25,6 @@ import torch
 from flyspec.engine import stepwise
 from flyspec.engine.cache_table import Copy
 from flyspec.engine.llama_cpp.binding import Context
-from flyspec.engine.logits import adjusts
 from flyspec.engine.model import NEVER, Draw, Interrupt, Model, Rows, Step, check_trees, drafted
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
@@ -261,8 +260,6 @@ class LlamaCppModel:
 
 def _is_simple(draw: Draw) -> bool:
     """True if a draw's tokens are the most likely ones of the logits as they are."""
-    sampling, spec = draw.sampling, draw.distribution
-    if sampling is None:
+    if draw.sampling is None:
         return True
-    listed = spec is not None and not spec.draw_from_it
-    return sampling.greedy and not adjusts(sampling) and not listed and draw.step.num_logits <= 1
+    return draw.sampling.greedy and draw.is_plain and draw.step.num_logits <= 1
