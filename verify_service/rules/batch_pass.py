@@ -84,8 +84,8 @@ class BatchAnswers:
     def tokens(self, stream: int, first: int, stop: int) -> list[int]:
         return checked([self._token(stream, index) for index in range(first, stop)])
 
-    def numbers(self, which: int, index: int) -> Sequence[float]:
-        reading, row = self.numbers_at[self._inquiry.measures[which]]
+    def numbers(self, measure: Measure, index: int) -> Sequence[float]:
+        reading, row = self.numbers_at[measure]
         return reading(row + index)
 
     def logprobs(self, first: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:

@@ -92,8 +92,8 @@ class Answers(Protocol):
         Raises `FloatingPointError` where logits are not finite.
         """
 
-    def numbers(self, which: int, index: int) -> Sequence[float]:
-        """Return what the inquiry's measure number `which` finds at a draft."""
+    def numbers(self, measure: Measure, index: int) -> Sequence[float]:
+        """Return what one of the inquiry's measures finds at a draft."""
 
     def logprobs(self, first: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:
         """Return the log-probabilities of one token per row, from row `first` on.
@@ -142,21 +142,16 @@ class Observed:
 
     own: list[int]
     matches: list[bool]
-    _inquiry: Inquiry
-    _answers: Answers
-
-    def numbers(self, measure: Measure, index: int) -> Sequence[float]:
-        """Return what one of the inquiry's measures found at an index."""
-        return self._answers.numbers(self._inquiry.measures.index(measure), index)
+    answers: Answers
 
     def gap(self, index: int) -> float:
         """Return raw logp(most likely) - logp(drafted), nats; infinite for probability 0."""
-        most, drafted, _ = self._answers.numbers(0, index)
+        most, drafted, _ = self.answers.numbers(THREE_LOGITS, index)
         return most - drafted
 
     def possible(self, index: int) -> bool:
         """True if the drafted token's processed probability is not 0."""
-        return self._answers.numbers(0, index)[2] != -math.inf
+        return self.answers.numbers(THREE_LOGITS, index)[2] != -math.inf
 
 
 def observe(inquiry: Inquiry, answers: Answers, samples: Sequence[int]) -> Observed:
@@ -174,4 +169,4 @@ def observe(inquiry: Inquiry, answers: Answers, samples: Sequence[int]) -> Obser
             m or (d == t and count >= number)
             for m, d, t, count in zip(matches, drafts, tokens, samples, strict=False)
         ]
-    return Observed(own, matches, inquiry, answers)
+    return Observed(own, matches, answers)

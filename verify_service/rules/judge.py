@@ -164,10 +164,9 @@ def prepare(
             if stretch.samples:
                 referees.append(
                     SamplingReferee(
-                        round_, inquiry, answers, own, parts.loosening, window, guard, purse,
-                        exact_until,
+                        round_, answers, own, parts.loosening, window, guard, purse, exact_until
                     )
-                )  # fmt: skip
+                )
             else:
                 assert seen is not None
                 referees.append(

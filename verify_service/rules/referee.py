@@ -65,7 +65,7 @@ class Referee:
     def _measure(self, index: int) -> tuple[bool, Sequence[float]]:
         if self.criterion.always:
             return True, ()
-        numbers = self.seen.numbers(self.criterion, index)
+        numbers = self.seen.answers.numbers(self.criterion, index)
         return self.criterion.accepts(*numbers), numbers
 
     def _decision(
