@@ -49,7 +49,7 @@ from verify_service.rules.inquiry import (
 from verify_service.rules.presets import Composition, compose
 from verify_service.rules.referee import Referee
 from verify_service.rules.speculative_sampling import Chance, Correction, SamplingReferee
-from verify_service.rules.window import RoundEnd, WindowWalk
+from verify_service.rules.window import WindowWalk
 
 
 class Stretch(NamedTuple):
@@ -263,8 +263,7 @@ def prepare(
                     round_, seen, parts.criterion, window, guard, purse, exact_until
                 )
         by_draft = [referees[stretch.first] for stretch in judged_by]
-        end = _walk(by_draft, own[-1], drafts, window, eos_token_ids)
-        verdict = window.verdict(end)
+        verdict = _walk(by_draft, own[-1], drafts, window, eos_token_ids)
         not_reached = [_NOT_REACHED] * (len(draft_token_ids) - len(verdict.decisions))
         return replace(verdict, decisions=(*verdict.decisions, *not_reached))
 
@@ -300,7 +299,7 @@ def _walk(
     drafts: Sequence[int],
     window: WindowWalk,
     eos_token_ids: Collection[int],
-) -> RoundEnd:
+) -> Verdict:
     """Let each draft's referee decide on it in order, up to the first rejection."""
     decisions: list[Decision] = []
     for index, referee in enumerate(referees):
@@ -308,10 +307,10 @@ def _walk(
         decisions.append(decision)
         if decision.outcome is Outcome.REJECTED:
             assert decision.target_token_id is not None
-            return RoundEnd(decisions, decision.target_token_id, rejected=True)
+            return window.verdict(decisions, decision.target_token_id, rejected=True)
         window.passed(index, decision)
     final = not drafts or drafts[-1] in eos_token_ids or bonus in eos_token_ids
-    return RoundEnd(decisions, bonus, final=final)
+    return window.verdict(decisions, bonus, final=final)
 
 
 def _until_eos(draft_token_ids: Sequence[int], eos_token_ids: Collection[int]) -> list[int]:
