@@ -130,9 +130,6 @@ class Paging(NamedTuple):
 class ModelRunner:
     """A model with a KV cache, in slots or blocks. Not thread-safe: one thread owns it.
 
-    `padded`: short pieces of several sequences attend in one call, which pays off where launching
-    kernels costs more than arithmetic; the default depends on the device. For slots only.
-
     `batch_invariant`: a token's logits have the same bits whatever else is in a step
     (`flyspec.engine.batch_invariance`). None turns it on where it costs little; after `warm_up`,
     the attribute says whether it is on. Raises `ConfigError` where it is unavailable.
@@ -142,7 +139,6 @@ class ModelRunner:
         self,
         loaded: LoadedModel,
         num_slots: int,
-        padded: bool | None = None,
         batch_invariant: bool | None = False,
         paging: Paging | None = None,
     ) -> None:
@@ -160,12 +156,10 @@ class ModelRunner:
         paged = None
         if paging is None:
             self.cache = SlotCache(config.num_hidden_layers, num_slots, length)
-            self._padded = self._device.type == "cuda" if padded is None else padded
         else:
             size = paging.block_size
             num_blocks = paging.num_blocks or num_slots * blocks_of(length, size)
             self.cache = PagedCache(config.num_hidden_layers, num_slots, length, num_blocks, size)
-            self._padded = False
             paged = choose_attention(paging.attention, self.cache, self.model)
         self._capture: Capture | None = None  # to turn on in `warm_up`
         self._compiles = False
@@ -232,7 +226,7 @@ class ModelRunner:
     def _by_segment(self) -> SegmentAttention:
         if self.batch_invariant:
             return batch_invariance.FixedShapeAttention(self.cache)
-        return SlotAttention(self.cache, self._padded)
+        return SlotAttention(self.cache)
 
     @property
     def bytes_per_token(self) -> int:

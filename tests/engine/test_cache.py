@@ -97,12 +97,10 @@ class Slots(RuleBasedStateMachine):
 
     kind = "llama"
 
-    @initialize(
-        variant=st.integers(0, 3), num_slots=st.sampled_from([3, 4, 5, 2, 1]), padded=st.booleans()
-    )
-    def begin(self, variant, num_slots, padded):
+    @initialize(variant=st.integers(0, 3), num_slots=st.sampled_from([3, 4, 5, 2, 1]))
+    def begin(self, variant, num_slots):
         self.model, self.reference = models(self.kind, variant)
-        self.start(make_runner(self.model, num_slots, MAX_LENGTH, padded))
+        self.start(make_runner(self.model, num_slots, MAX_LENGTH))
 
     def start(self, runner):
         self.runner, self.cache, num_slots = runner, runner.cache, runner.cache.num_slots
@@ -367,13 +365,13 @@ class Blocks(Slots):
     @initialize(
         variant=st.integers(0, 3),
         num_slots=st.sampled_from([3, 4, 5, 2, 1]),
-        padded=st.sampled_from(["auto", "sdpa", "flex"]),
+        attention=st.sampled_from(["auto", "sdpa", "flex"]),
         size=st.sampled_from([16, 32]),
         fixed=st.booleans(),
     )
-    def begin(self, variant, num_slots, padded, size, fixed):
+    def begin(self, variant, num_slots, attention, size, fixed):
         self.model, self.reference = models(self.kind, variant)
-        paging = Paging(size, attention=padded)
+        paging = Paging(size, attention=attention)
         runner = ModelRunner(loaded_model(self.model, MAX_LENGTH), num_slots, paging=paging)
         if fixed:
             runner.accelerate(eagerly, compiled=False)

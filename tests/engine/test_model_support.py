@@ -105,7 +105,7 @@ def test_other_decoders_are_served_as_well(kind):
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the default has no float64
     reference = copy.deepcopy(model)
-    runner = make_runner(model, num_slots=3, padded=True)
+    runner = make_runner(model, num_slots=3)
     choose, held, difference = random.Random(0), [[], [], []], 0.0
     with float64_throughout():
         runner.warm_up()
