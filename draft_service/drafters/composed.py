@@ -9,7 +9,7 @@ only what it drafted. Sequences begin with what others have taught.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -107,7 +107,6 @@ class ComposedDrafter:
         model: ModelDrafter | None,
         max_length: int,
         tokenizer_fingerprint: str = "",
-        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.info = DrafterInfo(
             "composed",
@@ -122,16 +121,14 @@ class ComposedDrafter:
         self._sources, self._model = sources, model
         self._evidence: Evidence = {}
         self._patience = defaultdict[str, Patience](Patience)
-        self._clock_ns = clock_ns
 
     def open(self, open_: DraftOpen) -> DrafterSession:
         model = self._model.open(open_) if self._model else None
         try:
             sources = [make(open_) for make in self._sources]
             return ComposedSession(
-                open_, sources, self.max_length, model, self._evidence, self._patience,
-                self._clock_ns,
-            )  # fmt: skip
+                open_, sources, self.max_length, model, self._evidence, self._patience
+            )
         except BaseException:
             if model is not None:
                 model.close()
@@ -162,12 +159,10 @@ class ComposedSession(RetrievalSession):
         model: ModelSession | None,
         evidence: Evidence,
         patience: Mapping[str, Patience],
-        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         super().__init__(open_, sources, max_length)
         self._model, self._told = model, len(self.token_ids)
-        self._chooser, self._clock_ns = Chooser(evidence), clock_ns
-        self._patience = patience
+        self._chooser, self._patience = Chooser(evidence), patience
         self._pending: list[tuple[object, Sequence[int]]] = []  # what was guessed, by class
         self._proposed_at = 0  # where the sequence ended then
         self._ended_ns = 0
@@ -194,19 +189,19 @@ class ComposedSession(RetrievalSession):
             yield self.drafted(guess, count)
             min_confidence = still_needed(min_confidence, guess.confidences[:count])
         if chosen.num_drawn and count == chosen.num_guessed and min_confidence <= 1:
-            began_ns, at = self._clock_ns(), len(self.token_ids)
+            began_ns, at = perf_counter_ns(), len(self.token_ids)
             yield from self._drawn(chosen.num_drawn, min_confidence)
             drawn = self.token_ids[at:]
-            chooser.drafted(len(drawn), self._clock_ns() - began_ns)
+            chooser.drafted(len(drawn), perf_counter_ns() - began_ns)
             if not count:
                 self._pending.append((MODEL, drawn))
-        self._ended_ns = self._clock_ns()
+        self._ended_ns = perf_counter_ns()
 
     def _look_back(self) -> None:
         """Learn from what has happened since the last proposal."""
         chooser = self._chooser
         if self._ended_ns:
-            chooser.rested(self._clock_ns() - self._ended_ns)
+            chooser.rested(perf_counter_ns() - self._ended_ns)
         text = self.token_ids[self._proposed_at :]
         for kind, token_ids in self._pending:
             chooser.followed(kind, token_ids, text)
@@ -246,7 +241,7 @@ class ComposedSession(RetrievalSession):
             add_choices(nodes, spine.token_ids, choices, Origin.EXACT_MODEL)
         if nodes:
             yield self.taken(drafted(nodes, max_tree_tokens, min_confidence))
-        self._ended_ns = self._clock_ns()
+        self._ended_ns = perf_counter_ns()
 
     def _spine(
         self, chosen: _Chosen, min_confidence: float
@@ -261,7 +256,7 @@ class ComposedSession(RetrievalSession):
         choices: list[TokenDistribution] = []
         self._model.num_candidates = NUM_CANDIDATES
         needed = still_needed(min_confidence, chances)
-        began_ns = self._clock_ns()
+        began_ns = perf_counter_ns()
         try:
             tokens += chosen.guess.token_ids[:count]
             if needed <= 1:
@@ -280,7 +275,7 @@ class ComposedSession(RetrievalSession):
             self._model.num_candidates = 0
             del tokens[before:]
             self._told = min(self._told, before)
-        self._chooser.drafted(len(spine) - count, self._clock_ns() - began_ns)
+        self._chooser.drafted(len(spine) - count, perf_counter_ns() - began_ns)
         if not count:
             self._pending.append((MODEL, spine))
         return Drafted(spine, distributions=choices, confidences=chances)

@@ -145,8 +145,6 @@ class LlamaCppModel:
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """Like `Model.draw`. Greedy draws of single rows are made without torch in between."""
         if all(map(_is_simple, draws)):
-            if len(draws) == 1:
-                return [self._most_likely_of_one(draws[0], interrupt)]
             return self._most_likely(draws, interrupt)
         return stepwise.draw(self.forward, draws, interrupt)
 
@@ -184,40 +182,6 @@ class LlamaCppModel:
             drafted(draw, own, sure) for draw, own, sure in zip(draws, tokens, chances, strict=True)
         ]
 
-    def _most_likely_of_one(self, draw: Draw, interrupt: Interrupt) -> Drafted:
-        """Like `_most_likely`, of one draw, with nothing between its steps that can be avoided."""
-        step, most = draw.step, draw.max_tokens
-        if draw.sampling is None:
-            step, most = step._replace(num_logits=0), 0
-        self._prepare([step])
-        rows = self._decode([step])
-        slot, first = step.slot, step.start + len(step.token_ids)
-        self.cache.record(slot, step.start, step.token_ids)
-        if not (most and len(rows)):
-            return drafted(draw, [], [])
-        self.cache.reserve(slot, first, most - 1)
-        self._lengths[slot] = first + most - 1
-        stops, left, row = draw.stop_token_ids, draw.min_confidence, rows[0]
-        tokens: list[int] = []
-        chances: list[float] = []
-        sure = draw.confidences or left > 0
-        read = self._context.decode_one
-        try:
-            while True:
-                token = int(row.argmax())
-                if sure:
-                    chances.append(self._chance(row, token))
-                    left = still_needed(left, chances[-1:])
-                elif not math.isfinite(row[token]):
-                    raise FloatingPointError("the logits are not finite")
-                tokens.append(token)
-                ended = len(tokens) >= most or token in stops or left > 1
-                if ended or interrupt.is_set:
-                    return drafted(draw, tokens, chances)
-                row = read(token, first + len(tokens) - 1, slot)
-        finally:
-            self.cache.record(slot, first, tokens[:-1])
-
     def _chance(self, row: Any, token: int) -> float:
         """Return the probability of a row's most likely token."""
         powers = np.subtract(row, row[token], out=self._powers)
@@ -244,9 +208,6 @@ class LlamaCppModel:
 
     def _decode(self, steps: Sequence[Step]) -> Any:
         """Run prepared steps, in the order of their slots; return all rows wanted."""
-        if len(steps) == 1 and len(steps[0].token_ids) == steps[0].num_logits == 1:
-            slot, start, (token,), *_ = steps[0]
-            return self._context.decode_one(token, start, slot)[None]
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
