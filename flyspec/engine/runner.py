@@ -27,8 +27,12 @@ from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.slot import SlotAttention
 from flyspec.engine.cache_size import block_size, blocks_of, plan_cache
 from flyspec.engine.cache_table import Moves
-from flyspec.engine.captured.graphs import Capture, CudaCapture, captures_collectives
-from flyspec.engine.captured.layers import compile_layers
+from flyspec.engine.captured.graphs import (
+    Capture,
+    CudaCapture,
+    captures_collectives,
+    compile_layers,
+)
 from flyspec.engine.captured.shapes import MAX_TOKENS
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
