@@ -42,8 +42,8 @@ def _prepare() -> None:
     AttentionInterface.register(_UNCOMPILED, torch.compiler.disable(hook.forward))
 
 
-def compile_layers(model: Any, cache: KVCache) -> int:
-    """Compile the layers in place, each when it first runs; return their number.
+def compile_layers(model: Any, cache: KVCache) -> None:
+    """Compile the layers in place, each when it first runs.
 
     transformers' decoder layers are `GradientCheckpointingLayer`s; a model without any stays as it
     is.
@@ -55,7 +55,6 @@ def compile_layers(model: Any, cache: KVCache) -> int:
         cache.update = torch.compiler.disable(cache.update)  # type: ignore[method-assign]
     for layer in layers:
         layer.compile(dynamic=True)
-    return len(layers)
 
 
 def eagerly(run: Callable[[], None]) -> Replay:
