@@ -1,4 +1,4 @@
-"""What a stream has sent for rounds to come: distributions of drafts, and rounds that are staged.
+"""A stream's messages for rounds to come: distributions of drafts, and rounds that are staged.
 
 Staged rounds wait for a verdict to begin with (`VerifyRound.staged_on`): that on the newest round,
 or on one that waits itself. A staged round saves the trip of its predecessor's verdict to the

@@ -1,4 +1,4 @@
-"""Which models can be served, as far as their configuration shows; `trial` checks the rest.
+"""Models that can be served, as far as their configuration shows; `trial` checks the rest.
 
 Needs neither torch nor transformers, so that other kinds of models are refused at once, by the
 text of their config.json.

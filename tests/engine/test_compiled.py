@@ -48,7 +48,7 @@ def check(runner, reference, steps):
 
 @pytest.mark.full
 def test_compiled_attention_reads_the_listed_blocks_alone():
-    """Which blocks are whose is in FlexAttention's lists only once it is compiled."""
+    """FlexAttention's lists say which blocks are whose only once it is compiled."""
     model = make_model("mistral", dtype=torch.float32, sliding_window=21, head_dim=16)
     reference = copy.deepcopy(model)
     reference.set_attn_implementation("sdpa")

@@ -1,4 +1,4 @@
-"""Which models are served and which are refused: small random models of many architectures."""
+"""Models that are served and models that are refused: small random models of many architectures."""
 
 import copy
 import random

@@ -35,7 +35,7 @@ def text(rng, length):
 
 
 class Sequences:
-    """What each slot of a runner should hold, and steps that are compared with it."""
+    """Contents that each slot of a runner should have, and steps that are compared with it."""
 
     def __init__(self, runner, dtype):
         self._runner, self._dtype = runner, dtype

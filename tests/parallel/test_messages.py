@@ -1,4 +1,4 @@
-"""What ranks tell each other: reports, step plans, and the weights that they hold."""
+"""Messages of ranks to each other: reports, step plans, and the weights that they hold."""
 
 from types import SimpleNamespace
 
