@@ -56,6 +56,14 @@ log = logging.getLogger(__name__)
 
 REPORT_S = 0.5
 TICK_S = 0.25
+LOOPBACK = "127.0.0.1"
+EXIT_LOST_RANK = os.EX_TEMPFAIL
+"""Temporary failure (sysexits.h): restart the service."""
+EXIT_GRACE_S = 5.0
+_LAST_WORDS_S = 1.0
+_POLL_S = 0.1
+_COMPARED_DIGITS = 15
+"""Leading digits of weights fingerprints compared, as many as ranks can exchange as a number."""
 
 
 class Report(NamedTuple):
@@ -182,16 +190,6 @@ class Watch:
                 except Exception as error:
                     self._broken = f"cannot send to the ranks: {error}"
             sent = self._group.sent
-
-
-LOOPBACK = "127.0.0.1"
-EXIT_LOST_RANK = os.EX_TEMPFAIL
-"""Temporary failure (sysexits.h): restart the service."""
-EXIT_GRACE_S = 5.0
-_LAST_WORDS_S = 1.0
-_POLL_S = 0.1
-_COMPARED_DIGITS = 15
-"""Leading digits of weights fingerprints compared, as many as ranks can exchange as a number."""
 
 
 class Ranks:

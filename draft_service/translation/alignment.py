@@ -13,6 +13,17 @@ from draft_service.translation.vocabulary import Encoded, Translator, Vocabulary
 from flyspec.prefix import num_same
 from flyspec.values.tokens import Origin
 
+TAIL = 6
+"""Maximum tokens before a proposal encoded along with it, back to the beginning of a word."""
+NOWHERE = -1
+"""The unit of draft output that the target has no token for; in no stream."""
+BACK = 4
+"""Draft tokens before a change that are re-encoded first; four times as many if none agrees."""
+MAX_BACK = 256
+SAFE_WITHIN = 64
+"""Draft tokens searched for a good place to cut a long context."""
+BYTES_PER_TOKEN = 8
+"""Bytes considered per token that the draft holds when a context is too long for it."""
 CONTROL = 256
 """Units below this are bytes of text; a control token's unit is this plus the target's id."""
 
@@ -76,10 +87,6 @@ class TextStream:
 
     def is_space(self, place: int) -> bool:
         return place < len(self.units) and self.units[place] in _SPACE
-
-
-TAIL = 6
-"""Maximum tokens before a proposal encoded along with it, back to the beginning of a word."""
 
 
 class Rendering:
@@ -182,17 +189,6 @@ class Rendering:
             ids.pop()
             parts.pop()
         return ids[::-1], b"".join(reversed(parts))
-
-
-NOWHERE = -1
-"""The unit of draft output that the target has no token for; in no stream."""
-BACK = 4
-"""Draft tokens before a change that are re-encoded first; four times as many if none agrees."""
-MAX_BACK = 256
-SAFE_WITHIN = 64
-"""Draft tokens searched for a good place to cut a long context."""
-BYTES_PER_TOKEN = 8
-"""Bytes considered per token that the draft holds when a context is too long for it."""
 
 
 class Alignment:

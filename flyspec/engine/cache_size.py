@@ -39,6 +39,17 @@ from flyspec.model_files import CONFIG, SAFETENSORS
 if TYPE_CHECKING:
     from flyspec.engine.loading import LoadedModel
 
+log = logging.getLogger(__name__)
+
+GPU_BLOCK_SIZE = 32
+"""Default of `--block-size` on GPUs."""
+
+_ACTIVATIONS = 4
+"""Copies of a token's hidden state and MLP state alive at once in a step, besides its row of
+logits: an estimate, until steps can be measured."""
+_MTP_LAYER = re.compile(r"(?:model\.layers\.(\d+)|mtp)\.")
+"""Tensors of a target's checkpoint that may be an MTP layer's; a decoder layer with its number."""
+
 
 class KVCachePlan(NamedTuple):
     """A KV cache of slots, or of blocks that the slots share, and its bytes on one device.
@@ -164,10 +175,6 @@ def readable(num_bytes: int) -> str:
     return f"{value:.3g} {unit}"
 
 
-_MTP_LAYER = re.compile(r"(?:model\.layers\.(\d+)|mtp)\.")
-"""Tensors of a target's checkpoint that may be an MTP layer's; a decoder layer with its number."""
-
-
 class HeadMemory(NamedTuple):
     """Bytes of all heads of a target: weights, hidden rows of the largest step, and what their
     caches take per token of a session."""
@@ -225,16 +232,6 @@ def _of_head(folder: Path, target: Any, dtype: ElementType) -> tuple[int, int]:
         return weights, 0
     layer = SimpleNamespace(**config.get("transformer_layer_config", config))
     return weights, sum(2 * kv_heads * dim for _, kv_heads, dim in layer_heads(layer))
-
-
-log = logging.getLogger(__name__)
-
-GPU_BLOCK_SIZE = 32
-"""Default of `--block-size` on GPUs."""
-
-_ACTIVATIONS = 4
-"""Copies of a token's hidden state and MLP state alive at once in a step, besides its row of
-logits: an estimate, until steps can be measured."""
 
 
 class Fit(NamedTuple):
