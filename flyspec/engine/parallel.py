@@ -40,6 +40,15 @@ from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
 from flyspec.values.tokens import Drafted
 
+# Ranks may finish loading minutes apart, and a pause between requests may last for days. A lost
+# rank is noticed by other means, within seconds; these only have to be long.
+JOIN_TIMEOUT = timedelta(minutes=30)
+COLLECTIVE_TIMEOUT = timedelta(hours=6)
+IDLE_S = 60.0
+"""Seconds without a step after which rank 0 sends an idle plan."""
+
+_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 HEADER = 5
 FIRST_MESSAGE = 512
 """Numbers in the first message; the rest of a longer plan follows in a second one."""
@@ -98,16 +107,6 @@ def decode(plan: Tensor) -> Plan:
     if at != length:
         raise ValueError(f"invalid step plan: length {length}, contents describe {at} numbers")
     return Plan(Kind(kind), moves, steps)
-
-
-# Ranks may finish loading minutes apart, and a pause between requests may last for days. A lost
-# rank is noticed by other means, within seconds; these only have to be long.
-JOIN_TIMEOUT = timedelta(minutes=30)
-COLLECTIVE_TIMEOUT = timedelta(hours=6)
-IDLE_S = 60.0
-"""Seconds without a step after which rank 0 sends an idle plan."""
-
-_ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Place(NamedTuple):

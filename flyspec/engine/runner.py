@@ -56,6 +56,10 @@ from flyspec.startup import stage
 from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.tokens import Drafted
 
+log = logging.getLogger(__name__)
+
+_NOTHING = nullcontext()
+
 
 class PackedSteps:
     """A model's forward over segments. Positions must be reserved (`CacheTable`)."""
@@ -106,11 +110,6 @@ class PackedSteps:
             found.append(Rows(output.logits[0, at:end], tuple(hidden)))
             at = end
         return found
-
-
-log = logging.getLogger(__name__)
-
-_NOTHING = nullcontext()
 
 
 def rounded_blocks(num_blocks: int, least: int) -> int:

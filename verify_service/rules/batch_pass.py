@@ -23,6 +23,14 @@ from verify_service.rules.criteria import Evidence, Measure
 from verify_service.rules.inquiry import Inquiry, top_tokens
 from verify_service.rules.speculative_sampling import Correction
 
+_DRAFTED, _OWN, _CORRECTED = range(3)
+MOST_CORRECTIONS = 2
+"""Tokens that may replace a rejected draft, besides the target's own."""
+_COLUMNS = _CORRECTED + MOST_CORRECTIONS
+MOST_LOGITS = 1 << 24
+"""Maximum logits per pass, unless a single round has more. Noise and sorting take up to 32 bytes
+for each, and models and their caches leave little memory."""
+
 Reading = Callable[[int], Sequence[float]]
 """Numbers of one row of a table."""
 
@@ -54,15 +62,6 @@ class Readings:
     def read(self) -> None:
         if self._tables:
             self._numbers = read(self._tables)
-
-
-_DRAFTED, _OWN, _CORRECTED = range(3)
-MOST_CORRECTIONS = 2
-"""Tokens that may replace a rejected draft, besides the target's own."""
-_COLUMNS = _CORRECTED + MOST_CORRECTIONS
-MOST_LOGITS = 1 << 24
-"""Maximum logits per pass, unless a single round has more. Noise and sorting take up to 32 bytes
-for each, and models and their caches leave little memory."""
 
 
 class BatchAnswers:

@@ -30,6 +30,8 @@ from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import Drafted, still_needed
 
+log = logging.getLogger(__name__)
+
 _LENGTH, _FEWEST = 48, 12
 _WORK = 1e10
 """Rows times parameters: fewer rows of large models, whose steps take long."""
@@ -77,9 +79,6 @@ def compare(model: Model) -> BatchDifference:
     largest = float((together - single).abs().max())
     other = int((together.argmax(dim=-1) != single.argmax(dim=-1)).sum())
     return BatchDifference(length, largest, other)
-
-
-log = logging.getLogger(__name__)
 
 
 class LlamaCppModel:
