@@ -158,20 +158,23 @@ class Slots(RuleBasedStateMachine):
                 self.cache.acquire(tokens)
             self.refused = True
             return
-        common = [common_length(held, tokens) for held in self.held]
         slot, length = self.cache.acquire(tokens)
         assert slot in self.free
+        self.check_lease(slot, length, tokens)
+        self.free.remove(slot)
+        self.held[slot] = tokens[:length]
+        self.queries += len(tokens)
+        self.hits += length
+        self.open.append(Session(slot, tokens, length))
+
+    def check_lease(self, slot, length, tokens):
+        common = [common_length(held, tokens) for held in self.held]
         assert length <= max(common)
         assert length > max(common) - MIN_REUSE
         if max(common[s] for s in self.free) < MIN_REUSE:
             assert slot == self.free[0], "the least recently used one"
         if length:
             event("its own prefix" if common[slot] >= length else "another's prefix")
-        self.free.remove(slot)
-        self.held[slot] = tokens[:length]
-        self.queries += len(tokens)
-        self.hits += length
-        self.open.append(Session(slot, tokens, length))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -380,21 +383,9 @@ class Blocks(Slots):
         self.size = size
         self.start(runner)
 
-    def acquire(self, tokens):
-        if not self.free:
-            with pytest.raises(ResourceExhaustedError, match="--max-sessions"):
-                self.cache.acquire(tokens)
-            self.refused = True
-            return
-        slot, length = self.cache.acquire(tokens)
-        assert slot in self.free
+    def check_lease(self, slot, length, tokens):
         assert length % self.size == 0
         assert length <= len(tokens)
-        self.free.remove(slot)
-        self.held[slot] = tokens[:length]
-        self.queries += len(tokens)
-        self.hits += length
-        self.open.append(Session(slot, tokens, length))
 
     def end(self, session):
         super().end(session)
