@@ -14,10 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
-from flyspec.engine.cache_size import Fit, plan_fit
+from flyspec.engine.cache_size import Fit, KVCachePlan, plan_fit, readable, slot_bytes
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
-from flyspec.engine.memory import KVCachePlan, readable, slot_bytes
 from flyspec.tables import markdown
 from flyspec_lab.bench.shapes import config_of
 from flyspec_lab.report import write_into

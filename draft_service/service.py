@@ -16,7 +16,7 @@ from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
 from flyspec.validation import BIAS_LENGTH
 from flyspec.values.admin import TokenizerFacts
-from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
+from flyspec.values.rounds import DraftAdvance, DraftOpen
 
 
 class DraftService(draft_pb2_grpc.DraftServiceServicer):
@@ -89,24 +89,18 @@ class DraftService(draft_pb2_grpc.DraftServiceServicer):
                 "must arrive once and in order; open a new session with the whole sequence"
             )
         await session.move(request, arrival_ns)
-        last = False
+        idle_s, last = self._sessions.settings.idle_timeout_s, False
         while not last:
             chunk = await session.next_chunk()
-            service_ns = await self._send(chunk, arrival_ns, context)
-            last = chunk.last
-        self._observer.proposed(session, request, arrival_ns, chunk, service_ns)
+            response, last = wire.encode(chunk), chunk.last
+            if last:
+                response.service_ns = perf_counter_ns() - arrival_ns
+            await rpc.write(context, response, idle_s)
+        self._observer.proposed(session, request, arrival_ns, chunk, response.service_ns)
         if request.ahead is not None:
             while (made := await session.next_ahead()) is not None:
-                await rpc.write(context, wire.encode(made), self._sessions.settings.idle_timeout_s)
+                await rpc.write(context, wire.encode(made), idle_s)
         return request.round_id
-
-    async def _send(self, chunk: DraftChunk, arrival_ns: int, context: Any) -> int:
-        """Send a chunk, and if it is a proposal's last one, its time; return that."""
-        response, service_ns = wire.encode(chunk), 0
-        if chunk.last:
-            response.service_ns = service_ns = perf_counter_ns() - arrival_ns
-        await rpc.write(context, response, self._sessions.settings.idle_timeout_s)
-        return service_ns
 
     async def _next(self, context: Any) -> DraftOpen | DraftAdvance | None:
         message = await rpc.receive(context)

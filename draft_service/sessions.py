@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from draft_service.ahead import Branches
 from draft_service.drafters.base import Drafter
 from draft_service.drafters.translated import TranslatedSession
-from draft_service.proposal import SessionState, propose
+from draft_service.proposal import Branches, SessionState, propose
 from draft_service.request_checks import MAX_TRANSLATED_LENGTH, RequestChecks
 from draft_service.tokenizers import Tokenizers
 from draft_service.translation import Alignment, Translator

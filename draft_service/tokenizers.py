@@ -67,10 +67,12 @@ class Tokenizers:
         return found
 
     async def receive(self, messages: AsyncIterable[TokenizerFacts | bytes]) -> None:
-        """Receive and `add` a tokenizer from messages: facts, then pieces of `tokenizer.json`.
+        """Receive a tokenizer in messages: facts, then pieces of `tokenizer.json`; register it.
 
-        Raises `InvalidArgumentError` if they are out of order or incomplete,
-        `ResourceExhaustedError` if they are too large or too many tokenizers are being received.
+        It replaces any with the same fingerprint. Raises `InvalidArgumentError` if messages are out
+        of order or incomplete, or the tokenizer cannot be read, does not match its fingerprint or
+        cannot be translated; `IncompatibleError` if the draft model's own cannot;
+        `ResourceExhaustedError` if it is too large or too many are being received or parsed.
         """
         if self._uploads >= MAX_UPLOADS:
             raise _too_many()
@@ -97,19 +99,10 @@ class Tokenizers:
             raise InvalidArgumentError(
                 "AddTokenizerRequest: the stream ended before facts and tokenizer.json were sent"
             )
-        await self.add(facts, bytes(tokenizer_json))
-
-    async def add(self, facts: TokenizerFacts, tokenizer_json: bytes) -> None:
-        """Register a tokenizer, replacing any with the same fingerprint.
-
-        Raises `InvalidArgumentError` if it cannot be read, does not match its fingerprint, or
-        cannot be translated; `IncompatibleError` if the draft model's own cannot;
-        `ResourceExhaustedError` if too many are being parsed.
-        """
         if len(self._builds) >= MAX_UPLOADS:
             raise _too_many()
         # A thread cannot be cancelled: it counts until it ends even if the caller gives up.
-        build = asyncio.create_task(self._add(facts, tokenizer_json))
+        build = asyncio.create_task(self._add(facts, bytes(tokenizer_json)))
         self._builds.add(build)
         build.add_done_callback(self._built)
         await asyncio.shield(build)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.drawn import ends_after
-from flyspec.engine.model import Draw, Step
+from flyspec.engine.model import Draw, Step, ends_after
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 Guess = Callable[[Sequence[int]], int]

@@ -34,7 +34,6 @@ from flyspec.values.rounds import (
 )
 from flyspec.values.tokens import Drafted, TokenDistribution
 from verify_service.adaptive_verification import admit
-from verify_service.early_steps import EarlySteps
 from verify_service.heads import Heads
 from verify_service.sessions import TargetSession, check_open
 from verify_service.slot_queue import SessionPlace, SlotQueue
@@ -72,12 +71,10 @@ class PendingRound(NamedTuple):
 
 
 class VerdictSender:
-    """Delivers a round's verdicts; `early_ns` returns the time of a step that ran before it."""
+    """Delivers a round's verdicts."""
 
-    def __init__(
-        self, round_: PendingRound, deliver: Callable[[Verdict], None], early_ns: Callable[[], int]
-    ) -> None:
-        self._round, self._deliver, self._early_ns = round_, deliver, early_ns
+    def __init__(self, round_: PendingRound, deliver: Callable[[Verdict], None]) -> None:
+        self._round, self._deliver = round_, deliver
         self._since_ns = round_.since_ns
 
     def send(
@@ -87,7 +84,7 @@ class VerdictSender:
         now_ns, round_ = perf_counter_ns(), self._round
         timings = VerifyTimings(
             queue_ns=began_ns - self._since_ns,
-            forward_ns=judging_ns - began_ns + self._early_ns(),
+            forward_ns=judging_ns - began_ns,
             judge_ns=now_ns - judging_ns - head_ns,
             service_ns=now_ns - self._since_ns,
             head_ns=head_ns + round_.drafting_ns,
@@ -147,7 +144,6 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         self._step_ns = STREAMED_NS  # of the last plainly decoded token
         self._rounds_of: dict[int, RoundContext] = {}  # by slot, those that wait for their step
         self._began_ns: dict[int, int] = {}  # by slot, when the first piece of its step began
-        self._early = EarlySteps()
         self._slots = SlotQueue(
             model.cache.num_slots,
             max_waiting,
@@ -269,29 +265,25 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
     def run_batch(self, wants: Sequence[Draw]) -> Sequence[Rows | Drafted | Judged]:
         """Return each step's tokens if all decode plainly, else what one forward's rows say.
 
-        The rounds of all slots are judged together, then heads read what they need of all steps; a
-        step without a round gets its rows. With several rounds, drafts not worth their share of the
-        step have no row.
+        The rounds of all slots are judged together, then heads read what they need of all steps.
+        With several rounds, drafts not worth their share of the step have no row.
         """
         if all(_is_drawn(want) for want in wants):
             return self.model.draw(wants, self.arrival)
         began_ns, watch = perf_counter_ns(), Stopwatch(self.model.info.device or "cpu")
         steps = self._admitted([want.step for want in wants])
         for step in steps:
-            if step.slot in self._rounds_of:
-                self._began_ns.setdefault(step.slot, began_ns)
-        found: list[Rows | Judged] = [*self._forward(steps)]
+            self._began_ns.setdefault(step.slot, began_ns)
+        rows = self.model.forward(steps)
         watch.mark()
-        rounds = {
-            index: (self._rounds_of[step.slot], rows)
-            for index, (step, rows) in enumerate(zip(steps, found, strict=True))
-            if step.num_logits and step.slot in self._rounds_of and isinstance(rows, Rows)
-        }
+        rounds = [self._rounds_of[step.slot] for step in steps]
+        whole = [index for index, step in enumerate(steps) if step.num_logits]
         # The only wait for the device, so that the forward's time is known after it.
-        verdicts = self._judge.judge_all([*rounds.values()])
-        judged = dict(zip(rounds, verdicts, strict=True))
-        sent = {i for i, v in judged.items() if self._send_early(rounds[i][0], v, watch)}
-        proposals, head_ns = self.heads.follow(steps, found, self._rounds_of, judged)
+        verdicts = self._judge.judge_all([(rounds[i], rows[i]) for i in whole])
+        judged = dict(zip(whole, verdicts, strict=True))
+        sent = {i for i, v in judged.items() if self._send_early(rounds[i], v, watch)}
+        proposals, head_ns = self.heads.follow(steps, rows, rounds, judged)
+        found: list[Rows | Judged] = [*rows]
         for index, verdict in judged.items():
             if isinstance(verdict, Verdict) and index in proposals:
                 verdict = replace(verdict, proposal=proposals[index])
@@ -309,17 +301,9 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         context.send(verdict, self._began_ns[context.session.slot], watch.marked_ns)
         return True
 
-    def _forward(self, steps: Sequence[Step]) -> list[Rows]:
-        """Return the rows of all steps, and run those that did not run early."""
-        early = [self._early.take(step) for step in steps]
-        late = [step for step, rows in zip(steps, early, strict=True) if rows is None]
-        found = iter(self.model.forward(late) if late else ())
-        return [next(found) if rows is None else rows for rows in early]
-
     def _admitted(self, steps: list[Step]) -> list[Step]:
         """Return the steps without trailing drafts that are not worth checking."""
-        rounds = [self._rounds_of.get(step.slot) for step in steps]
-        survivals = [context.survivals if context else () for context in rounds]
+        survivals = [self._rounds_of[step.slot].survivals for step in steps]
         if len(steps) == 1 or not any(survivals):
             return steps
         kept = admit(survivals, sum(len(step.token_ids) for step in steps), self.costs)
@@ -335,7 +319,6 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
 
     def spoiled(self, slot: int) -> None:
         super().spoiled(slot)
-        self._early.forget(slot)
         self.heads.forget(slot)
 
     def steps_of(self, want: Draw, result: Rows | Drafted | Judged) -> int:
@@ -364,7 +347,6 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         round_, distributions = pending.round_, pending.distributions
         check_tree(session, round_, self.model.tree_refusal)
         self.heads.check(round_.head)
-        self.withdraw(session)  # an early step that has not run
         session.begin(round_)
         first = session.slot is None
         if session.slot is None:
@@ -375,16 +357,16 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
         room = self.info.context_length - len(session.sequence) + 1
         remaining = 1 if drafts else min(round_.max_plain_tokens, room)
         streamed_ns = FIRST_STREAMED_NS
-        sender = VerdictSender(pending, deliver, lambda: self._early.time_ns(slot))
+        sender = VerdictSender(pending, deliver)
         while True:
             head = self.heads.wanted(session, round_.head)
             is_last = bool(drafts) or remaining <= 1 or session.interrupted
             context = RoundContext(
                 session, round_, distributions, head, is_last, sender.send_and_go_on
             )
-            want = Draw(self._step_of(context))
-            if round_.draft_parents:
-                want = want._replace(step=want.step._replace(parents=tuple(round_.draft_parents)))
+            layers = (*context.hidden_layers, *self.heads.layers(head))
+            step = session.step(round_.draft_token_ids, layers, self.heads.reader(head))
+            want = Draw(step._replace(parents=tuple(round_.draft_parents)))
             if plainly:
                 steps = 1
                 if not first:
@@ -410,7 +392,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
                 verdict = _plain_verdict(len(session.sequence), result)
                 self._step_ns = ran.model_ns // len(result.token_ids)
             else:
-                assert isinstance(result, Judged), "the slot has a round"
+                assert isinstance(result, Judged), "the step is whole"
                 judged, judging_ns, head_ns, sent = result
                 if isinstance(judged, Exception):
                     raise judged
@@ -427,20 +409,7 @@ class VerifyEngine(StepLoop[Rows | Drafted | Judged]):
             first = False
             sender.send(verdict, ran.began_ns, judging_ns, head_ns, last)
             if last:
-                break
-        following = verdict.proposal.token_ids if verdict.proposal else ()
-        if following and head is not None and self._slots.active == 1:
-            context = context._replace(round=replace(round_, draft_token_ids=following))
-            ran = yield Draw(early := self._step_of(context))
-            assert isinstance(ran.result, Rows), "the slot has no round"
-            self._early.keep(early, ran.result, ran.model_ns)
-        return None
-
-    def _step_of(self, context: RoundContext) -> Step:
-        """Return the step that a round needs next."""
-        layers = (*context.hidden_layers, *self.heads.layers(context.head))
-        reader = self.heads.reader(context.head)
-        return context.session.step(context.round.draft_token_ids, layers, reader)
+                return None
 
     def _keep_path(self, slot: int, round_: VerifyRound, verdict: Verdict) -> Sequence[int]:
         """Keep what was accepted of a tree in the cache; return the drafts that were judged."""

@@ -108,21 +108,21 @@ class Heads:
     def follow(
         self,
         steps: Sequence[Step],
-        found: Sequence[Rows | object],
-        rounds: Mapping[int, RoundContext],
+        found: Sequence[Rows],
+        rounds: Sequence[RoundContext],
         verdicts: Mapping[int, Verdict | Exception],
     ) -> tuple[dict[int, HeadProposal], int]:
         """Let the heads read what they need of a forward's rows, and draft after `verdicts`.
 
-        `rounds` are by slot, `verdicts` and the returned proposals by index of the step. Also
-        returns the time taken, in ns.
+        `rounds` are those of the steps, `verdicts` and the returned proposals by index of the step.
+        Also returns the time taken, in ns.
         """
         turns: dict[int, HeadTurn] = {}
         if not self._heads:
             return {}, 0
-        for index, (step, rows) in enumerate(zip(steps, found, strict=True)):
-            context, verdict = rounds.get(step.slot), verdicts.get(index)
-            if context is None or not isinstance(rows, Rows) or isinstance(verdict, Exception):
+        for index, (step, rows, context) in enumerate(zip(steps, found, rounds, strict=True)):
+            verdict = verdicts.get(index)
+            if isinstance(verdict, Exception):
                 continue
             if verdict is not None and verdict.failed:
                 context.session.cut_heads(verdict.keep_length)

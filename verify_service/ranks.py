@@ -4,6 +4,11 @@ The service process is rank 0. On a single host it starts the others as children
 If torchrun's variables are in the environment, all ranks were started externally and this process
 joins them.
 
+Every rank writes a report to the shared store twice per second; rank 0 reads all of them, the
+others read rank 0's. A rank that is silent, or that has plans but finishes none, is lost. Silence
+is counted in ticks of the watching thread, so that a pause of the whole machine does not count, and
+only once all ranks are warm, since loading may keep a rank from reporting.
+
 A lost rank ends all ranks, which would otherwise wait for it in the middle of a forward. The exit
 code is then `EXIT_LOST_RANK`, and the service's supervisor restarts it.
 """
@@ -19,10 +24,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import flyspec
 from flyspec.config import VerifySettings
@@ -33,6 +39,7 @@ from flyspec.engine.loading import LoadedModel, load_model
 from flyspec.engine.model import Model
 from flyspec.engine.native.choice import choose_model
 from flyspec.engine.parallel import (
+    IDLE_S,
     LeadRunner,
     Place,
     RankGroup,
@@ -44,10 +51,11 @@ from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from flyspec.model_files import is_gguf
 from flyspec.serving import settle_memory
-from verify_service.rank_watch import Watch
 
 log = logging.getLogger(__name__)
 
+REPORT_S = 0.5
+TICK_S = 0.25
 LOOPBACK = "127.0.0.1"
 EXIT_LOST_RANK = os.EX_TEMPFAIL
 """Temporary failure (sysexits.h): restart the service."""
@@ -56,6 +64,132 @@ _LAST_WORDS_S = 1.0
 _POLL_S = 0.1
 _COMPARED_DIGITS = 15
 """Leading digits of weights fingerprints compared, as many as ranks can exchange as a number."""
+
+
+class Report(NamedTuple):
+    """A rank's report: a counter that increases, and the number of finished plans."""
+
+    beat: int
+    finished: int
+
+    def encode(self) -> str:
+        return f"{self.beat} {self.finished}"
+
+    @classmethod
+    def decode(cls, text: bytes) -> Report:
+        beat, finished = text.split()
+        return cls(int(beat), int(finished))
+
+
+_NO_REPORT = Report(0, 0)
+
+
+@dataclass(slots=True)
+class _Rank:
+    report: Report = _NO_REPORT
+    silent_s: float = 0.0
+    stuck_s: float = 0.0
+
+
+class Vigil:
+    """Decides from reports and elapsed time whether a rank is lost. No clocks, no threads."""
+
+    def __init__(
+        self, ranks: Iterable[int], heartbeat_timeout_s: float, step_timeout_s: float
+    ) -> None:
+        self._ranks = {rank: _Rank() for rank in ranks}
+        self._heartbeat_timeout_s = heartbeat_timeout_s
+        self._step_timeout_s = step_timeout_s
+
+    def observe(self, elapsed_s: float, reports: dict[int, Report], sent: int = 0) -> str | None:
+        """Return why a rank is lost, or None. `sent`: plans that every rank should finish."""
+        for rank, state in self._ranks.items():
+            before, state.report = state.report, reports.get(rank, state.report)
+            alive = state.report.beat != before.beat
+            state.silent_s = 0.0 if alive else state.silent_s + elapsed_s
+            moved = state.report.finished != before.finished
+            idle = state.report.finished >= sent
+            state.stuck_s = 0.0 if moved or idle else state.stuck_s + elapsed_s
+            if state.silent_s > self._heartbeat_timeout_s:
+                return f"rank {rank} has been silent for {state.silent_s:.1f} s"
+            if state.stuck_s > self._step_timeout_s:
+                return f"rank {rank} has not finished a step for {state.stuck_s:.1f} s"
+        return None
+
+
+class Watch:
+    """The watching threads of a rank. `on_lost` is called with the reason and must not return."""
+
+    def __init__(
+        self,
+        group: RankGroup,
+        heartbeat_timeout_s: float,
+        step_timeout_s: float,
+        on_lost: Callable[[str], NoReturn],
+    ) -> None:
+        self._group, self._on_lost = group, on_lost
+        rank, size = group.place.rank, group.place.size
+        self._others = [0] if rank else list(range(1, size))
+        self._vigil = Vigil(self._others, heartbeat_timeout_s, step_timeout_s)
+        self._reports: dict[int, Report] = {}
+        self._armed = False
+        self._broken: str | None = None
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        for target in (self._report, self._look):
+            threading.Thread(target=target, name=f"rank{target.__name__}", daemon=True).start()
+        if self._group.place.rank == 0:
+            threading.Thread(target=self._keep_open, name="rank_idle", daemon=True).start()
+
+    def arm(self) -> None:
+        """Start detecting silence, now that all ranks are warm."""
+        self._armed = True
+
+    def close(self) -> None:
+        """Stop watching, before the group disbands."""
+        self._closed.set()
+
+    def _report(self) -> None:
+        """Write this rank's reports and read the others'."""
+        try:
+            store: Any = self._group.connect()
+            keys = [str(rank) for rank in self._others]
+            beat = 0
+            while not self._closed.wait(REPORT_S):
+                beat += 1
+                report = Report(beat, self._group.finished)
+                store.set(str(self._group.place.rank), report.encode())
+                if store.check(keys):
+                    texts = store.multi_get(keys)
+                    for rank, text in zip(self._others, texts, strict=True):
+                        self._reports[rank] = Report.decode(text)
+        except Exception as error:
+            self._broken = f"the ranks' store is unreachable: {' '.join(str(error).split()):.200}"
+
+    def _look(self) -> None:
+        """Look for a lost rank on every tick."""
+        last = time.monotonic()
+        while not self._closed.wait(TICK_S):
+            now = time.monotonic()
+            elapsed, last = min(now - last, 2 * TICK_S), now
+            problem = self._broken
+            if problem is None and self._armed:
+                sent = 0 if self._group.place.rank else self._group.sent
+                problem = self._vigil.observe(elapsed, dict(self._reports), sent)
+            if problem and not self._closed.is_set():
+                self._on_lost(problem)
+
+    def _keep_open(self) -> None:
+        """Send an idle plan whenever rank 0 has had nothing else to send."""
+        sent = self._group.sent
+        while not self._closed.wait(IDLE_S):
+            if self._armed and self._group.sent == sent:
+                try:
+                    self._group.send_idle()
+                except Exception as error:
+                    self._broken = f"cannot send to the ranks: {error}"
+            sent = self._group.sent
 
 
 class Ranks:

@@ -24,10 +24,15 @@ from flyspec.values.rounds import (
     VerifyOpen,
     VerifyRound,
 )
-from verify_service.checks import RULE_LENGTHS, RoundInbox, length_limits
 from verify_service.engine import VerifyEngine
 from verify_service.sessions import TargetSession
-from verify_service.staging import StagedRounds, WaitingRound
+from verify_service.staging import (
+    RULE_LENGTHS,
+    RoundInbox,
+    StagedRounds,
+    WaitingRound,
+    length_limits,
+)
 from verify_service.telemetry import VerifyTelemetry
 
 

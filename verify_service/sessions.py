@@ -124,7 +124,7 @@ class TargetSession:
     interrupted: bool = False
     """True if the next round has arrived, which ends plain decoding."""
     distribution: DistributionSpec | None = field(init=False)
-    """Which draft distributions the rules need."""
+    """The draft distributions that the rules need."""
 
     def __post_init__(self) -> None:
         self.rules = [*map(resolve_rule, self.rules)]

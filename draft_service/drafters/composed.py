@@ -1,30 +1,99 @@
 """Drafts with what pays: a source's guess, the model's tokens, or the one and then the other.
 
-Decided anew each round, by what was accepted of each in this sequence (`choosing`). The text is
-the target's in any case; only its speed depends on the choice.
+Decided anew each round, by what was accepted of each so far and what rounds cost (`Chooser`). The
+text is the target's in any case; only its speed depends on the choice. All guesses of all sources
+are compared with the text that followed, used or not, since they cost microseconds; of the model,
+only what it drafted. Sequences begin with what others have taught.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import NamedTuple
 
 from draft_service.drafters.base import DrafterSession, Drafting, Scored, sure
-from draft_service.drafters.choosing import Chooser, Evidence, expected
 from draft_service.drafters.model import ModelDrafter, ModelSession
-from draft_service.drafters.retrieval import MakeSource, RetrievalSession
-from draft_service.drafters.sources import DraftSource, Guess
+from draft_service.drafters.retrieval import (
+    OTHERS_MEMORY,
+    DraftSource,
+    Guess,
+    MakeSource,
+    RetrievalSession,
+)
 from draft_service.drafters.trees import Nodes, add_chain, add_choices, best, drafted
 from flyspec.engine.model import Draw
 from flyspec.lookup.recycling import NUM_CANDIDATES
 from flyspec.prefix import num_same
-from flyspec.recent import Patience
+from flyspec.recent import Patience, Share
 from flyspec.values.admin import DrafterInfo
 from flyspec.values.rounds import DraftOpen
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution, still_needed
+
+PRIOR, PRIOR_WEIGHT = 0.7, 4.0
+"""A token's chance of being accepted before anything is known, and its weight in tokens."""
+OTHERS_WEIGHT = 16.0
+"""Weight of other sequences' evidence, in tokens."""
+MEMORY = 0.98
+"""Factor by which a sequence's own evidence fades with each further token."""
+NEWER = 0.2
+"""Weight of the newest time in the mean times."""
+
+
+Evidence = dict[Hashable, Share]
+"""Shares of right tokens, by the class of a guess: its source, and how well it matched."""
+
+
+def expected(chance: float, count: int) -> float:
+    """Return how many of `count` tokens are accepted on average, each with this chance."""
+    return float(count) if chance >= 1.0 else chance * (1.0 - chance**count) / (1.0 - chance)
+
+
+@dataclass(slots=True)
+class Chooser:
+    """One sequence's estimates of its drafts' chances and of the time that rounds take, in ns.
+
+    `others` is the evidence of all sequences, which this one adds to.
+    """
+
+    others: Evidence
+    rest_ns: float = 0.0
+    token_ns: float = 0.0
+    own: Evidence = field(default_factory=dict)
+
+    def chance(self, kind: Hashable) -> float:
+        """Return the chance that a token of a guess of this class is accepted."""
+        others, own = self.others.get(kind), self.own.get(kind)
+        prior = others.value(PRIOR, PRIOR_WEIGHT) if others else PRIOR
+        return own.value(prior, OTHERS_WEIGHT) if own else prior
+
+    def followed(self, kind: Hashable, guess: Sequence[int], text: Sequence[int]) -> None:
+        """Learn from a guess, and the text that followed in its place."""
+        right = num_same(guess, text)
+        missed = right < min(len(guess), len(text))
+        for evidence, memory in ((self.others, OTHERS_MEMORY), (self.own, MEMORY)):
+            evidence.setdefault(kind, Share()).observe(right, memory, right + missed)
+
+    def rested(self, ns: int) -> None:
+        """Learn how long it was from a proposal to the next request."""
+        self.rest_ns = _mean(self.rest_ns, ns)
+
+    def drafted(self, num_tokens: int, ns: int) -> None:
+        """Learn how long the model took."""
+        if num_tokens:
+            self.token_ns = _mean(self.token_ns, ns / num_tokens)
+
+    def worth(self, accepted: float, num_drawn: int) -> float:
+        """Return a round's tokens per ns, if the model draws `num_drawn` of its drafts."""
+        return (1.0 + accepted) / max(1.0, self.rest_ns + num_drawn * self.token_ns)
+
+
+def _mean(mean: float, value: float) -> float:
+    return mean + NEWER * (value - mean) if mean else value
+
 
 MODEL = "model"
 
@@ -38,7 +107,6 @@ class ComposedDrafter:
         model: ModelDrafter | None,
         max_length: int,
         tokenizer_fingerprint: str = "",
-        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         self.info = DrafterInfo(
             "composed",
@@ -53,16 +121,14 @@ class ComposedDrafter:
         self._sources, self._model = sources, model
         self._evidence: Evidence = {}
         self._patience = defaultdict[str, Patience](Patience)
-        self._clock_ns = clock_ns
 
     def open(self, open_: DraftOpen) -> DrafterSession:
         model = self._model.open(open_) if self._model else None
         try:
             sources = [make(open_) for make in self._sources]
             return ComposedSession(
-                open_, sources, self.max_length, model, self._evidence, self._patience,
-                self._clock_ns,
-            )  # fmt: skip
+                open_, sources, self.max_length, model, self._evidence, self._patience
+            )
         except BaseException:
             if model is not None:
                 model.close()
@@ -93,12 +159,10 @@ class ComposedSession(RetrievalSession):
         model: ModelSession | None,
         evidence: Evidence,
         patience: Mapping[str, Patience],
-        clock_ns: Callable[[], int] = perf_counter_ns,
     ) -> None:
         super().__init__(open_, sources, max_length)
         self._model, self._told = model, len(self.token_ids)
-        self._chooser, self._clock_ns = Chooser(evidence), clock_ns
-        self._patience = patience
+        self._chooser, self._patience = Chooser(evidence), patience
         self._pending: list[tuple[object, Sequence[int]]] = []  # what was guessed, by class
         self._proposed_at = 0  # where the sequence ended then
         self._ended_ns = 0
@@ -125,19 +189,19 @@ class ComposedSession(RetrievalSession):
             yield self.drafted(guess, count)
             min_confidence = still_needed(min_confidence, guess.confidences[:count])
         if chosen.num_drawn and count == chosen.num_guessed and min_confidence <= 1:
-            began_ns, at = self._clock_ns(), len(self.token_ids)
+            began_ns, at = perf_counter_ns(), len(self.token_ids)
             yield from self._drawn(chosen.num_drawn, min_confidence)
             drawn = self.token_ids[at:]
-            chooser.drafted(len(drawn), self._clock_ns() - began_ns)
+            chooser.drafted(len(drawn), perf_counter_ns() - began_ns)
             if not count:
                 self._pending.append((MODEL, drawn))
-        self._ended_ns = self._clock_ns()
+        self._ended_ns = perf_counter_ns()
 
     def _look_back(self) -> None:
         """Learn from what has happened since the last proposal."""
         chooser = self._chooser
         if self._ended_ns:
-            chooser.rested(self._clock_ns() - self._ended_ns)
+            chooser.rested(perf_counter_ns() - self._ended_ns)
         text = self.token_ids[self._proposed_at :]
         for kind, token_ids in self._pending:
             chooser.followed(kind, token_ids, text)
@@ -177,7 +241,7 @@ class ComposedSession(RetrievalSession):
             add_choices(nodes, spine.token_ids, choices, Origin.EXACT_MODEL)
         if nodes:
             yield self.taken(drafted(nodes, max_tree_tokens, min_confidence))
-        self._ended_ns = self._clock_ns()
+        self._ended_ns = perf_counter_ns()
 
     def _spine(
         self, chosen: _Chosen, min_confidence: float
@@ -192,7 +256,7 @@ class ComposedSession(RetrievalSession):
         choices: list[TokenDistribution] = []
         self._model.num_candidates = NUM_CANDIDATES
         needed = still_needed(min_confidence, chances)
-        began_ns = self._clock_ns()
+        began_ns = perf_counter_ns()
         try:
             tokens += chosen.guess.token_ids[:count]
             if needed <= 1:
@@ -211,7 +275,7 @@ class ComposedSession(RetrievalSession):
             self._model.num_candidates = 0
             del tokens[before:]
             self._told = min(self._told, before)
-        self._chooser.drafted(len(spine) - count, self._clock_ns() - began_ns)
+        self._chooser.drafted(len(spine) - count, perf_counter_ns() - began_ns)
         if not count:
             self._pending.append((MODEL, spine))
         return Drafted(spine, distributions=choices, confidences=chances)

@@ -1,4 +1,4 @@
-"""Which drafts make a tree: those that the target's text most likely goes through. Pure.
+"""Drafts that make a tree: those that the target's text most likely goes through. Pure.
 
 A node is the path of tokens that leads to it: `(5,)` and `(5, 7)` are a chain of two. Its value is
 the estimated probability that the text goes through it, and no node is worth more than the one that

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 
 from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.gpus import gpus
+from flyspec.engine.cache_size import readable
 from flyspec.engine.compiling import compiler_problem
 from flyspec.engine.device_memory import host_memory
-from flyspec.engine.memory import readable
 from flyspec.engine.native.library import INSTRUCTION_SETS, find, processor_flags
 from flyspec.preflight.cuda import cuda_problem, torch_build
 from flyspec.process import available_cores

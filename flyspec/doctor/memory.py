@@ -8,9 +8,8 @@ from typing import NamedTuple
 from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.gpus import gpus
 from flyspec.doctor.models import Examined
-from flyspec.engine.cache_size import Fit, plan_fit
+from flyspec.engine.cache_size import Fit, KVCachePlan, plan_fit, readable
 from flyspec.engine.device_memory import DeviceMemory, host_memory
-from flyspec.engine.memory import KVCachePlan, readable
 from flyspec.errors import ConfigError
 
 SECTION = "memory"

@@ -42,7 +42,7 @@ class RowSampling(NamedTuple):
 
     @property
     def greedy(self) -> Tensor:
-        """Which rows are, bool [R]."""
+        """True for the rows that are, bool [R]."""
         return self.temperature == 0.0
 
 

@@ -108,9 +108,6 @@ class BlockPool:
         self._blank += self._idle
         self._idle.clear()
 
-    def references(self, block: int) -> int:
-        return self._references[block]
-
     def _is_findable(self, block: int) -> bool:
         content = self._contents[block]
         return content is not None and self._findable.get(content) == block

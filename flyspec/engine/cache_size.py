@@ -1,30 +1,40 @@
-"""Number of sessions that fit on a service's device, estimated before and after reading weights.
+"""Memory of a service on its device: its KV cache, its heads, and the number of sessions that fit.
 
-Before, from the checkpoint's headers: a configuration that cannot work fails at once, not after
-reading 140 GB (`check_fits`). After, from what is actually free (`plan_cache`), unless
-`--kv-cache-memory-bytes` sets the size.
+Before weights are read, from the checkpoint's headers: a configuration that cannot work fails at
+once, not after reading 140 GB (`check_fits`). After, from what is actually free (`plan_cache`),
+unless `--kv-cache-memory-bytes` sets the size. No torch.
 
 On a GPU the KV cache is allocated up front, so it gets what `--gpu-memory-utilization` leaves, and
 sessions share it in blocks. CPU memory is taken as slots are written (`lazy_memory`), so every
 session gets a slot as long as one slot could be filled, and the log warns if they could not all be
 filled at once. `--block-size` chooses the other way.
+
+Heads are loaded once the KV cache is there, so that it must leave them room: for their weights, for
+the hidden rows that they read, and for their own caches, which grow with the sequences as the KV
+cache does (`draft_heads.stepping`).
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flyspec.config import ModelServerSettings
-from flyspec.engine.checkpoint import Checkpoint
+from flyspec.drafter_names import head_directories
+from flyspec.engine.cache_table import SPARE_ROWS
+from flyspec.engine.checkpoint import Checkpoint, loaded_sizes
 from flyspec.engine.device_memory import DeviceMemory, device_memory, give_back
-from flyspec.engine.devices import AnyDevice
-from flyspec.engine.head_memory import head_memory
-from flyspec.engine.heads import replicated_numbers
-from flyspec.engine.memory import KVCachePlan, plan_kv_cache, readable
+from flyspec.engine.devices import AnyDevice, ElementType
+from flyspec.engine.heads import heads_per_rank, layer_heads, replicated_numbers, splits_heads
 from flyspec.errors import ConfigError
+from flyspec.model_files import CONFIG, SAFETENSORS
 
 if TYPE_CHECKING:
     from flyspec.engine.loading import LoadedModel
@@ -37,6 +47,191 @@ GPU_BLOCK_SIZE = 32
 _ACTIVATIONS = 4
 """Copies of a token's hidden state and MLP state alive at once in a step, besides its row of
 logits: an estimate, until steps can be measured."""
+_MTP_LAYER = re.compile(r"(?:model\.layers\.(\d+)|mtp)\.")
+"""Tensors of a target's checkpoint that may be an MTP layer's; a decoder layer with its number."""
+
+
+class KVCachePlan(NamedTuple):
+    """A KV cache of slots, or of blocks that the slots share, and its bytes on one device.
+
+    `bytes_per_slot` are those of the whole context, `max_length` tokens; `spare_bytes` those that
+    no session uses: after the last slot (`cache_table.SPARE_ROWS`), or of block 0. Without blocks,
+    `block_size`, their tokens, and `num_blocks`, which sessions may use, are 0.
+    """
+
+    num_slots: int
+    max_length: int
+    bytes_per_slot: int
+    spare_bytes: int = 0
+    block_size: int = 0
+    num_blocks: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        used = self.num_blocks * self.bytes_per_block
+        return (used or self.num_slots * self.bytes_per_slot) + self.spare_bytes
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of a block; 0 without blocks."""
+        if not self.block_size:
+            return 0
+        return self.bytes_per_slot // blocks_of(self.max_length, self.block_size)
+
+    @property
+    def shape(self) -> str:
+        """Description of its parts."""
+        if self.block_size:
+            return f"{self.num_blocks:,} blocks x {self.block_size} tokens"
+        return f"{self.num_slots} slot{'s' * (self.num_slots > 1)} x {self.max_length} tokens"
+
+    def length_in(self, num_bytes: int) -> int:
+        """Return the longest context of which one fits into so many bytes."""
+        room = max(0, num_bytes - self.spare_bytes)
+        if self.block_size:
+            return room // self.bytes_per_block * self.block_size
+        return room * self.max_length // self.bytes_per_slot
+
+    def __str__(self) -> str:
+        each = readable(self.bytes_per_block or self.bytes_per_slot)
+        sessions = f", up to {self.num_slots} sessions" if self.block_size else ""
+        return f"KV cache: {self.shape}, {each} each, {readable(self.total_bytes)} in all{sessions}"
+
+
+def blocks_of(num_tokens: int, block_size: int) -> int:
+    """Return how many blocks hold so many tokens."""
+    return -(-num_tokens // block_size)
+
+
+def slot_bytes(
+    config: Any, max_length: int, dtype: ElementType, tensor_parallel_size: int = 1
+) -> int:
+    """Return the bytes of a slot of `max_length` tokens on each device of a tensor-parallel group.
+
+    `config` is a model's configuration; `dtype` the one it runs in. Under tensor parallelism a
+    device holds its share of the KV heads, at least one, if transformers' plan for the model splits
+    them.
+    """
+    config = config.get_text_config()
+    ranks = tensor_parallel_size if splits_heads(config) else 1
+    per_token = sum(
+        2 * heads_per_rank(kv_heads, ranks) * dim for _, kv_heads, dim in layer_heads(config)
+    )
+    return max_length * per_token * dtype.itemsize
+
+
+def plan_slots(
+    bytes_per_slot: int, budget_bytes: int, max_sessions: int, spare_bytes: int = 0
+) -> int:
+    """Return how many slots, one per session, fit into the budget; at most `max_sessions`.
+
+    Raises `ConfigError` if not even one fits.
+    """
+    fitting, least = (budget_bytes - spare_bytes) // bytes_per_slot, bytes_per_slot + spare_bytes
+    if fitting < 1:
+        raise ConfigError(
+            f"--kv-cache-memory-bytes {budget_bytes}: one session needs {least} bytes "
+            f"({readable(least)}); raise it, or lower --max-model-len"
+        )
+    return min(max_sessions, fitting)
+
+
+def plan_kv_cache(
+    config: Any,
+    max_length: int,
+    dtype: ElementType,
+    max_sessions: int,
+    budget_bytes: int = 0,
+    tensor_parallel_size: int = 1,
+    block_size: int = 0,
+) -> KVCachePlan:
+    """Plan the cache of a service: a slot for each session, or as many as fit into a budget.
+
+    With blocks of `block_size` tokens, every session has a slot, and the budget limits the blocks.
+    `budget_bytes` is per device (0: no limit). Raises `ConfigError`.
+    """
+    blocks = blocks_of(max_length, block_size) if block_size else 0
+    size, spare = (
+        slot_bytes(config, length, dtype, tensor_parallel_size)
+        for length in (blocks * block_size or max_length, block_size or SPARE_ROWS)
+    )
+    slots = max_sessions
+    if budget_bytes:
+        slots = plan_slots(size, budget_bytes, max_sessions, spare)
+    if not block_size:
+        return KVCachePlan(slots, max_length, size, spare)
+    fitting = (budget_bytes - spare) // spare if budget_bytes else max_sessions * blocks
+    num_blocks = min(fitting, max_sessions * blocks)
+    return KVCachePlan(max_sessions, max_length, size, spare, block_size, num_blocks)
+
+
+def readable(num_bytes: int) -> str:
+    """Format bytes as in "12.6 MB", with three digits; units are powers of 1000."""
+    value, unit = float(num_bytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
+
+
+class HeadMemory(NamedTuple):
+    """Bytes of all heads of a target: weights, hidden rows of the largest step, and what their
+    caches take per token of a session."""
+
+    weights: int = 0
+    hidden: int = 0
+    bytes_per_token: int = 0
+
+    @property
+    def taken(self) -> dict[str, int]:
+        """Memory that they take whatever the KV cache's size, by name."""
+        parts = {"heads": self.weights, "hidden rows": self.hidden}
+        return {name: size for name, size in parts.items() if size}
+
+
+def head_memory(
+    settings: ModelServerSettings,
+    config: Any,
+    dtype: ElementType,
+    device: AnyDevice,
+    context_length: int,
+) -> HeadMemory:
+    """Return what the heads of `--heads` will take beside a target of this configuration.
+
+    An estimate, in the target's data type. A head whose files cannot be read counts as nothing:
+    loading it says what is wrong.
+    """
+    directories = head_directories(getattr(settings, "heads", ""))
+    if not directories:
+        return HeadMemory()
+    text = config.get_text_config()
+    weights = numbers = 0
+    for directory in directories.values():
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            own, cached = _of_head(Path(directory).expanduser(), text, dtype)
+            weights, numbers = weights + own, numbers + cached
+    hidden = 0
+    if device.type == "cuda":  # all layers' rows are kept until the heads have read them
+        tokens = min(settings.max_num_batched_tokens, context_length)
+        hidden = tokens * (text.num_hidden_layers + 1) * text.hidden_size * dtype.itemsize
+    return HeadMemory(weights, hidden, numbers * dtype.itemsize)
+
+
+def _of_head(folder: Path, target: Any, dtype: ElementType) -> tuple[int, int]:
+    """Return the bytes of a head's weights, and how many numbers it caches per token."""
+    config = json.loads((folder / CONFIG).read_text())
+    files = sorted(folder.glob(f"*{SAFETENSORS}"))
+    sizes = [(_MTP_LAYER.match(name), n) for path in files for name, n in loaded_sizes(path, dtype)]
+    mtp = [n for m, n in sizes if m and (m[1] is None or int(m[1]) >= target.num_hidden_layers)]
+    if mtp:  # a layer of the target's kind
+        *_, (_, kv_heads, dim) = layer_heads(target)
+        return sum(mtp), 2 * kv_heads * dim
+    weights = sum(n for _, n in sizes)
+    if "medusa_num_heads" in config or config.get("model_type") == "medusa":
+        return weights, 0
+    layer = SimpleNamespace(**config.get("transformer_layer_config", config))
+    return weights, sum(2 * kv_heads * dim for _, kv_heads, dim in layer_heads(layer))
 
 
 class Fit(NamedTuple):

@@ -39,20 +39,13 @@ class Checkpoint(NamedTuple):
     tensor_parallel_size: int
     weights: Path
 
-    def files(self) -> list[Path]:
-        """Return the safetensors files by name; those of a hub may not be downloaded yet.
-
-        Raises `OSError` and `ValueError` for an index that cannot be read.
-        """
-        return weight_files(self.weights)
-
     def loaded_bytes(self) -> int | None:
         """Return the bytes of all weights once they are loaded; None if unknown.
 
         If files are not downloaded yet, the size is computed from the index.
         """
         try:
-            files = self.files()
+            files = weight_files(self.weights)
             if all(file.is_file() for file in files):
                 return sum(n for file in files for _, n in loaded_sizes(file, self.dtype))
             index = json.loads(self.weights.read_text())
@@ -91,14 +84,14 @@ def fingerprint_beside(checkpoint: Checkpoint, wanted: bool) -> Iterator[Callabl
         return
     with ThreadPoolExecutor(1, "weights_fingerprint") as pool:
         # Files from a hub may be downloaded only by loading.
-        early = all(file.is_file() for file in checkpoint.files())
+        early = all(file.is_file() for file in weight_files(checkpoint.weights))
         made = pool.submit(weights_fingerprint, checkpoint) if early else None
         yield lambda: made.result() if made else weights_fingerprint(checkpoint)
 
 
 def weights_fingerprint(checkpoint: Checkpoint) -> str:
     """Hash the names and contents of a checkpoint's files and the configuration beside them."""
-    files = checkpoint.files()
+    files = weight_files(checkpoint.weights)
     with ThreadPoolExecutor(available_cores(), "weights_fingerprint") as pool:
         digests = list(pool.map(_sha256, files))
     whole = hashlib.sha256(_config(checkpoint.weights.parent / _CONFIG))

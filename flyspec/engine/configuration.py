@@ -12,7 +12,6 @@ from typing import Any
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from flyspec.engine.architectures import kind_of
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.devices import AnyDevice, NamedType, choose_dtype
 from flyspec.engine.native.family import serves_natively
@@ -20,6 +19,7 @@ from flyspec.engine.supported import (
     check_config,
     check_length,
     check_tensor_parallel,
+    kind_of,
     unserved,
 )
 from flyspec.errors import ConfigError

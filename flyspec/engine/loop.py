@@ -166,7 +166,7 @@ class StepLoop(ABC, Generic[R]):
             self._thread.join(LOST_JOIN_S if self.failures.lost.done() else None)
 
     def add(self, owner: Hashable, work: Work[R], fail: Callable[[Exception], None]) -> None:
-        """Queue work; its owner must have no other pending, unless the work withdraws it."""
+        """Queue work; its owner must have no other pending."""
         if self.failures.lost.done():
             fail(self._lost_error())
             return
@@ -179,12 +179,6 @@ class StepLoop(ABC, Generic[R]):
     def drop(self, owner: Hashable, release: Callable[[], None]) -> None:
         """End the owner's work before its next step, then call `release`."""
         self._put((owner, release))
-
-    def withdraw(self, owner: Hashable) -> None:
-        """End other work of an owner that has new work; only from that, before its first draw."""
-        for task in [task for task in self._ready if task.owner is owner]:
-            self._ready.remove(task)
-            task.work.close()
 
     def _put(self, item: _Task[R] | tuple[Hashable, Callable[[], None]] | None) -> None:
         self._inbox.put(item)

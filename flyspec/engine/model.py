@@ -14,9 +14,10 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from flyspec.draft_trees import depths
+from flyspec.prefix import num_same
 from flyspec.values.admin import ModelInfo
 from flyspec.values.rounds import DistributionSpec
-from flyspec.values.tokens import Drafted, SamplingParams
+from flyspec.values.tokens import Drafted, Origin, SamplingParams, TokenDistribution, still_needed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,6 +154,22 @@ class Draw(NamedTuple):
     """True to return with each token the largest processed probability at its place, which says
     nothing of the token that is drawn; implied by `min_confidence`."""
 
+    @property
+    def is_keyed(self) -> bool:
+        """True if its tokens depend on the logits, their positions and the seed alone."""
+        sampling, spec = self.sampling, self.distribution
+        if sampling is None:
+            return True
+        from_sent = spec is not None and spec.draw_from_it and not sampling.greedy
+        return not (sampling.logit_bias or sampling.needs_history or from_sent)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if that is so, and if distributions are requested, they are points."""
+        spec = self.distribution
+        listed = self.sampling is not None and spec is not None and not spec.draw_from_it
+        return self.is_keyed and not listed
+
     def part(self, step: Step, max_tokens: int) -> Draw:
         """Return the part of this draw for `step`, a piece of its step, and `max_tokens`."""
         if step is self.step and max_tokens == self.max_tokens:
@@ -205,3 +222,30 @@ class Model(Protocol):
         row, up to the first row whose token differs from the one that the step continues with:
         later rows continue a different text.
         """
+
+
+def ends_after(draw: Draw, token_ids: Sequence[int], chances: Sequence[float]) -> int:
+    """Return how many of a draw's tokens it keeps: up to a stop, or the one that makes it unsure.
+
+    `chances` are the tokens' confidences.
+    """
+    left = draw.min_confidence
+    for count, (token_id, chance) in enumerate(zip(token_ids, chances, strict=True), 1):
+        if token_id in draw.stop_token_ids:
+            return count
+        left = still_needed(left, [chance])
+        if left > 1:
+            return count
+    return len(token_ids)
+
+
+def drafted(draw: Draw, token_ids: list[int], chances: list[float]) -> Drafted:
+    """Return a draw's result; a requested distribution is a point mass on each token."""
+    count = 0
+    if draw.distribution is not None and token_ids:
+        fed, several = draw.step.token_ids, draw.step.num_logits
+        guess = fed[len(fed) - several + 1 :] if several > 1 else ()
+        count = num_same(token_ids, guess) + 1 if several > 1 else len(token_ids)
+    # An empty distribution puts all probability on the token.
+    distributions = [TokenDistribution()] * count
+    return Drafted(token_ids, [Origin.EXACT_MODEL] * len(token_ids), distributions, chances)

@@ -1,7 +1,8 @@
 """A transformers model with its KV cache: what `flyspec.engine.model.Model` asks for.
 
-A step runs in its own shape (`packed`), or in a fixed one that a GPU can replay (`captured`). These
-two are the only places that call a transformers model's forward.
+A step runs in its own shape, the tokens of all sequences packed into one ragged row, or in a fixed
+one that a GPU can replay (`captured`). These two are the only places that call a transformers
+model's forward.
 """
 
 from __future__ import annotations
@@ -15,22 +16,28 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
+import transformers
+from torch import distributed
 
 from flyspec.config import ModelServerSettings
 from flyspec.engine import batch_invariance, compiling, stepwise
 from flyspec.engine.attention import hook
-from flyspec.engine.attention.base import SegmentAttention
+from flyspec.engine.attention.base import Segment, SegmentAttention
 from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.slot import SlotAttention
-from flyspec.engine.cache_size import block_size, plan_cache
+from flyspec.engine.cache_size import block_size, blocks_of, plan_cache
 from flyspec.engine.cache_table import Moves
-from flyspec.engine.captured.graphs import Capture, CudaCapture, captures_collectives
-from flyspec.engine.captured.layers import compile_layers
+from flyspec.engine.captured.graphs import (
+    Capture,
+    CudaCapture,
+    captures_collectives,
+    compile_layers,
+)
 from flyspec.engine.captured.shapes import MAX_TOKENS
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.device_memory import peak_bytes
+from flyspec.engine.kv_memory import PagedCache, SlotCache
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.memory import blocks_of
 from flyspec.engine.model import (
     NEVER,
     Draw,
@@ -40,21 +47,69 @@ from flyspec.engine.model import (
     check_layers,
     check_trees,
 )
-from flyspec.engine.numerics import torch_numerics
 from flyspec.engine.out_of_memory import is_out_of_memory, naming_memory
-from flyspec.engine.packed import PackedSteps
-from flyspec.engine.paged_cache import PagedCache
-from flyspec.engine.slot_cache import SlotCache
 from flyspec.engine.supported import check_config
 from flyspec.engine.trial import check_faster, check_model
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName
 from flyspec.startup import stage
+from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.tokens import Drafted
 
 log = logging.getLogger(__name__)
 
 _NOTHING = nullcontext()
+
+
+class PackedSteps:
+    """A model's forward over segments. Positions must be reserved (`CacheTable`)."""
+
+    def __init__(
+        self, model: Any, cache: SlotCache | PagedCache, attention: SegmentAttention
+    ) -> None:
+        self._model, self._cache, self.attention = model, cache, attention
+
+    def forward(self, steps: Sequence[Step]) -> list[Rows]:
+        """Return each step's rows, on the model's device."""
+        cache = self._cache
+        segments: list[Segment] = []
+        token_ids: list[int] = []
+        wanted: list[int] = []
+        positions: list[int] = []
+        index: list[int] = []
+        for step in steps:
+            slot, start, tokens, num_logits, *_ = step
+            row, count = len(token_ids), len(tokens)
+            segments.append(Segment(slot, start, count, row, step.parents))
+            token_ids += tokens
+            positions += step.positions
+            index += cache.rows(slot, start, count).tolist()
+            wanted += range(row + count - num_logits, row + count)
+        total = len(token_ids)
+        # One transfer to the device for all; a model always computes some logits.
+        packed = torch.tensor([*token_ids, *positions, *index, *(wanted or [0])])
+        packed = packed.to(self._model.device, non_blocking=True)
+        ids, places, rows, kept = packed.split([total, total, total, len(wanted) or 1])
+        layout = self.attention.prepare(segments)
+        cache.begin(rows)
+        output = self._model(
+            input_ids=ids[None],
+            position_ids=places[None],
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=kept,
+            layout=layout,
+            output_hidden_states=any(step.hidden_layers for step in steps),
+        )
+        found: list[Rows] = []
+        at = 0
+        for step, segment in zip(steps, segments, strict=True):
+            end, stop = at + step.num_logits, segment.row + segment.length
+            own = slice(stop - step.hidden_count, stop)
+            hidden = (output.hidden_states[i][0, own] for i in step.hidden_layers)
+            found.append(Rows(output.logits[0, at:end], tuple(hidden)))
+            at = end
+        return found
 
 
 def rounded_blocks(num_blocks: int, least: int) -> int:
@@ -78,9 +133,6 @@ class Paging(NamedTuple):
 class ModelRunner:
     """A model with a KV cache, in slots or blocks. Not thread-safe: one thread owns it.
 
-    `padded`: short pieces of several sequences attend in one call, which pays off where launching
-    kernels costs more than arithmetic; the default depends on the device. For slots only.
-
     `batch_invariant`: a token's logits have the same bits whatever else is in a step
     (`flyspec.engine.batch_invariance`). None turns it on where it costs little; after `warm_up`,
     the attribute says whether it is on. Raises `ConfigError` where it is unavailable.
@@ -90,7 +142,6 @@ class ModelRunner:
         self,
         loaded: LoadedModel,
         num_slots: int,
-        padded: bool | None = None,
         batch_invariant: bool | None = False,
         paging: Paging | None = None,
     ) -> None:
@@ -108,12 +159,10 @@ class ModelRunner:
         paged = None
         if paging is None:
             self.cache = SlotCache(config.num_hidden_layers, num_slots, length)
-            self._padded = self._device.type == "cuda" if padded is None else padded
         else:
             size = paging.block_size
             num_blocks = paging.num_blocks or num_slots * blocks_of(length, size)
             self.cache = PagedCache(config.num_hidden_layers, num_slots, length, num_blocks, size)
-            self._padded = False
             paged = choose_attention(paging.attention, self.cache, self.model)
         self._capture: Capture | None = None  # to turn on in `warm_up`
         self._compiles = False
@@ -180,7 +229,7 @@ class ModelRunner:
     def _by_segment(self) -> SegmentAttention:
         if self.batch_invariant:
             return batch_invariance.FixedShapeAttention(self.cache)
-        return SlotAttention(self.cache, self._padded)
+        return SlotAttention(self.cache)
 
     @property
     def bytes_per_token(self) -> int:
@@ -215,8 +264,7 @@ class ModelRunner:
             self.accelerate(self._capture, self._compiles)
             self._capture_ahead()
         self.cache.forget()
-        numerics = torch_numerics(self.model, self.batch_invariant, self._how())
-        self.info = replace(self.info, numerics=numerics)
+        self.info = replace(self.info, numerics=self._numerics())
 
     def accelerate(self, capture: Capture, compiled: bool) -> None:
         """Capture steps over blocks from now on, of layers that are `compiled` first.
@@ -252,12 +300,32 @@ class ModelRunner:
             return torch.cuda.device(self._device)
         return _NOTHING
 
-    def _how(self) -> str:
-        """Description of steps over blocks, in a few words; empty for those in their own shapes."""
-        if not isinstance(self._steps, CapturedSteps):
-            return ""
-        compiled = "compiled, " if self._compiles else ""
-        return f"{compiled}{self._steps.attention.name} attention over blocks"
+    def _numerics(self) -> str:
+        """Describe what determines the model's bits besides its weights, to compare.
+
+        Kernels differ by release, processor and number of threads, and the ranks of a
+        tensor-parallel group sum their shares. Replicas with equal strings generate the same text
+        with `exact`; others diverge at a near-tie sooner or later.
+        """
+        if self._device.type == "cuda":
+            where = torch.cuda.get_device_name(self._device)
+        else:
+            amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
+            count = torch.get_num_threads()
+            threads = f"{count} thread{'s' * (count > 1)}"
+            where = f"{torch.backends.cpu.get_cpu_capability()}{amx}, {threads}"
+        parts = [
+            str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            f"transformers {transformers.__version__}",
+            f"torch {torch.__version__}",
+            where,
+        ]
+        if isinstance(self._steps, CapturedSteps):
+            compiled = "compiled, " if self._compiles else ""
+            parts.append(f"{compiled}{self._steps.attention.name} attention over blocks")
+        if distributed.is_available() and distributed.is_initialized():
+            parts.append(f"{distributed.get_world_size()} ranks")
+        return ", ".join([*parts, BATCH_INVARIANT] if self.batch_invariant else parts)
 
     def synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -291,7 +359,7 @@ class ModelRunner:
         if not isinstance(steps, CapturedSteps):
             return stepwise.draw(self.forward, draws, interrupt)
         found = dict.fromkeys(range(len(draws)), Drafted([]))
-        on_device = {i: draw for i, draw in enumerate(draws) if steps.can_draw(draw)}
+        on_device = {i: draw for i, draw in enumerate(draws) if draw.is_plain}
         others = {i: draw for i, draw in enumerate(draws) if i not in on_device}
         if on_device:
             own = [*on_device.values()]

@@ -24,10 +24,9 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flyspec.engine.logits import process_logits
-from flyspec.engine.model import History
 from flyspec.engine.native.library import find
 from flyspec.engine.upload import upload
 from flyspec.values.tokens import SamplingParams
@@ -62,10 +61,11 @@ def _signed(value: int) -> int:
 _SIGNED_G, _SIGNED_C1, _SIGNED_C2 = _signed(_G), _signed(_C1), _signed(_C2)
 
 
-def _mix(z: int) -> int:
-    z = ((z ^ (z >> 30)) * _C1) & _MASK
-    z = ((z ^ (z >> 27)) * _C2) & _MASK
-    return z ^ (z >> 31)
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """`mix` of an array, whose arithmetic wraps."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_C1)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_C2)
+    return z ^ (z >> np.uint64(31))
 
 
 Seed = int | Sequence[int]
@@ -74,26 +74,10 @@ Seed = int | Sequence[int]
 
 def row_keys(seed: Seed, positions: Sequence[int], stream: int = TARGET_STREAM) -> list[int]:
     """Return one key per position, a signed 64-bit integer; rows of sessions may be joined."""
-    if not isinstance(seed, int):
-        return _joined_keys(seed, positions, stream)
-    base = _mix((seed + _G) & _MASK)
-    keys = []
-    for position in positions:
-        h = _mix(((base ^ position) + _G) & _MASK)
-        keys.append(_signed(_mix(((h ^ stream) + _G) & _MASK)))
-    return keys
-
-
-def _joined_keys(seeds: Sequence[int], positions: Sequence[int], stream: int) -> list[int]:
-    """As `row_keys`, with arrays, whose arithmetic wraps."""
-    g, c1, c2 = np.uint64(_G), np.uint64(_C1), np.uint64(_C2)
-    shifts = np.array([30, 27, 31], np.uint64)
-    h = np.array([seed & _MASK for seed in seeds], np.uint64)
+    seeds = [seed] if isinstance(seed, int) else seed
+    h = np.array([each & _MASK for each in seeds], np.uint64)
     for part in (np.uint64(0), np.array(positions, np.uint64), np.uint64(stream)):
-        z = (h ^ part) + g
-        z = (z ^ (z >> shifts[0])) * c1
-        z = (z ^ (z >> shifts[1])) * c2
-        h = z ^ (z >> shifts[2])
+        h = _mix((h ^ part) + np.uint64(_G))
     keys: list[int] = h.view(np.int64).tolist()
     return keys
 
@@ -127,17 +111,6 @@ def _noise(z: Tensor) -> Tensor:
     return u.log_().neg_().log_().neg_().to(torch.float32)
 
 
-def gumbel_noise(
-    vocab_size: int,
-    positions: Sequence[int],
-    seed: int,
-    stream: int = TARGET_STREAM,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """Return the noise of every token at each position: float32 [positions, vocab_size]."""
-    return keyed_noise(_keys(seed, positions, stream, torch.device(device)), vocab_size)
-
-
 def _keys(seed: Seed, positions: Sequence[int], stream: int, device: torch.device) -> Tensor:
     return upload(torch.tensor(row_keys(seed, positions, stream), dtype=torch.int64), device)
 
@@ -149,9 +122,9 @@ def uniform(
 
     It is the `u` of token 0, so use a stream either for numbers or for tokens.
     """
-    keys = row_keys(seed, positions, stream)
-    values = [((_mix((key + _G) & _MASK) >> 12) + 0.5) * 2.0**-52 for key in keys]
-    return upload(torch.tensor(values, dtype=torch.float64), torch.device(device))
+    keys = np.array(row_keys(seed, positions, stream), np.int64).view(np.uint64)
+    values = ((_mix(keys + np.uint64(_G)) >> np.uint64(12)) + 0.5) * 2.0**-52
+    return upload(torch.from_numpy(values), torch.device(device))
 
 
 def checked(token_ids: Sequence[float]) -> list[int]:
@@ -225,7 +198,10 @@ def choose_processed(
     seed: int,
     stream: int = TARGET_STREAM,
 ) -> Tensor:
-    """Like `choose`, from rows processed by `process_logits`; row i is at positions[i]."""
+    """Choose the model's own token for each row of logits from `process_logits`: int64 [rows].
+
+    Row i is at positions[i]. Greedy chooses the first of equally likely tokens.
+    """
     if not sampling.greedy:
         return sample(processed, positions, seed, stream)
     if is_array(processed):
@@ -235,25 +211,6 @@ def choose_processed(
         return torch.from_numpy(np.where(finite, token_ids, NOT_FINITE))
     # Equivalent to argmax, and several times faster in half precision on a CPU.
     return likeliest(processed)
-
-
-def choose(
-    logits: Tensor,
-    sampling: SamplingParams,
-    first_position: int,
-    seed: int,
-    stream: int = TARGET_STREAM,
-    history: History | None = None,
-    draft_token_ids: Sequence[int] = (),
-) -> Tensor:
-    """Choose the model's own token for each row of raw logits [rows, V]: int64 [rows].
-
-    Row i is at first_position + i. `history` and `draft_token_ids` are as in `process_logits`.
-    Greedy chooses the first of equally likely tokens.
-    """
-    positions = range(first_position, first_position + logits.shape[0])
-    processed = process_logits(logits, sampling, history, draft_token_ids)
-    return choose_processed(processed, sampling, positions, seed, stream)
 
 
 def sample_rows(processed: Tensor, keys: Tensor) -> Tensor | None:

@@ -18,10 +18,9 @@ from flyspec.config import (
 )
 from flyspec.datastore.store import DatastoreFacts
 from flyspec.drafter_names import check_needs, head_directories
-from flyspec.engine.architectures import kind_of
 from flyspec.engine.heads import layer_heads
 from flyspec.engine.native.family import FAMILIES
-from flyspec.engine.supported import check_heads, check_length, unserved
+from flyspec.engine.supported import check_heads, check_length, kind_of, unserved
 from flyspec.errors import ConfigError
 from flyspec.model_files import check_model_files, is_gguf
 from flyspec.preflight.cuda import check_device, check_torch

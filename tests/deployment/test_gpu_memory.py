@@ -12,8 +12,7 @@ import yaml
 
 from bench.sizes import FITTING, fit_of, fitting_tables
 from flyspec.config import ModelServerSettings
-from flyspec.engine.cache_size import Fit
-from flyspec.engine.memory import KVCachePlan, plan_kv_cache
+from flyspec.engine.cache_size import Fit, KVCachePlan, plan_kv_cache
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.shapes import config_of

@@ -9,9 +9,8 @@ import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from flyspec.engine.architectures import TEXT_OF_MULTIMODAL, kind_of
 from flyspec.engine.configuration import check_kind, own_context_length
-from flyspec.engine.supported import check_config
+from flyspec.engine.supported import TEXT_OF_MULTIMODAL, check_config, kind_of
 from flyspec.errors import ConfigError
 from tests.engine.test_model_support import SERVED
 

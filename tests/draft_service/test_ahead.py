@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from draft_service import ahead
+from draft_service import proposal
 from draft_service.loading import AHEAD_SLOTS
 from flyspec import wire
 from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk
@@ -91,7 +91,7 @@ def follows(place, root, known):
 async def test_random_verdicts(service, prompt, drafter, sampling, monkeypatch):
     """Whatever is confirmed, kept or dropped, each proposal is that of a fresh session."""
     for chance in ("MIN_CHANCE", "MIN_DEEP_CHANCE"):
-        monkeypatch.setattr(ahead, chance, 0.0)
+        monkeypatch.setattr(proposal, chance, 0.0)
     rng = random.Random(drafter)
     tokens = prompt[:8]
     client = AheadClient(service.stub, len(tokens))
@@ -139,7 +139,7 @@ async def test_random_verdicts(service, prompt, drafter, sampling, monkeypatch):
 
 async def test_what_follows_a_confirmed_proposal_is_not_made_again(service, prompt, monkeypatch):
     for chance in ("MIN_CHANCE", "MIN_DEEP_CHANCE"):
-        monkeypatch.setattr(ahead, chance, 0.0)
+        monkeypatch.setattr(proposal, chance, 0.0)
     client = AheadClient(service.stub, 8)
     await client.open(prompt[:8])
     drafts = await client.ask(8, [], K, DraftAhead(3, K))

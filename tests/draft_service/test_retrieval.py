@@ -8,12 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from draft_service.drafters import choosing
 from draft_service.drafters.base import Scored
-from draft_service.drafters.composed import MODEL, ComposedDrafter, ComposedSession
+from draft_service.drafters.composed import MODEL, Chooser, ComposedDrafter, ComposedSession
 from draft_service.drafters.model import ModelDrafter
-from draft_service.drafters.retrieval import RetrievalSession
-from draft_service.drafters.sources import Guess, LookupSource
+from draft_service.drafters.retrieval import Guess, LookupSource, RetrievalSession
 from draft_service.server import offered
 from flyspec.datastore.build import build
 from flyspec.datastore.store import Datastore
@@ -191,7 +189,7 @@ def rounds(runner, session, text, start, most):
 
 
 def test_it_copies_where_the_text_repeats_and_draws_where_the_model_is_right(runner, monkeypatch):
-    monkeypatch.setattr(choosing.Chooser, "worth", lambda self, accepted, drawn: accepted)
+    monkeypatch.setattr(Chooser, "worth", lambda self, accepted, drawn: accepted)
     drafter, period = composed(runner), [11, 12, 13, 14, 15, 16, 17, 18]
     session = drafter.open(DraftOpen(period * 2, GREEDY, 0))
     chosen = rounds(runner, session, period * 12, len(period) * 2, 6)
@@ -217,7 +215,7 @@ def test_a_guess_may_be_followed_by_the_model(runner, monkeypatch):
     drafter._sources = drafter._sources[1:]
     session = drafter.open(DraftOpen([40, 41, 42], GREEDY, 0))
     session.learn(TopTokens([41, 42, 50, 51], [50, 51, 52]))
-    monkeypatch.setattr(choosing.Chooser, "worth", lambda self, accepted, drawn: accepted)
+    monkeypatch.setattr(Chooser, "worth", lambda self, accepted, drawn: accepted)
     tokens, origins = drive(runner, session, 8)
     assert tokens[:3] == [50, 51, 52]
     assert origins == [Origin.EXACT_LOOKUP] * 3 + [Origin.EXACT_MODEL] * 5

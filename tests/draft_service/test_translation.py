@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from draft_service.drafters.translated import TranslatedSession
 from draft_service.translation import Alignment, Vocabulary
-from draft_service.translation.stream import CONTROL
+from draft_service.translation.alignment import CONTROL
 from draft_service.translation.vocabulary import num_whole
 from flyspec.errors import InvalidArgumentError
 from flyspec.tokenizer import Tokenizer as TargetTokenizer

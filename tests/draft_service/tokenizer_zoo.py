@@ -6,7 +6,7 @@ from functools import cache
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from draft_service.translation import Translator, Vocabulary
-from draft_service.translation.stream import CONTROL
+from draft_service.translation.alignment import CONTROL
 from flyspec.bundled import MODELS
 
 BOS, EOS, PAD, USER, ASSISTANT, END = range(6)

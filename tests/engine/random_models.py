@@ -48,9 +48,9 @@ def loaded_model(model, context_length=160):
     return LoadedModel(model, info, TokenizerBundle(b"", "", (), (), None, "", "{}"))
 
 
-def make_runner(model, num_slots=4, context_length=160, padded=False):
+def make_runner(model, num_slots=4, context_length=160):
     """Return a runner over slots, with our attention instead of the model's."""
-    return ModelRunner(loaded_model(model, context_length), num_slots, padded)
+    return ModelRunner(loaded_model(model, context_length), num_slots)
 
 
 def reference_logits(model, token_ids):

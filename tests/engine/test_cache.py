@@ -97,12 +97,10 @@ class Slots(RuleBasedStateMachine):
 
     kind = "llama"
 
-    @initialize(
-        variant=st.integers(0, 3), num_slots=st.sampled_from([3, 4, 5, 2, 1]), padded=st.booleans()
-    )
-    def begin(self, variant, num_slots, padded):
+    @initialize(variant=st.integers(0, 3), num_slots=st.sampled_from([3, 4, 5, 2, 1]))
+    def begin(self, variant, num_slots):
         self.model, self.reference = models(self.kind, variant)
-        self.start(make_runner(self.model, num_slots, MAX_LENGTH, padded))
+        self.start(make_runner(self.model, num_slots, MAX_LENGTH))
 
     def start(self, runner):
         self.runner, self.cache, num_slots = runner, runner.cache, runner.cache.num_slots
@@ -160,20 +158,23 @@ class Slots(RuleBasedStateMachine):
                 self.cache.acquire(tokens)
             self.refused = True
             return
-        common = [common_length(held, tokens) for held in self.held]
         slot, length = self.cache.acquire(tokens)
         assert slot in self.free
+        self.check_lease(slot, length, tokens)
+        self.free.remove(slot)
+        self.held[slot] = tokens[:length]
+        self.queries += len(tokens)
+        self.hits += length
+        self.open.append(Session(slot, tokens, length))
+
+    def check_lease(self, slot, length, tokens):
+        common = [common_length(held, tokens) for held in self.held]
         assert length <= max(common)
         assert length > max(common) - MIN_REUSE
         if max(common[s] for s in self.free) < MIN_REUSE:
             assert slot == self.free[0], "the least recently used one"
         if length:
             event("its own prefix" if common[slot] >= length else "another's prefix")
-        self.free.remove(slot)
-        self.held[slot] = tokens[:length]
-        self.queries += len(tokens)
-        self.hits += length
-        self.open.append(Session(slot, tokens, length))
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -367,13 +368,13 @@ class Blocks(Slots):
     @initialize(
         variant=st.integers(0, 3),
         num_slots=st.sampled_from([3, 4, 5, 2, 1]),
-        padded=st.sampled_from(["auto", "sdpa", "flex"]),
+        attention=st.sampled_from(["auto", "sdpa", "flex"]),
         size=st.sampled_from([16, 32]),
         fixed=st.booleans(),
     )
-    def begin(self, variant, num_slots, padded, size, fixed):
+    def begin(self, variant, num_slots, attention, size, fixed):
         self.model, self.reference = models(self.kind, variant)
-        paging = Paging(size, attention=padded)
+        paging = Paging(size, attention=attention)
         runner = ModelRunner(loaded_model(self.model, MAX_LENGTH), num_slots, paging=paging)
         if fixed:
             runner.accelerate(eagerly, compiled=False)
@@ -382,21 +383,9 @@ class Blocks(Slots):
         self.size = size
         self.start(runner)
 
-    def acquire(self, tokens):
-        if not self.free:
-            with pytest.raises(ResourceExhaustedError, match="--max-sessions"):
-                self.cache.acquire(tokens)
-            self.refused = True
-            return
-        slot, length = self.cache.acquire(tokens)
-        assert slot in self.free
+    def check_lease(self, slot, length, tokens):
         assert length % self.size == 0
         assert length <= len(tokens)
-        self.free.remove(slot)
-        self.held[slot] = tokens[:length]
-        self.queries += len(tokens)
-        self.hits += length
-        self.open.append(Session(slot, tokens, length))
 
     def end(self, session):
         super().end(session)

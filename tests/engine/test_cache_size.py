@@ -13,11 +13,16 @@ from transformers import LlamaConfig
 
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
 from flyspec.engine import cache_size, device_memory, runner
-from flyspec.engine.cache_size import check_fits, plan_cache
+from flyspec.engine.cache_size import (
+    HeadMemory,
+    check_fits,
+    head_memory,
+    plan_cache,
+    plan_kv_cache,
+    slot_bytes,
+)
 from flyspec.engine.checkpoint import Checkpoint
 from flyspec.engine.device_memory import DeviceMemory, host_memory
-from flyspec.engine.head_memory import HeadMemory, head_memory
-from flyspec.engine.memory import plan_kv_cache, slot_bytes
 from flyspec.engine.model import Step
 from flyspec.engine.pages import PageTable
 from flyspec.engine.runner import ModelRunner
@@ -372,9 +377,9 @@ def test_bytes_are_those_allocated(kind, changes, dtype):
     model = make_model(kind, dtype=dtype, **changes)
     plan = plan_kv_cache(model.config, 96, dtype, max_sessions=5)
     runner = make_runner(model, plan.num_slots, plan.max_length)
-    assert runner.cache.bytes_per_slot == 0
+    assert runner.bytes_per_token == 0
     runner.forward([Step(0, 0, [1])])
-    assert runner.cache.bytes_per_slot == plan.bytes_per_slot
+    assert runner.bytes_per_token * plan.max_length == plan.bytes_per_slot
     storages = [
         states.untyped_storage().nbytes()
         for layer in runner.cache.kv_layers

@@ -126,17 +126,17 @@ STEPS = [
 """Several sequences, a rollback and a long prompt."""
 
 
-def unreadable(kind="llama", padded=None, paging=None):
+def unreadable(kind="llama", paging=None):
     """A runner on the device `meta`, of which any read is an error."""
     loaded = loaded_model(make_model(kind).to("meta"))
-    return ModelRunner(loaded, 4, padded, paging=paging)
+    return ModelRunner(loaded, 4, paging=paging)
 
 
-@pytest.mark.parametrize("way", ["slots", "padded slots", "blocks", "graphs"])
+@pytest.mark.parametrize("way", ["slots", "blocks", "graphs"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_a_step_does_not_wait_for_its_device(kind, way):
     blocks = way in ("blocks", "graphs")
-    runner = unreadable(kind, way == "padded slots", PAGING if blocks else None)
+    runner = unreadable(kind, PAGING if blocks else None)
     if way == "graphs":
         runner._steps.capture(eagerly)
     for steps in STEPS:

@@ -18,7 +18,7 @@ from flyspec.engine.attention import flashinfer
 from flyspec.engine.attention.choice import choose_attention
 from flyspec.engine.attention.flashinfer import FlashInferAttention
 from flyspec.engine.attention.flex import FlexAttention
-from flyspec.engine.attention.gathered import GatheredAttention
+from flyspec.engine.attention.paged import GatheredAttention
 from flyspec.engine.batched_logits import draw_rows
 from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.captured.steps import CapturedSteps
@@ -48,7 +48,7 @@ def check(runner, reference, steps):
 
 @pytest.mark.full
 def test_compiled_attention_reads_the_listed_blocks_alone():
-    """Which blocks are whose is in FlexAttention's lists only once it is compiled."""
+    """FlexAttention's lists say which blocks are whose only once it is compiled."""
     model = make_model("mistral", dtype=torch.float32, sliding_window=21, head_dim=16)
     reference = copy.deepcopy(model)
     reference.set_attn_implementation("sdpa")
@@ -153,7 +153,7 @@ def test_where_nothing_can_be_compiled_layers_are_not(uncompilable):
     runner = GpuRunner.planned(loaded_model(make_model("llama")), uncompilable)
     assert not runner._compiles
     assert (runner._capture is None) == uncompilable.enforce_eager
-    assert "compiled" not in runner._how()
+    assert "compiled" not in runner._numerics()
 
 
 def test_where_there_is_a_compiler_layers_are_compiled():

@@ -301,7 +301,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_text_is_split_as_the_name_says(name):
-    from flyspec.engine.llama_cpp.pre_tokenizers import pre_tokenizer
+    from flyspec.engine.llama_cpp.tokenizer import pre_tokenizer
 
     text = "don't stop 12345 :)\n"
     spans = [span for _, span in pre_tokenizer(name).pre_tokenize_str(text)]

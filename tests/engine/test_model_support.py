@@ -1,4 +1,4 @@
-"""Which models are served and which are refused: small random models of many architectures."""
+"""Models that are served and models that are refused: small random models of many architectures."""
 
 import copy
 import random
@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from flyspec.engine.memory import slot_bytes
+from flyspec.engine.cache_size import slot_bytes
 from flyspec.engine.model import Step
 from flyspec.errors import ConfigError
 from tests.engine.random_models import (
@@ -105,7 +105,7 @@ def test_other_decoders_are_served_as_well(kind):
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the default has no float64
     reference = copy.deepcopy(model)
-    runner = make_runner(model, num_slots=3, padded=True)
+    runner = make_runner(model, num_slots=3)
     choose, held, difference = random.Random(0), [[], [], []], 0.0
     with float64_throughout():
         runner.warm_up()
@@ -120,8 +120,7 @@ def test_other_decoders_are_served_as_well(kind):
                 expected = reference_logits(reference, held[step.slot])[step.start :]
                 difference = max(difference, float((expected - rows.logits).abs().max()))
     assert difference < 1e-9
-    cache = runner.cache
-    assert slot_bytes(model.config, cache.max_length, torch.float64) == cache.bytes_per_slot
+    assert slot_bytes(model.config, 1, torch.float64) == runner.bytes_per_token
 
 
 @pytest.mark.parametrize("case", REFUSED)

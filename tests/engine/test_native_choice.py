@@ -1,4 +1,4 @@
-"""Which implementation serves a model, and why: the self-test and what it rejects."""
+"""The implementation that serves a model, and why: the self-test and what it rejects."""
 
 import logging
 import shutil

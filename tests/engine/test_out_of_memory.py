@@ -139,7 +139,7 @@ def test_a_cache_takes_memory_as_it_is_written():
     runner = make_runner(model, num_slots=256, context_length=8192)
     before = resident()
     runner.forward([Step(0, 0, [1])])
-    assert runner.cache.bytes_per_slot * 256 > 400_000_000
+    assert runner.bytes_per_token * runner.cache.max_length * 256 > 400_000_000
     for slot in range(0, 256, 16):
         runner.forward([Step(slot, 0, [1, 2, 3])])
         _, read = runner.forward([Step(slot, 3, [4]), Step(slot + 1, 0, [1, 2, 3, 4])])

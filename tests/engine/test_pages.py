@@ -208,7 +208,7 @@ class Pages(RuleBasedStateMachine):
         assert table.num_free == SLOTS - len(self.open)
         counts = Counter(table.blocks[table.blocks > 0].tolist())
         for block in range(1, table.num_blocks + 1):
-            assert table._pool.references(block) == counts[block]
+            assert table._pool._references[block] == counts[block]
         assert table.num_free_blocks == table.num_blocks - len(counts)
         for row in table._rows:
             assert table._num_blocks(row.length) <= len(row.blocks)

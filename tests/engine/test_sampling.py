@@ -13,8 +13,9 @@ from flyspec.engine.model import History
 from flyspec.engine.sampling import (
     NOT_FINITE,
     checked,
-    choose,
-    gumbel_noise,
+    choose_processed,
+    keyed_noise,
+    row_keys,
     sample,
     sample_among,
     uniform,
@@ -38,6 +39,16 @@ GOLDEN = {
 }
 
 
+def noise_of(vocab_size, positions, seed, stream=0, device="cpu"):
+    return keyed_noise(torch.tensor(row_keys(seed, positions, stream), device=device), vocab_size)
+
+
+def choose(logits, sampling, first, seed, stream=0, **before):
+    positions = range(first, first + len(logits))
+    processed = process_logits(logits, sampling, **before)
+    return choose_processed(processed, sampling, positions, seed, stream)
+
+
 def bits(noise):
     return noise.view(torch.int32).tolist()
 
@@ -45,12 +56,12 @@ def bits(noise):
 @pytest.mark.parametrize(("key", "expected"), GOLDEN.items())
 def test_noise_never_changes(key, expected):
     seed, position, stream = key
-    assert bits(gumbel_noise(6, [position], seed, stream)[0]) == expected
+    assert bits(noise_of(6, [position], seed, stream)[0]) == expected
 
 
 def test_noise_agrees_with_the_restatement():
     for seed, position, stream in [(0, 0, 0), (7, 12_345, 1), (2**64 - 1, 2**31, 5)]:
-        got = gumbel_noise(1000, [position], seed, stream)[0]
+        got = noise_of(1000, [position], seed, stream)[0]
         expected = torch.from_numpy(gumbel(seed, position, stream, 1000))
         torch.testing.assert_close(got, expected)
 
@@ -113,7 +124,7 @@ def test_gathering_the_survivors_changes_nothing(native, monkeypatch):
     if not native:
         monkeypatch.setattr(streams, "sample_rows", lambda *_: None)
     processed = process_logits(torch.randn(16, 500), SamplingParams(0.9, top_k=9))
-    noise = gumbel_noise(500, range(16), 3)
+    noise = noise_of(500, range(16), 3)
     assert sample(processed, range(16), 3).tolist() == (processed + noise).argmax(-1).tolist()
 
 
@@ -171,8 +182,8 @@ def test_drafter_and_target_agree_as_often_as_the_coupling_promises(distance):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_cuda_has_the_same_bits(sampling):
-    on_cpu = gumbel_noise(5000, range(64), 2**63 + 5, 1)
-    on_gpu = gumbel_noise(5000, range(64), 2**63 + 5, 1, "cuda").cpu()
+    on_cpu = noise_of(5000, range(64), 2**63 + 5, 1)
+    on_gpu = noise_of(5000, range(64), 2**63 + 5, 1, "cuda").cpu()
     # The integers are equal; float64's logarithms may differ in the last place.
     assert (on_cpu != on_gpu).double().mean() < 1e-6
     logits = torch.randn(64, 5000, dtype=torch.float64)

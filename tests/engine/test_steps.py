@@ -80,7 +80,6 @@ def check_tree(model, parents, length, tolerance):
     [
         ("llama", "slots", {}),
         ("llama", "blocks", {}),
-        ("llama", "padded", {}),
         ("mistral", "slots", {"sliding_window": 5}),
         ("gemma2", "blocks", {"sliding_window": 8}),
     ],
@@ -88,7 +87,7 @@ def check_tree(model, parents, length, tolerance):
 def test_rows_of_a_tree_are_those_of_chains(architecture, kind, changes):
     model = loaded_model(make_model(architecture, **changes))
     paging = Paging(16) if kind == "blocks" else None
-    runner = ModelRunner(model, 3, kind == "padded" or None, paging=paging)
+    runner = ModelRunner(model, 3, paging=paging)
     assert not runner.tree_refusal
     for parents in (TREE, (0, 1, 2, 3), (0, 0, 0)):
         check_tree(runner, parents, LENGTH, 1e-9)
@@ -282,7 +281,9 @@ def test_a_model_describes_itself():
     one, two = (make_runner(make_model("llama")) for _ in range(2))
     assert one.bytes_per_token == 0
     one.forward([Step(0, 0, [1, 2])])
-    assert one.bytes_per_token * one.cache.max_length == one.cache.bytes_per_slot
+    assert one.bytes_per_token == 2 * one.cache.kv_layers[0].rows[0][0].nbytes * len(
+        one.cache.kv_layers
+    )
     single = make_runner(make_model("llama", dtype=torch.float32))
     for runner in (one, two, single):
         runner.warm_up()

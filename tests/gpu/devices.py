@@ -68,15 +68,15 @@ def expected_logits(dtype, token_ids):
 def runner_of(dtype, attention, way="exact", num_slots=33, num_blocks=128):
     """A runner over blocks: exact, fixed (captured as nothing), graphs, or graphs and compiled.
 
-    Over slots if that is the `attention`: "slots" or "padded slots".
+    Over slots if that is the `attention`.
     """
     if attention == "flashinfer":
         if not ON_CUDA:
             pytest.skip("FlashInfer runs on NVIDIA GPUs")
         pytest.importorskip("flashinfer", exc_type=ImportError)
     model = copy.deepcopy(random_weights(dtype)).to(DEVICE)
-    if attention.endswith("slots"):
-        return ModelRunner(loaded_model(model, LENGTH), num_slots, attention == "padded slots")
+    if attention == "slots":
+        return ModelRunner(loaded_model(model, LENGTH), num_slots)
     paging = Paging(BLOCK, num_blocks, attention)
     runner = ModelRunner(loaded_model(model, LENGTH), num_slots, paging=paging)
     if way != "exact" and isinstance(runner._steps, CapturedSteps):

@@ -1,4 +1,4 @@
-"""What ranks tell each other: reports, step plans, and the weights that they hold."""
+"""Messages of ranks to each other: reports, step plans, and the weights that they hold."""
 
 from types import SimpleNamespace
 
@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from flyspec.config import VerifySettings
 from flyspec.engine.cache_table import BlockChange, Copy, Moves
 from flyspec.engine.model import Step
-from flyspec.engine.parallel import Place, RankGroup
-from flyspec.engine.step_plan import HEADER, Kind, decode, encode
+from flyspec.engine.parallel import HEADER, Kind, Place, RankGroup, decode, encode
 from flyspec.errors import ConfigError
 from verify_service import ranks
-from verify_service.rank_watch import Report, Vigil
+from verify_service.ranks import Report, Vigil
 
 
 def vigil(ranks=(1, 2)):

@@ -29,7 +29,7 @@ from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.config import OrchestratorSettings, VerifySettings
 from flyspec.engine import loading
 from flyspec.engine.autojudge import write_judge
-from flyspec.engine.memory import slot_bytes
+from flyspec.engine.cache_size import slot_bytes
 from flyspec.engine.parallel import place_from_environment, rank_device, weight_bytes
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.rules import Rule

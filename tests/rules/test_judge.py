@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flyspec.engine.distributions import Distributions
-from flyspec.engine.sampling import choose
+from flyspec.engine.logits import process_logits
+from flyspec.engine.sampling import choose_processed
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Divergence, EntropyMeasure, Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
@@ -143,10 +144,11 @@ def test_limits_give_exact(rule, temperature):
     for seed in range(9):
         logits = torch.randn(9, 16, generator=generator)
         logits[seed % 9] = 0.0
+        sampling = SamplingParams(temperature)
+        own = choose_processed(process_logits(logits, sampling), sampling, range(9), seed)
         drafts = torch.randint(0, 16, (8,), generator=generator).tolist()
-        for i in range(0, 8, 2):
-            drafts[i] = int(choose(logits[i : i + 1], SamplingParams(temperature), i, seed)[0])
-        given = {"sampling": SamplingParams(temperature), "seed": seed}
+        drafts[::2] = own[:8:2].tolist()
+        given = {"sampling": sampling, "seed": seed}
         q = Distributions((logits[:8] / (temperature or 1.0)).log_softmax(-1), None)
         got = judge(rule, drafts, logits, draft_distributions=q, **given)
         assert got == judge("exact", drafts, logits, **given)

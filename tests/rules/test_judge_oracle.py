@@ -22,7 +22,7 @@ from tests.rules.rule_cases import (
     draw_threshold,
     first_cases,
 )
-from verify_service.rules import decide_all, deciding, judge, prepare, readings
+from verify_service.rules import batch_pass, decide_all, deciding, judge, prepare
 
 SCOPES = {
     "exact": [None],
@@ -92,14 +92,14 @@ EACH = 20
 def reads(monkeypatch):
     """The number of values that each read returned."""
     counts = []
-    original = readings.read
+    original = batch_pass.read
 
     def read(tables):
         numbers = original(tables)
         counts.append(len(numbers))
         return numbers
 
-    monkeypatch.setattr(readings, "read", read)
+    monkeypatch.setattr(batch_pass, "read", read)
     return counts
 
 

@@ -86,12 +86,10 @@ class CountingRunner(ModelRunner):
 
 
 @asynccontextmanager
-async def running(
-    target_dir, num_slots, budget=None, runner_class=CountingRunner, max_queue=1024, **options
-):
+async def running(target_dir, num_slots, budget=None, runner_class=CountingRunner, max_queue=1024):
     """An engine over its own target; yields it and its runner."""
     loaded = load_model(target_dir, "cpu", "float64")
-    runner = runner_class(loaded, num_slots, **options)
+    runner = runner_class(loaded, num_slots)
     engine = VerifyEngine(
         runner,
         loaded.tokenizer,
@@ -247,7 +245,7 @@ class UnhurriedRunner(CountingRunner):
         return super().forward(steps)
 
 
-async def check_crowd(target_dir, greedy, members, concurrent, **options):
+async def check_crowd(target_dir, greedy, members, concurrent):
     """Run each session alone, then all of them, `concurrent` at once."""
     async with running(target_dir, 1) as (engine, runner):
         runner.cache.reuse = False
@@ -263,7 +261,7 @@ async def check_crowd(target_dir, greedy, members, concurrent, **options):
 
     budget = StepBudget(max_tokens=480, prefill_chunk=48)
     slots = concurrent + 2
-    async with running(target_dir, slots, budget, UnhurriedRunner, **options) as (engine, runner):
+    async with running(target_dir, slots, budget, UnhurriedRunner) as (engine, runner):
         await asyncio.gather(*map(repeat, members))
         status = await no_sessions(engine, runner)
         assert max(runner.batches) > 4
@@ -284,7 +282,7 @@ async def test_sessions_of_every_rule_are_told_what_each_is_told_alone(target_di
 @pytest.mark.parametrize("seed", range(4))
 async def test_hundreds_of_sessions_are_told_what_each_is_told_alone(target_dir, greedy, seed):
     members = [Member(10_000 * (seed + 1) + i, longest_output=80) for i in range(192)]
-    await check_crowd(target_dir, greedy, members, 64, padded=bool(seed % 2))
+    await check_crowd(target_dir, greedy, members, 64)
 
 
 def some_tokens(count, seed):

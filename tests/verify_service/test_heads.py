@@ -419,65 +419,6 @@ def test_heads_follow_any_rollback(plan):
     asyncio.run(run())
 
 
-# --- steps of proposals that run before their rounds ----------------------------------------
-
-
-@pytest.fixture
-def watched(engine, greedy):
-    """An engine with a head that is always right, and the steps of all its forwards."""
-    steps = []
-    text = [*PROMPT, *greedy(PROMPT, 40)]
-    head = ScriptedHead(lambda tokens: text[len(tokens)], 4)
-    engine.heads = Heads({"head": head}, engine.info.vocab_size, engine.info.context_length, [1])
-    forward = engine.model.forward
-
-    def recorded(of):
-        steps.extend(of)
-        return forward(of)
-
-    engine.model.forward = recorded
-    yield engine, steps, text
-    engine.model.forward = forward
-
-
-async def rounds(engine, session, drafts_of, number):
-    """Run rounds whose drafts are `drafts_of` each proposal; return the sequence."""
-    tokens, drafts = list(PROMPT), ()
-    for round_id in range(1, number + 1):
-        request = HeadRequest("head", 4)
-        round_ = VerifyRound(round_id, len(tokens), (), drafts, head=request)
-        (verdict,) = await answers(engine, session, round_)
-        accepted = verdict.keep_length - len(tokens)
-        tokens += [*drafts[:accepted], verdict.next_token_id]
-        drafts = drafts_of(verdict.proposal.token_ids)
-    return tokens
-
-
-async def test_a_proposals_step_runs_once_and_before_its_round(watched):
-    engine, steps, text = watched
-    session = engine.open(opening(PROMPT))
-    got = await rounds(engine, session, lambda drafts: drafts, 4)
-    assert got == text[: len(PROMPT) + 1 + 3 * 5]
-    await until(lambda: len(steps) == 5)  # the last proposal's, for a round that does not come
-    assert [step.start for step in steps[1:]] == [len(PROMPT) + 5 * i for i in range(4)]
-
-
-async def test_a_round_with_other_drafts_runs_its_own_step(watched):
-    engine, steps, text = watched
-    session = engine.open(opening(PROMPT))
-    got = await rounds(engine, session, lambda drafts: [drafts[0], 399, *drafts[2:]], 4)
-    assert got == text[: len(PROMPT) + 1 + 3 * 2]
-    assert len(steps) >= 1 + 3
-
-
-async def test_with_several_sessions_no_step_runs_early(watched):
-    engine, steps, text = watched
-    session, _ = engine.open(opening(PROMPT)), engine.open(opening(PROMPT))
-    got = await rounds(engine, session, lambda drafts: drafts, 3)
-    assert got == text[: len(PROMPT) + 1 + 2 * 5]
-    assert len(steps) == 3
-
-
 ACROSS = WindowScope.ACROSS_ROUNDS
 RULES = [
     Rule("exact"), Rule("fly", fly_window_size=2), Rule("margin", margin_threshold=2.0),

@@ -1,4 +1,4 @@
-"""Where steps leave drafts out, rules that draw still follow the law that they state.
+"""Rules that draw follow, where steps leave drafts out, the law that they state.
 
 Whether a drafted position is checked may depend on the drafts before it, never on the draft itself:
 to leave a token out for being unlikely, and then to draw from the target, is a selection.
@@ -37,7 +37,7 @@ TARGET = torch.tensor(
     [[0.4, 0.3, 0.2, 0.1], [0.2, 0.5, 0.1, 0.2], [0.25, 0.2, 0.3, 0.25], [0.15, 0.15, 0.2, 0.5]],
     dtype=torch.float64,
 )
-"""What follows each token."""
+"""Tokens that follow each token."""
 DRAFT = torch.tensor(
     [[0.7, 0.1, 0.1, 0.1], [0.1, 0.6, 0.2, 0.1], [0.3, 0.3, 0.2, 0.2], [0.1, 0.05, 0.05, 0.8]],
     dtype=torch.float64,
@@ -67,7 +67,7 @@ def law(rule, p, q):
 
 
 def chances(confidences):
-    """What a pace that knows nothing yet sends of drafts with these confidences."""
+    """The part of drafts with these confidences that a pace sends which knows nothing yet."""
     return Acceptance(SharedAcceptance(False, K)).chances(confidences, len(confidences))
 
 

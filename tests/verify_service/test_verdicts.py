@@ -20,7 +20,7 @@ from flyspec.values.rounds import Budget, OpenWindow, Verdict, VerifyRound
 from flyspec.values.tokens import SamplingParams, TokenDistribution, TokenLogprobs
 from tests.autojudges import random_judge
 from tests.examples import examples
-from verify_service.rules import judge, readings
+from verify_service.rules import batch_pass, judge
 from verify_service.sessions import TargetSession
 from verify_service.slot_queue import SessionPlace
 from verify_service.verdicts import RoundContext, RoundJudge
@@ -158,7 +158,7 @@ def test_a_round_on_a_device_is_read_once(rule, monkeypatch):
     def read(tables):
         raise ReadError
 
-    monkeypatch.setattr(readings, "read", read)
+    monkeypatch.setattr(batch_pass, "read", read)
     rows = torch.randn(5, VOCABULARY, generator=torch.Generator().manual_seed(2))
     for sampling in SAMPLINGS:
         session = TargetSession(TokenSequence([1, 2]), 1, [rule], sampling, 7, INFO, PLACE, 3)

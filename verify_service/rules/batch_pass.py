@@ -1,11 +1,12 @@
-"""One pass over the logits of many rounds on a device: queues everything, reads nothing.
+"""One pass over the logits of many rounds on a device: queues everything, then reads all at once.
 
-Each round's answers are in the tables that all of them share, once these are read.
+Each round's answers are in the tables that all of them share, once these are read: the only place
+of judging that waits for a device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate
 
@@ -20,7 +21,6 @@ from flyspec.engine.upload import upload
 from flyspec.values.tokens import TokenLogprobs
 from verify_service.rules.criteria import Evidence, Measure
 from verify_service.rules.inquiry import Inquiry, top_tokens
-from verify_service.rules.readings import Reading, Readings
 from verify_service.rules.speculative_sampling import Correction
 
 _DRAFTED, _OWN, _CORRECTED = range(3)
@@ -30,6 +30,38 @@ _COLUMNS = _CORRECTED + MOST_CORRECTIONS
 MOST_LOGITS = 1 << 24
 """Maximum logits per pass, unless a single round has more. Noise and sorting take up to 32 bytes
 for each, and models and their caches leave little memory."""
+
+Reading = Callable[[int], Sequence[float]]
+"""Numbers of one row of a table."""
+
+
+def read(tables: Sequence[Tensor]) -> list[float]:
+    """Return the numbers of all tables, one after the other, in one transfer.
+
+    Token ids and numbers of every floating type are exact in the float64 that is read.
+    """
+    numbers: list[float] = torch.cat([t.to(torch.float64).flatten() for t in tables]).tolist()
+    return numbers
+
+
+class Readings:
+    """Tables on a device, [rows, numbers] each, that are read together."""
+
+    def __init__(self) -> None:
+        self._tables: list[Tensor] = []
+        self._size = 0
+        self._numbers: list[float] = []
+
+    def add(self, table: Tensor) -> Reading:
+        """Return the table's reading, for use after `read`."""
+        begin, width = self._size, table.shape[1]
+        self._tables.append(table)
+        self._size += table.numel()
+        return lambda row: self._numbers[begin + row * width : begin + (row + 1) * width]
+
+    def read(self) -> None:
+        if self._tables:
+            self._numbers = read(self._tables)
 
 
 class BatchAnswers:
@@ -51,8 +83,8 @@ class BatchAnswers:
     def tokens(self, stream: int, first: int, stop: int) -> list[int]:
         return checked([self._token(stream, index) for index in range(first, stop)])
 
-    def numbers(self, which: int, index: int) -> Sequence[float]:
-        reading, row = self.numbers_at[self._inquiry.measures[which]]
+    def numbers(self, measure: Measure, index: int) -> Sequence[float]:
+        reading, row = self.numbers_at[measure]
         return reading(row + index)
 
     def logprobs(self, first: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:

@@ -12,11 +12,9 @@ from flyspec.engine.logits import token_logprobs
 from flyspec.engine.sampling import checked, is_array
 from flyspec.values.rounds import Verdict
 from flyspec.values.tokens import TokenLogprobs
-from verify_service.rules.batch_pass import MOST_LOGITS, BatchPass
-from verify_service.rules.criteria import Evidence
-from verify_service.rules.inquiry import Answers, Inquiry, PendingVerdict, top_tokens
-from verify_service.rules.observe import THREE_LOGITS
-from verify_service.rules.readings import Readings
+from verify_service.rules.batch_pass import MOST_LOGITS, BatchPass, Readings
+from verify_service.rules.criteria import Evidence, Measure
+from verify_service.rules.inquiry import THREE_LOGITS, Answers, Inquiry, PendingVerdict, top_tokens
 
 P = ParamSpec("P")
 
@@ -29,17 +27,17 @@ class LazyAnswers:
     def __init__(self, inquiry: Inquiry) -> None:
         self._inquiry = inquiry
         self._processed = inquiry.round.processed()
-        self._found: dict[tuple[int, int], Sequence[float]] = {}
+        self._found: dict[tuple[Measure, int], Sequence[float]] = {}
         self._evidence: dict[int, Evidence] = {}  # measures of an index share its tensors
 
     def tokens(self, stream: int, first: int, stop: int) -> list[int]:
         chosen = self._inquiry.round.choose(self._processed, first, stop, stream)
         return checked(chosen.tolist())
 
-    def numbers(self, which: int, index: int) -> Sequence[float]:
-        found = self._found.get((which, index))
+    def numbers(self, measure: Measure, index: int) -> Sequence[float]:
+        found = self._found.get((measure, index))
         if found is None:
-            found = self._found[which, index] = self._measure(which, index)
+            found = self._found[measure, index] = self._measure(measure, index)
         return found
 
     def logprobs(self, first: int, token_ids: Sequence[int]) -> list[TokenLogprobs]:
@@ -50,9 +48,8 @@ class LazyAnswers:
         top: list[int] = top_tokens(self._inquiry.round.logits, self._inquiry).flatten().tolist()
         return top
 
-    def _measure(self, which: int, index: int) -> Sequence[float]:
+    def _measure(self, measure: Measure, index: int) -> Sequence[float]:
         round_, processed = self._inquiry.round, self._processed
-        measure = self._inquiry.measures[which]
         if measure is THREE_LOGITS and is_array(round_.logits) and is_array(processed):
             # Far cheaper than through tensors.
             raw, draft = round_.logits.numpy()[index], round_.drafts[index]

@@ -1,19 +1,32 @@
-"""`judge`, the function that decides which drafts of a round are accepted, and its first half."""
+"""`judge`, the function that decides which drafts of a round are accepted, and its first half.
+
+A round is divided into stretches: consecutive drafts that one rule judges.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from torch import Tensor
 
 from flyspec.engine.autojudge import AutoJudge
 from flyspec.engine.distributions import Distributions
 from flyspec.engine.model import History
-from flyspec.engine.sampling import TARGET_STREAM
+from flyspec.engine.sampling import SECOND_STREAM, TARGET_STREAM
 from flyspec.rules import Rule
 from flyspec.rules.resolve import resolve_rule
-from flyspec.values.rounds import Budget, Decision, OpenWindow, Outcome, RuleSegment, Verdict
+from flyspec.validation import distribution_spec
+from flyspec.values.rounds import (
+    Budget,
+    Decision,
+    DistributionSpec,
+    OpenWindow,
+    Outcome,
+    RuleSegment,
+    Verdict,
+)
 from flyspec.values.tokens import SamplingParams
 from verify_service.rules.arguments import (
     check_distributions,
@@ -22,14 +35,90 @@ from verify_service.rules.arguments import (
     check_open_window,
     check_segments,
 )
+from verify_service.rules.criteria import Measure
 from verify_service.rules.deciding import alone
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.inquiry import Answers, PendingVerdict, Round
-from verify_service.rules.observe import observe
+from verify_service.rules.inquiry import (
+    THREE_LOGITS,
+    Answers,
+    Inquiry,
+    PendingVerdict,
+    Round,
+    observe,
+)
+from verify_service.rules.presets import Composition, compose
 from verify_service.rules.referee import Referee
-from verify_service.rules.speculative_sampling import SamplingReferee
-from verify_service.rules.stretches import Stretch, by_draft, inquire, purses_of, stretches_of
-from verify_service.rules.window import RoundEnd, WindowWalk
+from verify_service.rules.speculative_sampling import Chance, Correction, SamplingReferee
+from verify_service.rules.window import WindowWalk
+
+
+class Stretch(NamedTuple):
+    """The drafts from index `first` on, up to the next stretch, and their resolved rule.
+
+    `budget` is the rule's own. `spec` says which draft distributions it needs.
+    """
+
+    first: int
+    rule_index: int
+    rule: Rule
+    budget: Budget
+    parts: Composition
+    spec: DistributionSpec | None
+
+    @property
+    def samples(self) -> bool:
+        """True if drafts are judged by p / q instead of by a criterion."""
+        return self.spec is not None and self.spec.draw_from_it
+
+    @property
+    def num_samples(self) -> int:
+        """Number of the target's samples that a draft may match, at temperature > 0."""
+        return 1 if self.samples else self.parts.preset.samples
+
+    @property
+    def measures(self) -> Sequence[Measure]:
+        """Questions about its drafts, besides `THREE_LOGITS`."""
+        if self.samples:
+            return Chance(self.parts.loosening), Correction(self.parts.loosening)
+        criterion = self.parts.criterion
+        return () if criterion.never or criterion.always else (criterion,)
+
+
+def stretches_of(
+    rules: Sequence[Rule],
+    segments: Sequence[RuleSegment],
+    sampling: SamplingParams,
+    start_position: int,
+    num_drafts: int,
+    autojudge: AutoJudge | None = None,
+) -> list[Stretch]:
+    """Divide a round's drafts among resolved rules; without drafts there is one stretch of none.
+
+    Each segment's `start_position` is absolute, the first not after the round's.
+    """
+    found: list[Stretch] = []
+    for segment in segments or (RuleSegment(start_position),):
+        first = max(0, segment.start_position - start_position)
+        if found and first >= num_drafts:
+            break
+        if found and found[-1].first == first:
+            found.pop()
+        rule = rules[segment.rule_index]
+        spec = distribution_spec(rule, sampling)
+        parts = compose(rule, autojudge)
+        found.append(Stretch(first, segment.rule_index, rule, segment.budget, parts, spec))
+    return found
+
+
+def inquire(stretches: Sequence[Stretch], round_: Round) -> Inquiry:
+    """Return what their rules need to know of a round."""
+    num_samples = max(stretch.num_samples for stretch in stretches)
+    if round_.sampling.greedy:
+        num_samples = 1
+    measures = dict.fromkeys(m for stretch in stretches for m in stretch.measures)
+    streams = (TARGET_STREAM, SECOND_STREAM)[:num_samples]
+    return Inquiry(round_, streams, (THREE_LOGITS, *measures))
+
 
 _GREEDY = SamplingParams()
 _UNBOUNDED = Budget()
@@ -140,7 +229,8 @@ def prepare(
     )
     inquiry = inquire(stretches, round_)
     exact_until = exact_until_position - start_position
-    judged_by = by_draft(stretches, len(drafts))
+    ends = [*(stretch.first for stretch in stretches[1:]), len(drafts)]
+    judged_by = [s for s, end in zip(stretches, ends, strict=True) for _ in range(s.first, end)]
 
     def decide(answers: Answers) -> Verdict:
         if all(stretch.samples for stretch in stretches):
@@ -157,26 +247,23 @@ def prepare(
             num_speculative_tokens,
             open_window,
         )
-        purses = purses_of(stretches, Purse(budget))
-        referees: list[Referee | SamplingReferee] = []
+        whole = Purse(budget)
+        purses: dict[int, Purse] = {}  # by rule, all of them within the round's
+        referees: dict[int, Referee | SamplingReferee] = {}  # by their first draft
         for stretch in stretches:
-            parts, purse = stretch.parts, purses[stretch.rule_index]
+            parts = stretch.parts
+            purse = purses.setdefault(stretch.rule_index, Purse(stretch.budget, whole))
             guard = Guard(control_token_ids, eos_token_ids, parts.guarded_token_ids)
-            if stretch.samples:
-                referees.append(
-                    SamplingReferee(
-                        round_, inquiry, answers, own, parts.loosening, window, guard, purse,
-                        exact_until,
-                    )
-                )  # fmt: skip
-            else:
-                assert seen is not None
-                referees.append(
-                    Referee(round_, seen, parts.criterion, window, guard, purse, exact_until)
+            if seen is None or stretch.samples:
+                referees[stretch.first] = SamplingReferee(
+                    round_, answers, own, parts.loosening, window, guard, purse, exact_until
                 )
-        ends = [*(stretch.first for stretch in stretches[1:]), len(drafts)]
-        end = _walk(referees, ends, own[-1], drafts, window, eos_token_ids)
-        verdict = window.verdict(end)
+            else:
+                referees[stretch.first] = Referee(
+                    round_, seen, parts.criterion, window, guard, purse, exact_until
+                )
+        by_draft = [referees[stretch.first] for stretch in judged_by]
+        verdict = _walk(by_draft, own[-1], drafts, window, eos_token_ids)
         not_reached = [_NOT_REACHED] * (len(draft_token_ids) - len(verdict.decisions))
         return replace(verdict, decisions=(*verdict.decisions, *not_reached))
 
@@ -208,24 +295,22 @@ def _own_tokens(
 
 def _walk(
     referees: Sequence[Referee | SamplingReferee],
-    ends: Sequence[int],
     bonus: int,
     drafts: Sequence[int],
     window: WindowWalk,
     eos_token_ids: Collection[int],
-) -> RoundEnd:
-    """Decide on the drafts in order, up to the first rejection; each referee up to its end."""
+) -> Verdict:
+    """Let each draft's referee decide on it in order, up to the first rejection."""
     decisions: list[Decision] = []
-    for referee, end in zip(referees, ends, strict=True):
-        for index in range(len(decisions), end):
-            decision = referee.decide(index)
-            decisions.append(decision)
-            if decision.outcome is Outcome.REJECTED:
-                assert decision.target_token_id is not None
-                return RoundEnd(decisions, decision.target_token_id, rejected=True)
-            window.passed(index, decision)
+    for index, referee in enumerate(referees):
+        decision = referee.decide(index)
+        decisions.append(decision)
+        if decision.outcome is Outcome.REJECTED:
+            assert decision.target_token_id is not None
+            return window.verdict(decisions, decision.target_token_id, rejected=True)
+        window.passed(index, decision)
     final = not drafts or drafts[-1] in eos_token_ids or bonus in eos_token_ids
-    return RoundEnd(decisions, bonus, final=final)
+    return window.verdict(decisions, bonus, final=final)
 
 
 def _until_eos(draft_token_ids: Sequence[int], eos_token_ids: Collection[int]) -> list[int]:

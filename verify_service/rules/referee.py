@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from flyspec.values.rounds import Decision, Outcome
 from verify_service.rules.criteria import Criterion
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.inquiry import Round
-from verify_service.rules.observe import Observed
+from verify_service.rules.inquiry import Observed, Round
 from verify_service.rules.window import WindowWalk
 
 
@@ -66,7 +65,7 @@ class Referee:
     def _measure(self, index: int) -> tuple[bool, Sequence[float]]:
         if self.criterion.always:
             return True, ()
-        numbers = self.seen.numbers(self.criterion, index)
+        numbers = self.seen.answers.numbers(self.criterion, index)
         return self.criterion.accepts(*numbers), numbers
 
     def _decision(

@@ -31,8 +31,7 @@ from flyspec.engine.sampling import (
 from flyspec.values.rounds import Decision, Outcome
 from verify_service.rules.criteria import Evidence, Loosening, Measure
 from verify_service.rules.guard import Guard, Purse
-from verify_service.rules.inquiry import Answers, Inquiry, Round
-from verify_service.rules.observe import THREE_LOGITS
+from verify_service.rules.inquiry import THREE_LOGITS, Answers, Round
 from verify_service.rules.window import WindowWalk
 
 
@@ -90,7 +89,6 @@ class SamplingReferee:
     """
 
     round: Round
-    inquiry: Inquiry
     answers: Answers
     own: Sequence[int]
     loosening: Loosening | None
@@ -102,24 +100,24 @@ class SamplingReferee:
     def decide(self, index: int) -> Decision:
         """Return EXACT, LOOSE (paid for) or REJECTED, with the token that replaces the draft."""
         draft = self.round.drafts[index]
-        most, drafted, processed = self._numbers(THREE_LOGITS, index)
+        most, drafted, processed = self.answers.numbers(THREE_LOGITS, index)
         gap = most - drafted
         if index < self.exact_until or self.window.is_bonus(index):
             own = self.own[index]
             if draft == own:
                 return Decision(Outcome.EXACT, draft)
             return Decision(Outcome.REJECTED, own, gap_nats=gap)
-        ratio, u, *loosened = self._numbers(Chance(self.loosening), index)
-        if stands(ratio, u):
+        ratio, u, *loosened = self.answers.numbers(Chance(self.loosening), index)
+        if u < ratio:
             return Decision(Outcome.EXACT, draft, measure=ratio)
         loosely = self._may_be_loose(index, gap, processed)
         if loosely:
             (ratio,) = loosened
-            if stands(ratio, u):
+            if u < ratio:
                 self.purse.pay(gap)
                 own = self.own[index]
                 return Decision(Outcome.LOOSE, own, gap_nats=gap, measure=ratio)
-        token = checked(self._numbers(Correction(self.loosening), index))[loosely]
+        token = checked(self.answers.numbers(Correction(self.loosening), index))[loosely]
         return Decision(Outcome.REJECTED, token, gap_nats=gap, measure=ratio)
 
     def _may_be_loose(self, index: int, gap_nats: float, processed: float) -> bool:
@@ -130,9 +128,6 @@ class SamplingReferee:
             and self.guard.allows(self.round.drafts[index], self.own[index])
             and self.purse.affords(gap_nats)
         )
-
-    def _numbers(self, measure: Measure, index: int) -> Sequence[float]:
-        return self.answers.numbers(self.inquiry.measures.index(measure), index)
 
 
 def acceptance_ratio(at: Evidence) -> Tensor:
@@ -146,11 +141,6 @@ def acceptance_ratio(at: Evidence) -> Tensor:
     log_p = log_p.gather(-1, at.token_ids[:, None])[:, 0]
     ratio: Tensor = torch.where(log_p > -torch.inf, (log_p - drafted).exp(), 0.0)
     return ratio
-
-
-def stands(ratio: float, u: float) -> bool:
-    """Return whether a draft is accepted, u uniform in (0, 1)."""
-    return u < ratio
 
 
 def residual_log_weights(p: Tensor, draft: Distributions) -> Tensor:

@@ -34,21 +34,6 @@ class Window:
         return self.scope is WindowScope.ACROSS_ROUNDS
 
 
-@dataclass(frozen=True, slots=True)
-class RoundEnd:
-    """Place where the walk through a round's drafts ended.
-
-    `decisions` are those on the drafts reached; `rejected` means that the last one is a rejection.
-    `next_token_id` is the target's own token after the accepted ones. `final` means that no window
-    can close any more, at an EOS or because nothing was drafted.
-    """
-
-    decisions: list[Decision]
-    next_token_id: int
-    rejected: bool = False
-    final: bool = False
-
-
 class WindowWalk:
     """Tracks the windows of one round, by the requirements of each position's rule.
 
@@ -122,38 +107,30 @@ class WindowWalk:
             self._start + index, decision.target_token_id, window.following, decision.gap_nats
         )
 
-    def verdict(self, end: RoundEnd) -> Verdict:
+    def verdict(
+        self,
+        decisions: Sequence[Decision],
+        next_token_id: int,
+        rejected: bool = False,
+        final: bool = False,
+    ) -> Verdict:
         """Return the verdict; a window open at a rejection or the end of the sequence has failed.
 
-        The verdict is then as if its token had been rejected, in this round or in the earlier one
-        where it was drafted. Otherwise an open window stays open and its token is provisional.
+        `decisions` are those on the drafts reached, of which the last one may be `rejected`;
+        `next_token_id` is the target's own token after the accepted ones. `final` means that no
+        window can close any more, at an EOS or because nothing was drafted.
+
+        With a failed window the verdict is as if its token had been rejected, in this round or in
+        the earlier one where it was drafted. Otherwise an open window stays open and its token is
+        provisional.
         """
-        if self._open is None:
-            return _up_to_rejection(end, self._start)
-        if end.rejected or end.final:
-            return self._failed(end)
-        decisions = list(end.decisions)
-        if self._opened_at is not None:
-            provisional = decisions[self._opened_at]._replace(outcome=Outcome.PROVISIONAL)
-            decisions[self._opened_at] = provisional
-        end_length = self._start + len(decisions)
-        return Verdict(end_length, end.next_token_id, tuple(decisions), self._open, self._start)
-
-    def _failed(self, end: RoundEnd) -> Verdict:
-        assert self._open is not None
-        window, at = self._open, self._opened_at
-        decisions = tuple(end.decisions)
-        if at is not None:
-            decisions = (*decisions[:at], decisions[at]._replace(outcome=Outcome.REJECTED))
-        return Verdict(window.position, window.target_token_id, decisions, start_length=self._start)
-
-
-def _up_to_rejection(end: RoundEnd, start_position: int) -> Verdict:
-    """Accept everything before the rejection, with no window open."""
-    count = len(end.decisions) - end.rejected
-    return Verdict(
-        start_position + count,
-        end.next_token_id,
-        tuple(end.decisions),
-        start_length=start_position,
-    )
+        found, start, window, at = [*decisions], self._start, self._open, self._opened_at
+        end = start + len(found) - rejected
+        if window is not None and (rejected or final):
+            end, next_token_id = window.position, window.target_token_id
+            if at is not None:
+                found[at:] = [found[at]._replace(outcome=Outcome.REJECTED)]
+            window = None
+        elif window is not None and at is not None:
+            found[at] = found[at]._replace(outcome=Outcome.PROVISIONAL)
+        return Verdict(end, next_token_id, tuple(found), window, start)

@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from flyspec.engine.kv_memory import KVCache, KVLayer
 
 MAX_FOLDED_ROWS = 64
-"""Longer segments are not folded, since that repeats their mask, and not padded to others."""
+"""Longer segments are not folded, since that repeats their mask."""
 KEY_BLOCK = 512
 """Keys per block of a sum, as in torch's CPU kernel."""
 

@@ -11,10 +11,9 @@ from flyspec.engine import compiling
 from flyspec.engine.attention import flashinfer
 from flyspec.engine.attention.flashinfer import FlashInferAttention
 from flyspec.engine.attention.flex import uncopied
-from flyspec.engine.attention.gathered import GatheredAttention
-from flyspec.engine.attention.paged import PagedAttention
+from flyspec.engine.attention.paged import GatheredAttention, PagedAttention
 from flyspec.engine.heads import layer_heads
-from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.kv_memory import PagedCache
 from flyspec.errors import ConfigError
 from flyspec.flags import AttentionBackendName
 

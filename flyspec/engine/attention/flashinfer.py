@@ -8,7 +8,7 @@ a padded shape has too many rows goes to one more sequence, which reads block 0.
 from __future__ import annotations
 
 import importlib
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,8 +19,7 @@ from flyspec.engine.attention.base import Attending
 from flyspec.engine.attention.flex import uncopied
 from flyspec.engine.attention.paged import HostPlaces, PagedAttention, PagedStep, Places
 from flyspec.engine.captured.shapes import StepShape
-from flyspec.engine.kv_memory import KVLayer
-from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.kv_memory import KVLayer, PagedCache
 from flyspec.engine.upload import upload
 
 WORKSPACE_BYTES = 384 << 20
@@ -158,22 +157,14 @@ class _FlashInferStep(PagedStep):
         self.backend.planned()
 
 
-class PageLists(NamedTuple):
-    """Arguments of FlashInfer's `plan`, int32: ends of each sequence's queries and of its blocks,
-    both from 0 on; the blocks; the tokens in the last block of each."""
-
-    query_ends: NDArray[np.int32]
-    block_ends: NDArray[np.int32]
-    blocks: NDArray[np.int32]
-    last_lengths: NDArray[np.int32]
-
-
 def page_lists(
     places: HostPlaces, blocks: NDArray[np.int32], block_size: int, tokens: int
-) -> PageLists:
-    """Return the lists of a ragged step of `tokens` rows, with one more sequence for padding.
+) -> tuple[NDArray[np.int32], ...]:
+    """Return arguments of FlashInfer's `plan` for a ragged step of `tokens` rows, int32.
 
-    `blocks` is the block table; sequences of length 0 are padding and have no rows.
+    They are the ends of each sequence's queries and of its blocks, both from 0 on; the blocks; the
+    tokens in the last block of each. One more sequence is for padding. `blocks` is the block table;
+    sequences of length 0 are padding and have no rows.
     """
     rows, ends, lengths = places
     counts = -(-ends // block_size)
@@ -181,7 +172,7 @@ def page_lists(
     every = np.concatenate([*own, np.zeros(1, np.int32)]).astype(np.int32)
     queries = [*lengths, tokens - lengths.sum()]
     last = np.where(ends > 0, (ends - 1) % block_size + 1, 0)
-    return PageLists(
+    return (
         np.cumsum([0, *queries]).astype(np.int32),
         np.cumsum([0, *counts, 1]).astype(np.int32),
         every,

@@ -18,8 +18,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from flyspec.engine import compiling
 from flyspec.engine.attention.base import Attending
-from flyspec.engine.attention.gathered import GatheredAttention
-from flyspec.engine.attention.paged import PagedAttention, PagedStep, Places
+from flyspec.engine.attention.paged import GatheredAttention, PagedAttention, PagedStep, Places
 from flyspec.engine.captured.shapes import StepShape
 from flyspec.engine.kv_memory import KVLayer
 

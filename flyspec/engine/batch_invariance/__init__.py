@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from flyspec.engine.batch_invariance import tiles
 from flyspec.engine.batch_invariance.fixed_shapes import FixedShapeAttention
@@ -31,7 +32,7 @@ def apply(name: str, model: Any, wanted: bool | None) -> bool:
     obstacle = None
     if model.device.type != "cpu":
         obstacle = f"works only on CPUs, and {name} is on {model.device}; use --device cpu"
-    elif tiles.is_sharded(model):
+    elif any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         obstacle = "sums across ranks depend on the batch; use --tensor-parallel-size 1"
     if wanted is False or (wanted is None and (obstacle or model.dtype != torch.bfloat16)):
         return False

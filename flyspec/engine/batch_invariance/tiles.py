@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.nn.functional import linear, pad
 from transformers.activations import ACT2CLS
 
@@ -126,11 +125,6 @@ def untile(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), TiledLinear | AlignedActivation):
             del module.forward
-
-
-def is_sharded(model: torch.nn.Module) -> bool:
-    """True if the model's weights are sharded among ranks."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 @torch.inference_mode()

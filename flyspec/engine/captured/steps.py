@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from flyspec.engine.attention.paged import PagedAttention
-from flyspec.engine.captured.first_step import FirstStep
 from flyspec.engine.captured.graphs import Capture, Graphs, Replay
-from flyspec.engine.captured.program import Drawing, Machine
+from flyspec.engine.captured.program import Drawing, FirstStep, Machine, SingleSteps
 from flyspec.engine.captured.shapes import (
     AHEAD,
     CONTINUATIONS,
@@ -24,11 +23,8 @@ from flyspec.engine.captured.shapes import (
     padded,
     round_up,
 )
-from flyspec.engine.captured.single_steps import SingleSteps
-from flyspec.engine.drawn import drafted, ends_after
-from flyspec.engine.logits import adjusts
-from flyspec.engine.model import Draw, Rows, Step
-from flyspec.engine.paged_cache import PagedCache
+from flyspec.engine.kv_memory import PagedCache
+from flyspec.engine.model import Draw, Rows, Step, drafted, ends_after
 from flyspec.engine.sampling import checked
 from flyspec.values.tokens import Drafted
 
@@ -67,13 +63,6 @@ class CapturedSteps:
     def attention(self) -> PagedAttention:
         return self._machine.attention
 
-    def can_draw(self, draw: Draw) -> bool:
-        """True if nothing that `draw` needs depends on the text, and no distribution is sent."""
-        sampling, spec = draw.sampling, draw.distribution
-        if sampling is None:
-            return True
-        return not adjusts(sampling) and (spec is None or (spec.draw_from_it and sampling.greedy))
-
     def forward(self, steps: Sequence[Step]) -> list[Rows]:
         """Return each step's rows, valid until the next call."""
         layers = any(step.hidden_layers for step in steps)
@@ -93,7 +82,7 @@ class CapturedSteps:
         ]
 
     def draw(self, draws: Sequence[Draw]) -> list[Drafted]:
-        """Like `Model.draw`, for draws that it `can_draw`; reads the device once a proposal.
+        """Like `Model.draw`, for plain draws; reads the device once a proposal.
 
         Raises `FloatingPointError` for logits that are not finite.
         """

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from flyspec.engine.draft_heads.drawing import over_vocabulary
+from flyspec.engine.draft_heads.base import over_vocabulary
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, rotary_angles
 from flyspec.engine.draft_heads.stepping import Packed, Piece, SteppingHead
 
@@ -61,22 +61,10 @@ class Eagle3Head(SteppingHead):
 
     def _hidden(self, pieces: Sequence[Piece]) -> Tensor:
         """Return the pieces' hidden rows: the target's, fused, and the head's own."""
-        like = self._embedding
-        given = [p.hidden for p in pieces if not p.own]
-        fused = like
+        like, given = self._embedding, [p for p in pieces if not p.own]
+        fused: Iterator[Tensor] = iter(())
         if given:
-            joined = [
-                (torch.cat(rows) if len(given) > 1 else rows[0]).to(like.device, like.dtype)
-                for rows in zip(*given, strict=True)
-            ]
-            fused = self._network.fuse(joined)
-        if len(given) == len(pieces):
-            return fused
-        found: list[Tensor] = []
-        at = 0
-        for piece in pieces:
-            if piece.own:
-                found += piece.hidden
-            else:
-                found.append(fused[at : (at := at + len(piece.token_ids))])
-        return torch.cat(found) if len(found) > 1 else found[0]
+            layers = zip(*(p.hidden for p in given), strict=True)
+            rows = [torch.cat(layer).to(like.device, like.dtype) for layer in layers]
+            fused = iter(self._network.fuse(rows).split([len(p.token_ids) for p in given]))
+        return torch.cat([p.hidden[0] if p.own else next(fused) for p in pieces])

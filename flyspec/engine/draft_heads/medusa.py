@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flyspec.engine import stepwise
-from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.draft_heads.drawing import check_step, draw_of, over_vocabulary
+from flyspec.engine.draft_heads.base import HeadStep, check_step, draw_of, over_vocabulary
 from flyspec.engine.draft_heads.files import HeadFiles, fingerprint_of
 from flyspec.engine.draft_heads.target import HeadTarget, computing_type
 from flyspec.engine.model import Rows, Step

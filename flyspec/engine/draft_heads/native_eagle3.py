@@ -11,33 +11,23 @@ import ctypes
 import weakref
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, chain
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.draft_heads.drawing import check_step, draw_of
+from flyspec.engine.draft_heads.base import HeadStep, check_step, draw_of
 from flyspec.engine.draft_heads.eagle3 import MAX_TOKENS, Eagle3Head
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Network, rotary_angles
 from flyspec.engine.draft_heads.stepping import Piece, SteppingHead
-from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import lazy_zeros
-from flyspec.engine.logits import adjusts
-from flyspec.engine.model import NEVER
+from flyspec.engine.model import drafted
 from flyspec.engine.native.family import HEAD_STEP, MAX_HEAD
-from flyspec.engine.native.library import (
-    BatchStruct,
-    LayerStruct,
-    Library,
-    SamplerStruct,
-    ShapeStruct,
-)
+from flyspec.engine.native.library import BatchStruct, LayerStruct, Library, ShapeStruct
+from flyspec.engine.native.model import check_status, draw_at_once
 from flyspec.engine.native.weights import PANEL, in_turn, pack, packed_size
-from flyspec.engine.sampling import TARGET_STREAM
-from flyspec.values.tokens import Drafted, TokenDistribution
+from flyspec.values.tokens import Drafted
 
 _TOLERANCE = 0.05
 _TRIED_ROWS = 24
@@ -124,9 +114,9 @@ class NativeEagle3Head(SteppingHead):
             num_drafts=0 if drafts is None else len(drafts),
             normed_residual=shape.norm_before_residual, normed_features=shape.norm_output,
         )  # fmt: skip
-        self._functions = library.functions
-        self._handle = ctypes.c_void_p(self._functions.flyspec_open(ctypes.byref(packed)))
-        weakref.finalize(self, self._functions.flyspec_close, self._handle)
+        self._library, functions = library, library.functions
+        self._handle = ctypes.c_void_p(functions.flyspec_open(ctypes.byref(packed)))
+        weakref.finalize(self, functions.flyspec_close, self._handle)
 
     def _pack_layer(self, struct: LayerStruct, layer: torch.nn.Module, first: bool) -> None:
         get = dict(layer.named_parameters())
@@ -196,7 +186,8 @@ class NativeEagle3Head(SteppingHead):
         logits = torch.empty(batch.num_wanted, self.vocab_size)
         own = torch.empty(batch.num_wanted, self._width)
         batch.logits, batch.own = logits.data_ptr(), own.data_ptr()
-        self._check(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
+        forward = self._library.functions.flyspec_forward
+        check_status(forward(self._handle, ctypes.byref(batch)))
         del kept
         return logits, own
 
@@ -207,7 +198,8 @@ class NativeEagle3Head(SteppingHead):
         Raises `ValueError` for rows that do not fit the head, `FloatingPointError` for logits that
         are not finite.
         """
-        if not all(map(_is_plain, steps)):
+        drawing = [draw_of(step) for step in steps if step.max_tokens]
+        if not all(draw.is_plain for draw in drawing):
             return super().draft(steps)
         for step in steps:
             check_step(step, self, self.hidden_size, self.vocab_size)
@@ -219,57 +211,13 @@ class NativeEagle3Head(SteppingHead):
             wanted = step.max_tokens > 0
             pieces.append(Piece(cache, step.start, step.token_ids, step.hidden, False, wanted))
         batch, kept = self._begin(pieces)
-        drawing = [step for step in steps if step.max_tokens]
-        most = array("i", [step.max_tokens for step in drawing])
-        stops = array("i", chain.from_iterable(step.stop_token_ids for step in drawing))
-        ends = array("i", accumulate(len(step.stop_token_ids) for step in drawing))
-        left = array("d", [step.min_confidence for step in drawing])
-        width = max(most, default=0)
-        tokens = array("i", bytes(4 * width * len(most)))
-        chances = array("f", bytes(4 * width * len(most)))
-        counts = array("i", bytes(4 * len(most)))
         # A row stands one before the token that it reads, and positions begin with the slot's.
-        offsets = array("i", [self._slots[step.slot].first + 1 for step in drawing])
-        samplers = None
-        if not all(step.sampling.greedy for step in drawing):
-            samplers = (SamplerStruct * len(drawing))(*map(_sampler, drawing))
-        self._check(
-            self._functions.flyspec_draw(
-                self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops), _at(left),
-                NEVER.address, width, _at(tokens), _at(chances), None, _at(counts), samplers,
-                _at(offsets),
-            )
-        )  # fmt: skip
+        offsets = [self._slots[draw.step.slot].first + 1 for draw in drawing]
+        drawn = draw_at_once(self._library, self._handle, batch, drawing, offsets=offsets)
         del kept
-        found, further = [], iter(range(len(drawing)))
-        for step in steps:
-            if not step.max_tokens:
-                found.append(Drafted([]))
-                continue
-            index = next(further)
-            own = slice(index * width, index * width + counts[index])
-            result = drafted(draw_of(step), tokens[own].tolist(), chances[own].tolist())
-            if step.distribution is not None:
-                points = [TokenDistribution()] * len(result.token_ids)
-                result = result._replace(distributions=points)
-            found.append(result)
-        return found
-
-    def _check(self, status: int) -> None:
-        if status:
-            raise FloatingPointError("the head's logits are not finite")
+        results = iter([drafted(draw, *own) for draw, own in zip(drawing, drawn, strict=True)])
+        return [next(results) if step.max_tokens else Drafted([]) for step in steps]
 
 
-def _at(numbers: array[int] | array[float]) -> int:
+def _at(numbers: array[int]) -> int:
     return numbers.buffer_info()[0]
-
-
-def _is_plain(step: HeadStep) -> bool:
-    """True if tokens depend on logits, positions and the seed alone, and are sent as points."""
-    spec, sampling = step.distribution, step.sampling
-    return not adjusts(sampling) and (spec is None or (spec.draw_from_it and sampling.greedy))
-
-
-def _sampler(step: HeadStep) -> SamplerStruct:
-    s = step.sampling
-    return SamplerStruct(step.seed, 0, s.temperature, s.top_p, s.min_p, s.top_k, TARGET_STREAM)

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flyspec.engine import stepwise
-from flyspec.engine.draft_heads.base import HeadStep
-from flyspec.engine.draft_heads.drawing import check_step, draw_of
+from flyspec.engine.draft_heads.base import HeadStep, check_step, draw_of
 from flyspec.engine.model import Rows, Step
 from flyspec.values.tokens import Drafted
 

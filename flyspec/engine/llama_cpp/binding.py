@@ -20,7 +20,6 @@ from flyspec.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _Floats = np.ndarray[Any, np.dtype[np.float32]]
-_Ints = np.ndarray[Any, np.dtype[np.int32]]
 
 _CACHE_MULTIPLE = 256
 ALL_LAYERS = -1
@@ -271,31 +270,20 @@ class Context:
             rows.append(found.copy())
         return np.concatenate(rows)
 
-    def decode_one(self, token: int, position: int, sequence: int) -> _Floats:
-        """Append one token to a sequence; return its row of logits [vocab], as `decode` does."""
-        self._tokens[0], self._positions[0], self._sequences[0] = token, position, sequence
-        self._wanted[0] = 1
-        row: _Floats = self._run(1, 1)[0]
-        return row
-
     def _decode(
         self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int],
         wanted: Sequence[int],
     ) -> _Floats:  # fmt: skip
-        count = len(tokens)
+        count, batch = len(tokens), self._llama_batch
         self._tokens[:count], self._positions[:count] = tokens, positions
         self._sequences[:count] = sequences
         self._wanted[:count] = 0
         self._wanted[wanted] = 1
-        return self._run(count, len(wanted))
-
-    def _run(self, count: int, num_rows: int) -> _Floats:
-        batch = self._llama_batch
         batch.n_tokens = count
         code = self._lib.llama_decode(self.handle, batch)
         if code:
             raise RuntimeError(f"llama.cpp could not run a step (llama_decode returned {code})")
-        return self._rows(num_rows)
+        return self._rows(len(wanted))
 
     def _rows(self, count: int) -> _Floats:
         """Return the first rows of logits where llama.cpp has them, which seldom changes."""

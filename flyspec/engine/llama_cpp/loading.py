@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from flyspec import process
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
+from flyspec.engine.cache_size import KVCachePlan, plan_slots, readable
 from flyspec.engine.device_memory import host_memory
 from flyspec.engine.devices import no_cuda
 from flyspec.engine.llama_cpp import binding, tokenizer
@@ -14,7 +15,6 @@ from flyspec.engine.llama_cpp.binding import Context, ContextPlan, GgufModel, ca
 from flyspec.engine.llama_cpp.gguf_file import GgufFile
 from flyspec.engine.llama_cpp.model import LlamaCppModel
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.memory import KVCachePlan, plan_slots, readable
 from flyspec.engine.supported import check_length, within_limit
 from flyspec.errors import ConfigError
 from flyspec.model_files import gguf_path, served_name
@@ -128,7 +128,7 @@ def _context(name: str, weights: GgufModel, plan: ContextPlan) -> Context:
 
 
 def _numerics(weights: GgufModel, gpu_layers: int, plan: ContextPlan) -> str:
-    """Determinants of the bits besides the weights; see `flyspec.engine.numerics`."""
+    """Describe what determines the model's bits besides its weights (`ModelInfo.numerics`)."""
     return ", ".join(
         (
             weights.file_type,

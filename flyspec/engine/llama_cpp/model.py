@@ -3,6 +3,11 @@
 A slot is one of llama.cpp's sequences, with its own part of the KV cache. Its logits are float32,
 read where llama.cpp leaves them. There are no hidden rows: heads and judges that read them need
 another engine.
+
+llama.cpp multiplies one row in another way than several, and attends in another way too, so a
+token's logits depend a little on how many tokens a step has (`compare`). With `exact`, a text can
+therefore differ from plain decoding's at a near-tie. Nothing else is there to compare with: a GGUF
+file is its own original.
 """
 
 from __future__ import annotations
@@ -12,23 +17,68 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from flyspec.engine import stepwise
 from flyspec.engine.cache_table import Copy
-from flyspec.engine.drawn import drafted
 from flyspec.engine.llama_cpp.binding import Context
-from flyspec.engine.llama_cpp.trial import compare
-from flyspec.engine.logits import adjusts
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_trees
+from flyspec.engine.model import NEVER, Draw, Interrupt, Model, Rows, Step, check_trees, drafted
 from flyspec.engine.slots import SlotTable
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import Drafted, still_needed
 
 log = logging.getLogger(__name__)
+
+_LENGTH, _FEWEST = 48, 12
+_WORK = 1e10
+"""Rows times parameters: fewer rows of large models, whose steps take long."""
+_BATCH = 16
+
+
+class BatchDifference(NamedTuple):
+    """The result over `rows` rows: `largest` difference of logits, `other` most likely tokens."""
+
+    rows: int
+    largest: float
+    other: int
+
+    def __str__(self) -> str:
+        if not self.largest:
+            return f"{self.rows} rows in batches have the same bits as single steps"
+        return (
+            f"logits of {self.rows} rows in batches differ from single steps by up to "
+            f"{self.largest:.2g}; {self.other} of them have another most likely token"
+        )
+
+
+def compare(model: Model) -> BatchDifference:
+    """Run a sequence in batches, with a rollback between them and a neighbour, and step by step.
+
+    Raises what the model raises, and `FloatingPointError` for logits that are not finite.
+    """
+    cache, size = model.cache, min(model.info.vocab_size, 251)
+    affordable = int(_WORK / max(1, model.info.num_parameters))
+    length = min(_LENGTH, max(_FEWEST, affordable), cache.max_length)
+    ids = [(7 * i * i + 3 * i + 1) % size for i in range(length)]
+    with cache.borrowed(2) as (slot, *neighbours):
+        alone = [model.forward([Step(slot, i, [ids[i]])])[0].logits.clone() for i in range(length)]
+        single = torch.cat(alone)
+        batched = []
+        for at in range(0, length, _BATCH):
+            part = ids[at : at + _BATCH]
+            model.forward([Step(slot, at, ids[::-1][: len(part)])])  # rolled back by the next one
+            steps = [Step(slot, at, part, len(part))]
+            steps += [Step(other, 0, ids[: at + 1]) for other in neighbours]
+            batched.append(model.forward(steps)[0].logits.clone())
+        together = torch.cat(batched)
+    if not bool(single.isfinite().all() and together.isfinite().all()):
+        raise FloatingPointError(f"the logits of {model.info.name} are not finite")
+    largest = float((together - single).abs().max())
+    other = int((together.argmax(dim=-1) != single.argmax(dim=-1)).sum())
+    return BatchDifference(length, largest, other)
 
 
 class LlamaCppModel:
@@ -94,8 +144,6 @@ class LlamaCppModel:
     def draw(self, draws: Sequence[Draw], interrupt: Interrupt = NEVER) -> list[Drafted]:
         """Like `Model.draw`. Greedy draws of single rows are made without torch in between."""
         if all(map(_is_simple, draws)):
-            if len(draws) == 1:
-                return [self._most_likely_of_one(draws[0], interrupt)]
             return self._most_likely(draws, interrupt)
         return stepwise.draw(self.forward, draws, interrupt)
 
@@ -133,40 +181,6 @@ class LlamaCppModel:
             drafted(draw, own, sure) for draw, own, sure in zip(draws, tokens, chances, strict=True)
         ]
 
-    def _most_likely_of_one(self, draw: Draw, interrupt: Interrupt) -> Drafted:
-        """Like `_most_likely`, of one draw, with nothing between its steps that can be avoided."""
-        step, most = draw.step, draw.max_tokens
-        if draw.sampling is None:
-            step, most = step._replace(num_logits=0), 0
-        self._prepare([step])
-        rows = self._decode([step])
-        slot, first = step.slot, step.start + len(step.token_ids)
-        self.cache.record(slot, step.start, step.token_ids)
-        if not (most and len(rows)):
-            return drafted(draw, [], [])
-        self.cache.reserve(slot, first, most - 1)
-        self._lengths[slot] = first + most - 1
-        stops, left, row = draw.stop_token_ids, draw.min_confidence, rows[0]
-        tokens: list[int] = []
-        chances: list[float] = []
-        sure = draw.confidences or left > 0
-        read = self._context.decode_one
-        try:
-            while True:
-                token = int(row.argmax())
-                if sure:
-                    chances.append(self._chance(row, token))
-                    left = still_needed(left, chances[-1:])
-                elif not math.isfinite(row[token]):
-                    raise FloatingPointError("the logits are not finite")
-                tokens.append(token)
-                ended = len(tokens) >= most or token in stops or left > 1
-                if ended or interrupt.is_set:
-                    return drafted(draw, tokens, chances)
-                row = read(token, first + len(tokens) - 1, slot)
-        finally:
-            self.cache.record(slot, first, tokens[:-1])
-
     def _chance(self, row: Any, token: int) -> float:
         """Return the probability of a row's most likely token."""
         powers = np.subtract(row, row[token], out=self._powers)
@@ -193,9 +207,6 @@ class LlamaCppModel:
 
     def _decode(self, steps: Sequence[Step]) -> Any:
         """Run prepared steps, in the order of their slots; return all rows wanted."""
-        if len(steps) == 1 and len(steps[0].token_ids) == steps[0].num_logits == 1:
-            slot, start, (token,), *_ = steps[0]
-            return self._context.decode_one(token, start, slot)[None]
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -209,8 +220,6 @@ class LlamaCppModel:
 
 def _is_simple(draw: Draw) -> bool:
     """True if a draw's tokens are the most likely ones of the logits as they are."""
-    sampling, spec = draw.sampling, draw.distribution
-    if sampling is None:
+    if draw.sampling is None:
         return True
-    listed = spec is not None and not spec.draw_from_it
-    return sampling.greedy and not adjusts(sampling) and not listed and draw.step.num_logits <= 1
+    return draw.sampling.greedy and draw.is_plain and draw.step.num_logits <= 1

@@ -3,6 +3,12 @@
 A file has the vocabulary with the type of each token, and merges (byte-level BPE: GPT-2's) or
 scores (SentencePiece's BPE: Llama 2's). llama.cpp's vocabulary, of the loaded model, says which
 tokens begin and end a text.
+
+Of the splits of text before a byte-level BPE merges it, a file has only llama.cpp's name
+(`tokenizer.ggml.pre`), which llama.cpp knows the patterns for (`llama_vocab::impl::load` in
+src/llama-vocab.cpp). The patterns here are those of the models' own tokenizers, in the syntax of
+the library tokenizers. What results is compared with llama.cpp's own tokens before a model serves
+(`check`).
 """
 
 from __future__ import annotations
@@ -11,12 +17,13 @@ import json
 import logging
 from collections.abc import Iterator
 from enum import IntEnum
+from typing import NamedTuple
 
-from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 from transformers.convert_slow_tokenizer import generate_merges
 
-from flyspec.engine.llama_cpp import pre_tokenizers
 from flyspec.engine.llama_cpp.binding import GgufVocabulary
 from flyspec.engine.llama_cpp.gguf_file import GgufFile
 from flyspec.engine.native.sample import TEXT
@@ -28,6 +35,54 @@ from flyspec.values.admin import TokenizerBundle
 log = logging.getLogger(__name__)
 
 _SPACE = "\u2581"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = rf"{_ENGLISH}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*%s|"
+_CASED_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|"
+_DEEPSEEK = (
+    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+    r" ?[\p{P}\p{S}]+[\r\n]*|" + _SPACES
+)
+
+
+class _Known(NamedTuple):
+    """Names that mean the same patterns, applied one after the other to the pieces so far.
+
+    `whole_words`: a piece that is a token as it is needs no merges (`ignore_merges` of BPE).
+    """
+
+    names: str
+    patterns: tuple[str, ...]
+    whole_words: bool = False
+
+
+_KNOWN = (
+    _Known("gpt-2 phi-2 gigachat mellum exaone4 mpt olmo jais trillion granite-docling", (_GPT2,)),
+    _Known("smollm starcoder refact command-r codeshell exaone minerva-7b mellum2",
+           (r"\p{N}", _GPT2)),
+    _Known("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 glm4 glm5",
+           (_WORDS + r"\p{N}{1,3}|" + _SIGNS + _SPACES,), whole_words=True),
+    _Known("dbrx smaug-bpe chatglm-bpe", (_WORDS + r"\p{N}{1,3}|" + _SIGNS + _SPACES,)),
+    _Known("qwen2 stablelm2 hunyuan megrez deepseek-r1-qwen solar-open grok-2",
+           (_WORDS + r"\p{N}|" + _SIGNS + _SPACES,)),
+    _Known("tekken", (_CASED % ("", "") + r"\p{N}|" + _CASED_SIGNS + _SPACES,), whole_words=True),
+    _Known("gpt-4o llama4 kanana2 minimax-m2",
+           (_CASED % ((_ENGLISH + "?",) * 2) + r"\p{N}{1,3}|" + _CASED_SIGNS + _SPACES,)),
+    _Known("deepseek-v3 hunyuan-dense joyai-llm",
+           (r"\p{N}{1,3}", "[一-龥\u3040-ゟ゠-ヿ]+", _DEEPSEEK)),
+)  # fmt: skip
+
+_BY_NAME = {name: known for known in _KNOWN for name in known.names.split()}
+
+
+def pre_tokenizer(name: str) -> PreTokenizer:
+    """Return the pre-tokenizer of this name; pieces come in the byte-level alphabet."""
+    splits = [Split(Regex(pattern), "isolated") for pattern in _BY_NAME[name].patterns]
+    return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 class TokenType(IntEnum):
@@ -128,15 +183,15 @@ def _ids(added: bool, token_id: int | None) -> Iterator[int]:
 
 def _byte_level(file: GgufFile, vocabulary: dict[str, int]) -> Tokenizer:
     name = str(file.get("tokenizer.ggml.pre", "default"))
-    if not pre_tokenizers.known(name):
+    known = _BY_NAME.get(name)
+    if known is None:
         raise ConfigError(
             f"--model {file.path}: how its tokenizer splits text is unknown: {name!r}; known are "
-            f"{', '.join(pre_tokenizers.names())}; serve the safetensors checkpoint instead"
+            f"{', '.join(sorted(_BY_NAME))}; serve the safetensors checkpoint instead"
         )
     merges = [tuple(pair.split(" ", 1)) for pair in file.get("tokenizer.ggml.merges") or ()]
-    whole = pre_tokenizers.keeps_whole_words(name)
-    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=whole))
-    tokenizer.pre_tokenizer = pre_tokenizers.pre_tokenizer(name)
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=known.whole_words))
+    tokenizer.pre_tokenizer = pre_tokenizer(name)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -1,4 +1,4 @@
-"""Which models the native step serves, as far as a configuration shows; `trial` checks the rest."""
+"""Models that the native step serves, as a configuration shows them; `trial` checks the rest."""
 
 from __future__ import annotations
 

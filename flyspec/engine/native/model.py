@@ -17,16 +17,15 @@ from torch import Tensor
 from flyspec.engine import stepwise
 from flyspec.engine.cache_table import RowCopy
 from flyspec.engine.distributions import encode
-from flyspec.engine.drawn import drafted
 from flyspec.engine.lazy_memory import allocate
 from flyspec.engine.loading import LoadedModel
-from flyspec.engine.logits import adjusts, process_logits
-from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers
+from flyspec.engine.logits import process_logits
+from flyspec.engine.model import NEVER, Draw, Interrupt, Rows, Step, check_layers, drafted
 from flyspec.engine.native.library import BatchStruct, Library, SamplerStruct
 from flyspec.engine.native.weights import PANEL, PackedWeights
-from flyspec.engine.numerics import native_numerics
 from flyspec.engine.sampling import TARGET_STREAM
 from flyspec.engine.slots import SlotTable
+from flyspec.values.admin import BATCH_INVARIANT
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, TokenDistribution
 
@@ -44,7 +43,9 @@ class NativeModel:
     def __init__(
         self, loaded: LoadedModel, num_slots: int, library: Library, threads: int = 1
     ) -> None:
-        self.info = replace(loaded.info, numerics=native_numerics(library.name))
+        # Its bits depend on neither threads nor batch.
+        numerics = f"bfloat16, native step for {library.name}, {BATCH_INVARIANT}"
+        self.info = replace(loaded.info, numerics=numerics)
         self.library, self.threads = library, threads
         length = self.info.context_length
         self.cache = SlotTable(num_slots, length)
@@ -87,7 +88,7 @@ class NativeModel:
         batch.logits, batch.hidden = logits.data_ptr(), hidden.data_ptr()
         batch.num_hidden, batch.hidden_layers = len(layers), _at(numbers)
         batch.stride = batch.num_kept * width
-        self._check(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
+        check_status(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
         del arrays
         found: list[Rows] = []
         at = had = 0
@@ -107,7 +108,7 @@ class NativeModel:
         """
         several = any(draw.step.num_logits > 1 for draw in draws)
         more = any(draw.max_tokens > 1 or _listed(draw) or _sampled(draw) for draw in draws)
-        if not all(map(_is_plain, draws)) or (several and more) or self._is_large(draws):
+        if not all(draw.is_keyed for draw in draws) or (several and more) or self._is_large(draws):
             return stepwise.draw(self.forward, draws, interrupt)
         if several:
             return self._pick(draws)
@@ -120,7 +121,7 @@ class NativeModel:
         tokens = array("i", bytes(4 * batch.num_wanted))
         chances = array("f", bytes(4 * batch.num_wanted))
         batch.tokens, batch.chances = _at(tokens), _at(chances)
-        self._check(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
+        check_status(self._functions.flyspec_forward(self._handle, ctypes.byref(batch)))
         del kept
         found, at = [], 0
         for draw, step in zip(draws, steps, strict=True):
@@ -133,40 +134,21 @@ class NativeModel:
         """Draw tokens over steps of a single row each, in one call."""
         steps = [d.step if d.sampling else d.step._replace(num_logits=0) for d in draws]
         drawing = [draw for draw, step in zip(draws, steps, strict=True) if step.num_logits]
-        most = array("i", [draw.max_tokens for draw in drawing])
-        stops = array("i", chain.from_iterable(draw.stop_token_ids for draw in drawing))
-        ends = array("i", accumulate(len(draw.stop_token_ids) for draw in drawing))
-        left = array("d", [draw.min_confidence for draw in drawing])
-        width = max(most, default=0)
-        drawn = array("i", bytes(4 * width * len(most)))
-        chances = array("f", bytes(4 * width * len(most)))
-        counts = array("i", bytes(4 * len(most)))
-        keeps_rows = any(map(_listed, drawing))
-        rows = torch.empty((len(most), width, self.info.vocab_size) if keeps_rows else 0)
-        samplers = None
-        if any(map(_sampled, drawing)):
-            samplers = (SamplerStruct * len(drawing))(*map(_sampler, drawing))
+        most = [draw.max_tokens for draw in drawing]
+        rows = None
+        if any(map(_listed, drawing)):
+            rows = torch.empty(len(most), max(most), self.info.vocab_size)
         batch, kept = self._begin(steps, most)
-        self._check(
-            self._functions.flyspec_draw(
-                self._handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops),
-                _at(left), interrupt.address, width, _at(drawn), _at(chances),
-                rows.data_ptr() if keeps_rows else None, _at(counts),
-                samplers, None,
-            )
-        )  # fmt: skip
+        drawn = enumerate(draw_at_once(self.library, self._handle, batch, drawing, interrupt, rows))
         del kept
         found = []
-        further = iter(range(len(drawing)))
         for draw, (slot, start, fed, num_logits, *_) in zip(draws, steps, strict=True):
             tokens: list[int] = []
             sure: list[float] = []
             sent: list[TokenDistribution] | None = None
             if num_logits:
-                index = next(further)
-                own = slice(index * width, index * width + counts[index])
-                tokens, sure = drawn[own].tolist(), chances[own].tolist()
-                if (spec := _listed(draw)) is not None:
+                index, (tokens, sure) = next(drawn)
+                if rows is not None and (spec := _listed(draw)) is not None:
                     sent = encode(_processed(rows[index, : len(tokens)], draw, spec), spec)
             # All but the last token drawn are cached.
             self.cache.record(slot, start, [*fed, *tokens[:-1]])
@@ -233,22 +215,54 @@ class NativeModel:
         sources, targets = (array("i", [row % length for row in rows]) for rows in copy)
         self._functions.flyspec_copy(self._handle, slot, len(sources), _at(sources), _at(targets))
 
-    def _check(self, status: int) -> None:
-        if status:
-            raise FloatingPointError(f"the logits of {self.info.name} are not finite")
-
 
 def _at(numbers: array[Any]) -> int:
     return numbers.buffer_info()[0]
 
 
-def _is_plain(draw: Draw) -> bool:
-    """True if a draw's tokens depend on the logits, their positions and the seed alone."""
-    sampling, spec = draw.sampling, draw.distribution
-    if sampling is None:
-        return True
-    from_sent = spec is not None and spec.draw_from_it and not sampling.greedy
-    return not adjusts(sampling) and not from_sent
+def draw_at_once(
+    library: Library,
+    handle: ctypes.c_void_p,
+    batch: BatchStruct,
+    draws: Sequence[Draw],
+    interrupt: Interrupt = NEVER,
+    rows: Tensor | None = None,
+    offsets: Sequence[int] = (),
+) -> list[tuple[list[int], list[float]]]:
+    """Draw tokens after each row wanted of a batch, in one call; return them with their chances.
+
+    `rows` [draws, most tokens, vocabulary] receives the logits. `offsets`: how far each draw's
+    positions are ahead of those in the batch. Raises `FloatingPointError` for logits that are not
+    finite.
+    """
+    most = array("i", [draw.max_tokens for draw in draws])
+    stops = array("i", chain.from_iterable(draw.stop_token_ids for draw in draws))
+    ends = array("i", accumulate(len(draw.stop_token_ids) for draw in draws))
+    left = array("d", [draw.min_confidence for draw in draws])
+    width = max(most, default=0)
+    tokens = array("i", bytes(4 * width * len(most)))
+    chances = array("f", bytes(4 * width * len(most)))
+    counts = array("i", bytes(4 * len(most)))
+    ahead = array("i", offsets)
+    samplers = None
+    if any(map(_sampled, draws)):
+        samplers = (SamplerStruct * len(draws))(*map(_sampler, draws))
+    check_status(
+        library.functions.flyspec_draw(
+            handle, ctypes.byref(batch), _at(most), _at(ends), _at(stops), _at(left),
+            interrupt.address, width, _at(tokens), _at(chances),
+            None if rows is None else rows.data_ptr(), _at(counts), samplers,
+            _at(ahead) if ahead else None,
+        )
+    )  # fmt: skip
+    owns = [slice(i * width, i * width + count) for i, count in enumerate(counts)]
+    return [(tokens[own].tolist(), chances[own].tolist()) for own in owns]
+
+
+def check_status(status: int) -> None:
+    """Raise `FloatingPointError` for a call of the native step that failed."""
+    if status:
+        raise FloatingPointError("the logits are not finite")
 
 
 def _sampled(draw: Draw) -> bool:
