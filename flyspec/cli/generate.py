@@ -195,7 +195,7 @@ async def _one(
         echo = [(render.visible(prompt.text) + "\n" * chat, render.PROMPT_STYLE)]
     answer = StreamedAnswer(output.color)
     await stream_or_stop(answer, client, source, options, echo)
-    output.record(answer.generation)
+    output.record(answer.transcript.generation)
 
 
 async def _many(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flyspec.cli.screen import Piece
-    from flyspec.client import AsyncClient, Completion, Generation, RoundRecord, Started
+    from flyspec.client import AsyncClient, Event
     from flyspec.client.requests import AnyPrompt
 
 DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
@@ -55,26 +55,19 @@ def note(console: Console, line: str) -> None:
 
 
 class StreamedAnswer:
-    """An answer on its way to standard output; `completion` is None if it was stopped."""
+    """An answer on its way to standard output; `transcript` has as much of it as arrived."""
 
     def __init__(self, color: bool) -> None:
         from flyspec.cli import render
         from flyspec.cli.screen import Screen
         from flyspec.client import Transcript
 
-        self.started: Started | None = None
-        self.completion: Completion | None = None
         self.transcript = Transcript()
-        self.rounds: list[RoundRecord] = []
         self._terminal = sys.stdout.isatty()
         self._color = color
         self._screen = Screen(write, render.paint if color else lambda text, _: text)
         self._began = time.perf_counter()
         self.seconds = 0.0
-
-    @property
-    def text(self) -> str:
-        return self.transcript.text
 
     async def stream(
         self,
@@ -92,18 +85,16 @@ class StreamedAnswer:
                     self._show(event, echo)
         finally:
             self.seconds = time.perf_counter() - self._began
-            if self.started is not None:
+            if self.transcript.started is not None:
                 write("\n")
 
-    def _show(self, event: object, echo: Sequence[Piece]) -> None:
+    def _show(self, event: Event, echo: Sequence[Piece]) -> None:
         from flyspec.cli import render
-        from flyspec.client import Chunk, Completion, Retract, RoundRecord, Started
+        from flyspec.client import Chunk, Retract, Started
 
-        if isinstance(event, Chunk | Retract):
-            self.transcript.add(event)
+        self.transcript.add(event)
         match event:
             case Started():
-                self.started = event
                 warn(error_console(), event.warnings)
                 self._screen.show(echo)
             case Chunk() if self._terminal or self._color:
@@ -113,32 +104,19 @@ class StreamedAnswer:
             case Retract():
                 stands = [piece for c in self.transcript.chunks for piece in render.pieces(c)]
                 self._screen.replace([*echo, *stands])
-            case RoundRecord():
-                self.rounds.append(event)
-            case Completion():
-                self.completion = event
-
-    @property
-    def generation(self) -> Generation | None:
-        """The whole answer; None if it was stopped."""
-        from flyspec.client import Generation
-
-        if self.started is None or self.completion is None:
-            return None
-        return Generation(self.started, self.transcript.chunks, self.completion, self.rounds)
 
     def summary(self, options: GenerateOptions) -> str:
         """Describe the answer, or what was reached of it."""
         from flyspec.cli import render
 
-        if self.started is None:
+        started, generation = self.transcript.started, self.transcript.generation
+        if started is None:
             return f"stopped after {self.seconds:.2f} s, before the first token"
-        generation = self.generation
         if generation is None:
-            line = render.stopped(self.started, self.transcript.chunks, self.seconds)
+            line = render.stopped(started, self.transcript.chunks, self.seconds)
         else:
             line = render.summary(generation, self.seconds)
-        return line if options.sampling.greedy else f"{line} · seed {self.started.seed}"
+        return line if options.sampling.greedy else f"{line} · seed {started.seed}"
 
 
 async def stream_or_stop(

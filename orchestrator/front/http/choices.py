@@ -5,17 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
 
 from flyspec.errors import ResourceExhaustedError
-from flyspec.values.generation import (
-    Chunk,
-    Completion,
-    Event,
-    Generation,
-    RoundRecord,
-    Started,
-)
+from flyspec.values.generation import Completion, Event
 from flyspec.values.requests import GenerationRequest
 
 AT_ONCE = 8
@@ -25,38 +17,6 @@ LONGEST_REST_S = 1.0
 
 Run = Callable[[GenerationRequest, bool], AsyncGenerator[Event, None]]
 """Runs a request; the flag says whether it counts as a request of the client: the first does."""
-
-
-@dataclass
-class Gathered:
-    """The events of one choice so far."""
-
-    started: Started | None = None
-    chunks: list[Chunk] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
-    completion: Completion | None = None
-
-    def add(self, event: Event) -> None:
-        match event:
-            case Started():
-                self.started = event
-            case Chunk():
-                self.chunks.append(event)
-            case RoundRecord():
-                self.rounds.append(event)
-            case Completion():
-                self.completion = event
-
-    @property
-    def generation(self) -> Generation:
-        """The whole choice, once it has ended."""
-        assert self.started is not None
-        assert self.completion is not None
-        return Generation(self.started, self.chunks, self.completion, self.rounds)
-
-    @property
-    def text(self) -> str:
-        return "".join(chunk.text for chunk in self.chunks)
 
 
 class _Room:

@@ -8,11 +8,11 @@ import time
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from typing import Any
 
+from flyspec.client.transcript import Transcript
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import request_id
 from flyspec.values.generation import Chunk, Completion, Event, FinishReason, Started
 from orchestrator.front.http.bodies import ResponsesBody
-from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
 from orchestrator.front.http.options import sampling_of
 from orchestrator.front.http.replies import Events, measured, token_details
@@ -36,7 +36,7 @@ class ResponsesReply:
     ) -> None:
         self._body, self._parser, sampling = body, parser, sampling_of(body)
         self._own_stops = own_stops
-        self._number, self._gathered = 0, Gathered()
+        self._number, self._transcript = 0, Transcript()
         self._untold: list[Chunk] = []  # since the last delta
         self._output: list[Document] = []
         self._message: Document | None = None  # the one that text is added to
@@ -88,7 +88,7 @@ class ResponsesReply:
         return _frame(told | {"type": "error"})
 
     def _told(self, event: Event) -> Iterator[Document]:
-        self._gathered.add(event)
+        self._transcript.add(event)
         match event:
             case Started():
                 self._response["seed"] = event.seed
@@ -178,9 +178,9 @@ class ResponsesReply:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": completion.prompt_tokens + completion.completion_tokens,
         }
-        response |= measured([self._gathered])
+        response |= measured([self._transcript])
         response["stop_reason"] = asked_stop(completion.stop_reason, self._own_stops)
-        response |= token_details(self._body, self._gathered.chunks, self._gathered.started)
+        response |= token_details(self._body, self._transcript.chunks, self._transcript.started)
         return self._event(f"response.{response['status']}", response=response)
 
     @property
