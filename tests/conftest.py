@@ -35,6 +35,7 @@ async def one_fork_server():
     Not those of a stack in another event loop or with other environment variables.
     """
     from flyspec.cli.fork_server import ForkServer
+    from tests.waiting import until
 
     loop, shared, known = asyncio.get_running_loop(), ForkServer(), {}
 
@@ -64,7 +65,7 @@ async def one_fork_server():
                 await self._server.close()
                 return
             for child in self._forked:
-                await child.wait_started()
+                await until(lambda child=child: child.pid or child.returncode is not None)
                 child.send_signal(signal.SIGKILL)
 
     with mock.patch("flyspec.cli.stack.ForkServer", Reusing):
