@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flyspec.cli.service import DRAFT_FLAGS
+from flyspec.cli.stack_options import DRAFT_FLAGS
 from flyspec.config import DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.preflight import check_draft, check_orchestrator, check_verify

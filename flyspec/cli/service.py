@@ -18,6 +18,7 @@ from typing import Any
 import flyspec
 from flyspec.cli.child import IMPORTS, ChildJob
 from flyspec.cli.fork_server import READY_FD, ForkedProcess, ForkServer
+from flyspec.cli.stack_options import DRAFT_FLAGS
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.spelling import respell
 from flyspec.startup import STAGE
@@ -26,12 +27,6 @@ ROOT = Path(flyspec.__file__).resolve().parent.parent
 KEPT_LOG_LINES = 20
 _BLOCK = 1 << 16
 _ERROR = re.compile(r"(?:\w+: )?error: (.*)")
-DRAFT_FLAGS = {
-    f"--{name}": f"--draft-{name}"
-    for name in ("model", "device", "dtype", "threads", "port", "gpu-memory-utilization",
-                 "kv-cache-memory-bytes", "engine", "n-gpu-layers")
-}  # fmt: skip
-"""The stack's flags by those of the draft service."""
 
 
 class ServiceDiedError(FlyspecError):
