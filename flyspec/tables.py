@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,6 @@ _FOLDED = 24
 _UNFOLDED = 1 << 16
 _UNLIMITED = 1000
 """Cells of a line in a file."""
-_FLEXIBLE = 10, 44
-"""Least and most cells of what takes the space that there is, such as bars."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class FittedTable:
     """
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[RenderableType]]
+    rows: Sequence[Sequence[str]]
     title: str | None = None
     left: int = 1
     keys: int = 1
@@ -73,57 +71,20 @@ class FittedTable:
         """Cells of these columns, if none takes more than `most`."""
         return sum(min(most, self._cells(c)) for c in columns) + _GAP * (len(columns) - 1)
 
-    def _cells(self, column: int) -> int:
-        return max(map(_cells, [self.columns[column], *(row[column] for row in self.rows)]))
-
-    def _table(self, columns: Sequence[int]) -> Table:
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
-        for index in columns:
-            words = index < self.left
-            folds = words or self._cells(index) > _FOLDED
-            text = all(isinstance(row[index], str) for row in self.rows)
-            table.add_column(
-                self.columns[index],
-                justify="left" if words else "right",
-                no_wrap=not folds,
-                overflow="fold" if folds else "ellipsis",
-                max_width=None if text else _FLEXIBLE[1],
-            )
-        for row in self.rows:
-            table.add_row(*(row[index] for index in columns))
-        return table
-
-    def _blocks(self) -> Iterator[RenderableType]:
-        for row in self.rows:
-            yield row[0]
-            block = Table.grid(padding=(0, _GAP, 0, 0))
-            block.add_column(no_wrap=True)
-            block.add_column(overflow="fold")
-            for name, value in zip(self.columns[1:], row[1:], strict=True):
-                block.add_row(f"  {name}", value)
-            yield block
-
-
-def _cells(cell: RenderableType) -> int:
-    if not isinstance(cell, str):
-        return _FLEXIBLE[0]
+    def _cells(cell: str) -> int:
     return max(map(cell_len, cell.split("\n")))
 
 
 def make_table(
     columns: Sequence[str],
-    rows: Iterable[Sequence[RenderableType]],
+    rows: Iterable[Sequence[str]],
     title: str | None = None,
     left: int = 1,
-    keys: int | None = None,
     stacked: bool = False,
 ) -> FittedTable:
-    """Return a table with `left` left-aligned columns of words, then right-aligned ones.
-
-    `keys`, by default as many, say what a row is about.
-    """
-    keys = max(1, left) if keys is None else keys
-    return FittedTable(columns, [list(row) for row in rows], title, left, keys, stacked)
+    """Return a table with `left` left-aligned columns of words, then right-aligned ones."""
+    rows = [list(row) for row in rows]
+    return FittedTable(columns, rows, title, left, max(1, left), stacked)
 
 
 def record_table(
@@ -131,21 +92,11 @@ def record_table(
     records: Iterable[Any],
     title: str | None = None,
     left: int = 1,
-    keys: int | None = None,
     stacked: bool = False,
 ) -> FittedTable:
     """Return a table with one row per record; `-` for missing numbers."""
     rows = ([cell(form, record) for _, form in columns] for record in records)
-    return make_table([heading for heading, _ in columns], rows, title, left, keys, stacked)
-
-
-def table_of(records: Sequence[Mapping[str, Any]], left: int = 1) -> FittedTable:
-    """Return a table of records with the same keys, which head its columns."""
-    rows = (
-        [f"{v:.3g}" if isinstance(v, float) else str(v) for v in record.values()]
-        for record in records
-    )
-    return make_table([key.replace("_", " ") for key in records[0]], rows, left=left)
+    return make_table([heading for heading, _ in columns], rows, title, left, stacked)
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
