@@ -71,7 +71,36 @@ class FittedTable:
         """Cells of these columns, if none takes more than `most`."""
         return sum(min(most, self._cells(c)) for c in columns) + _GAP * (len(columns) - 1)
 
-    def _cells(cell: str) -> int:
+    def _cells(self, column: int) -> int:
+        return max(map(_cells, [self.columns[column], *(row[column] for row in self.rows)]))
+
+    def _table(self, columns: Sequence[int]) -> Table:
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+        for index in columns:
+            words = index < self.left
+            folds = words or self._cells(index) > _FOLDED
+            table.add_column(
+                self.columns[index],
+                justify="left" if words else "right",
+                no_wrap=not folds,
+                overflow="fold" if folds else "ellipsis",
+            )
+        for row in self.rows:
+            table.add_row(*(row[index] for index in columns))
+        return table
+
+    def _blocks(self) -> Iterator[RenderableType]:
+        for row in self.rows:
+            yield row[0]
+            block = Table.grid(padding=(0, _GAP, 0, 0))
+            block.add_column(no_wrap=True)
+            block.add_column(overflow="fold")
+            for name, value in zip(self.columns[1:], row[1:], strict=True):
+                block.add_row(f"  {name}", value)
+            yield block
+
+
+def _cells(cell: str) -> int:
     return max(map(cell_len, cell.split("\n")))
 
 
@@ -83,8 +112,7 @@ def make_table(
     stacked: bool = False,
 ) -> FittedTable:
     """Return a table with `left` left-aligned columns of words, then right-aligned ones."""
-    rows = [list(row) for row in rows]
-    return FittedTable(columns, rows, title, left, max(1, left), stacked)
+    return FittedTable(columns, [[*row] for row in rows], title, left, max(1, left), stacked)
 
 
 def record_table(
