@@ -75,7 +75,7 @@ class Orchestrator:
                 f"--num-speculative-tokens {k}: the services allow at most "
                 f"{fleet.max_draft_tokens}; lower it or raise --max-speculative-tokens"
             )
-        admission = Admission.of(settings, lambda: fleet.max_sessions, lambda: fleet.others)
+        admission = Admission(settings, lambda: fleet.max_sessions, lambda: fleet.others)
         self._admission = admission
         self._telemetry.collect(lambda: admission_metrics(admission))
         self._telemetry.collect(lambda: fleet_metrics(fleet))
