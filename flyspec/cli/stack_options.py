@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 from flyspec import bundled
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
-from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.config import (
+    NO_PORT,
+    DraftSettings,
+    OrchestratorSettings,
+    ServerSettings,
+    VerifySettings,
+)
 from flyspec.drafter_names import RELAY
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
@@ -27,7 +33,11 @@ PORTS = {
 """Port options by service, with the names under which it announces them when ready."""
 HEAD_DRAFTERS = (bundled.EAGLE3.name, RELAY) if bundled.EAGLE3.is_dir() else ()
 """Drafters that a stack of the bundled models has because of the head among them."""
-_SETTINGS = {"verify": VerifySettings, "draft": DraftSettings, "orchestrator": OrchestratorSettings}
+SETTINGS: Mapping[str, type[ServerSettings]] = {
+    "verify": VerifySettings,
+    "draft": DraftSettings,
+    "orchestrator": OrchestratorSettings,
+}
 _LISTENING = "Where to listen"
 _port = partial(Flag, min=0, group=_LISTENING)
 _orchestrator = partial(setting, OrchestratorSettings)
@@ -129,7 +139,7 @@ class StackOptions(ModelFlags):
         Each of its settings is the option of that name, or with the service's name before it.
         """
         others = {"verify": ("host",), "draft": ("host", "served_model_name")}.get(name, ())
-        settings = _SETTINGS[name]
+        settings = SETTINGS[name]
         options = {n: f"{name}_{n}" if hasattr(self, f"{name}_{n}") else n
                    for n in settings.model_fields if n not in others}  # fmt: skip
         given = {n: getattr(self, o) for n, o in options.items() if hasattr(self, o)}
@@ -148,12 +158,15 @@ class StackOptions(ModelFlags):
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
 
 
-DRAFT_FLAGS = {
-    f"--{name}".replace("_", "-"): f"--draft-{name}".replace("_", "-")
-    for name in DraftSettings.model_fields
-    if f"draft_{name}" in StackOptions.__dataclass_fields__
+STACK_FLAGS = {
+    service: {
+        f"--{name}".replace("_", "-"): f"--{service}-{name}".replace("_", "-")
+        for name in settings.model_fields
+        if f"{service}_{name}" in StackOptions.__dataclass_fields__
+    }
+    for service, settings in SETTINGS.items()
 }
-"""The stack's flags by those of the draft service."""
+"""The stack's flags by a service and its own flags, if they have the service's name."""
 
 
 def address_of(host: str, port: int) -> str:
