@@ -14,7 +14,7 @@ from pathlib import Path
 from flyspec.cli import render
 from flyspec.cli.conditions import parse_condition
 from flyspec.cli.stack import Stack
-from flyspec.cli.streaming import StreamedAnswer, note, stream_or_stop
+from flyspec.cli.streaming import StreamedAnswer, note
 from flyspec.client import AsyncClient, Chat, Generation
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError
 from flyspec.progress import error_console
@@ -97,7 +97,8 @@ class Conversation:
                     if is_command:
                         self._command(runner, text)
                     else:
-                        self._ask(runner, text)
+                        self.messages.append({"role": "user", "content": text})
+                        self._answer(runner)
                 except _LeftError:
                     break
                 except KeyboardInterrupt:
@@ -153,10 +154,6 @@ class Conversation:
 
     # --- answers ------------------------------------------------------------------------------
 
-    def _ask(self, runner: asyncio.Runner, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
-        self._answer(runner)
-
     def _answer(self, runner: asyncio.Runner) -> None:
         """Answer the last message. If it is stopped, what was reached stays.
 
@@ -165,7 +162,7 @@ class Conversation:
         answer = StreamedAnswer(self.color)
         first = [{"role": "system", "content": self.system}] if self.system else []
         source = Chat((*first, *self.messages))
-        work = stream_or_stop(answer, self.client, source, self.options)
+        work = answer.stream(self.client, source, self.options)
         try:
             runner.run(self.server.guard(work) if self.server else work)
         except KeyboardInterrupt:

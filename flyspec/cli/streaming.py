@@ -76,17 +76,23 @@ class StreamedAnswer:
         options: GenerateOptions,
         echo: Sequence[Piece] = (),
     ) -> None:
-        """Show `echo` and the answer. Ends its line, even if it fails or is cancelled."""
+        """Show `echo`, the answer and its summary; if cancelled, that of what was reached."""
         # Only a terminal can retract text.
-        options = replace(options, eager=options.eager and self._terminal)
+        asked = replace(options, eager=options.eager and self._terminal)
+        stopped: asyncio.CancelledError | None = None
         try:
-            async with aclosing(client.generate(source, options)) as events:  # type: ignore[type-var]
+            async with aclosing(client.generate(source, asked)) as events:  # type: ignore[type-var]
                 async for event in events:
                     self._show(event, echo)
+        except asyncio.CancelledError as error:
+            stopped = error
         finally:
             self.seconds = time.perf_counter() - self._began
             if self.transcript.started is not None:
                 write("\n")
+        note(error_console(), self._summary(options))
+        if stopped is not None:
+            raise stopped
 
     def _show(self, event: Event, echo: Sequence[Piece]) -> None:
         from flyspec.cli import render
@@ -105,7 +111,7 @@ class StreamedAnswer:
                 stands = [piece for c in self.transcript.chunks for piece in render.pieces(c)]
                 self._screen.replace([*echo, *stands])
 
-    def summary(self, options: GenerateOptions) -> str:
+    def _summary(self, options: GenerateOptions) -> str:
         """Describe the answer, or what was reached of it."""
         from flyspec.cli import render
 
@@ -117,19 +123,3 @@ class StreamedAnswer:
         else:
             line = render.summary(generation, self.seconds)
         return line if options.sampling.greedy else f"{line} · seed {started.seed}"
-
-
-async def stream_or_stop(
-    answer: StreamedAnswer,
-    client: AsyncClient,
-    source: AnyPrompt,
-    options: GenerateOptions,
-    echo: Sequence[Piece] = (),
-) -> None:
-    """Stream an answer and print its summary; if cancelled, that of what was reached."""
-    try:
-        await answer.stream(client, source, options, echo)
-    except asyncio.CancelledError:
-        note(error_console(), answer.summary(options))
-        raise
-    note(error_console(), answer.summary(options))
