@@ -32,7 +32,7 @@ from flyspec.cli.streaming import (
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError, DeadlineExceededError, InvalidArgumentError
 from flyspec.flags import Flag
-from flyspec.progress import error_console, progress_bar
+from flyspec.progress import Bar, error_console
 from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts, read_raw_prompt
 from flyspec.values.requests import GenerateOptions
 
@@ -223,7 +223,7 @@ async def _many(
     num_failed = 0
     tasks = [asyncio.ensure_future(work(p)) for p in prompts]
     try:
-        with progress_bar(console) as progress:
+        with Bar(console) as progress:
             bar = progress.add_task("generating", total=len(prompts))
             for task in tasks:
                 task.add_done_callback(lambda _: progress.advance(bar))
