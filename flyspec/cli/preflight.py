@@ -9,7 +9,7 @@ from flyspec.cli.stack_options import SETTINGS, STACK_FLAGS
 from flyspec.errors import ConfigError
 from flyspec.preflight import check_draft, check_orchestrator, check_verify
 from flyspec.settings_sources import environment_names, read_settings
-from flyspec.speculation_length import AUTO
+from flyspec.speculation_length import excess
 from flyspec.spelling import respell
 
 _CHECKS: Mapping[str, Callable[[Any], None]] = {
@@ -36,16 +36,9 @@ def check_services(flags: Mapping[str, Sequence[str]]) -> None:
         except ConfigError as error:
             raise _named(name, flags[name], error) from None
     if len(settings) == len(_CHECKS):
-        _check_k(settings)
-
-
-def _check_k(settings: Mapping[str, Any]) -> None:
-    k = settings["orchestrator"].num_speculative_tokens
-    most = min(settings[name].max_speculative_tokens for name in ("verify", "draft"))
-    if k != AUTO and k > most:
-        raise ConfigError(
-            f"--num-speculative-tokens {k}: the services allow at most {most}; use {most} or less"
-        )
+        most = min(settings[name].max_speculative_tokens for name in ("verify", "draft"))
+        if problem := excess(settings["orchestrator"].num_speculative_tokens, most):
+            raise ConfigError(problem)
 
 
 def names_of(name: str, flags: Sequence[str]) -> dict[str, str]:

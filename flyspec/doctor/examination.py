@@ -13,7 +13,7 @@ from flyspec.doctor.models import draft, pair, target
 from flyspec.doctor.ports import ports
 from flyspec.errors import FlyspecError
 from flyspec.rule_files import load_rules
-from flyspec.speculation_length import AUTO
+from flyspec.speculation_length import AUTO, excess
 from flyspec.spelling import respell
 
 
@@ -67,9 +67,8 @@ def _rule(settings: OrchestratorSettings) -> Diagnosis:
 
 def _length(settings: OrchestratorSettings, most: int) -> Diagnosis:
     k = settings.num_speculative_tokens
-    if k != AUTO and k > most:
-        text = f"--num-speculative-tokens {k}: the services allow at most {most}; lower it"
-        return Diagnosis("speculation", "K", Mark.ERROR, text)
+    if problem := excess(k, most):
+        return Diagnosis("speculation", "K", Mark.ERROR, problem)
     shown = "adapts to the text" if k == AUTO else str(k)
     return Diagnosis("speculation", "K", Mark.OK, f"{shown}, at most {most}")
 
