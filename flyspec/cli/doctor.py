@@ -76,8 +76,9 @@ def _planned(options: StackOptions) -> Sequence[Diagnosis]:
 
     stack = Stack(options)
     flags = {name: stack.flags(name) for name in ("verify", "draft", "orchestrator")}
-    settings = [settings_of(name, given) for name, given in flags.items()]
-    return [*examine(*settings, {name: names_of(name, given) for name, given in flags.items()})]
+    verify, draft, orchestrator = (settings_of(name, given) for name, given in flags.items())
+    names = {name: names_of(name, given) for name, given in flags.items()}
+    return [*examine(verify, draft, orchestrator, names)]
 
 
 def _running(address: str | None, admin_address: str | None) -> Sequence[Diagnosis]:
