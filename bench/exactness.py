@@ -24,7 +24,7 @@ from flyspec.flags import Flag
 from flyspec.prompts import read_prompts
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
-from flyspec.tables import table_of
+from flyspec.tables import make_table
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.conditions import parse_ks
 from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
@@ -178,7 +178,7 @@ async def measure(o: ExactnessOptions) -> Report:
                 say(str(rows[-1]))
     count, wrong = (sum(row[figure] for row in rows) for figure in ("texts", "wrong"))
     summary = f"{count} texts in {o.dtype}: {wrong} wrong"
-    table = table_of(rows, left=4)
+    table = make_table(list(rows[0]), ([*map(str, row.values())] for row in rows), left=4)
     return Report({**vars(o), "rows": rows}, [table, summary], passed=not wrong)
 
 

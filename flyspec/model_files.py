@@ -194,32 +194,25 @@ def check_model_files(name: str) -> Mapping[str, Any] | None:
 def finder(name: str) -> Callable[[str], Path | None]:
     """Return a function from the name of a model's file to its path, if it is on this machine."""
     source = model_source(name)
-    return _in_folder(Path(source)) if is_path(name) else _in_cache(source)
 
+    def in_folder(file: str) -> Path | None:
+        return path if (path := Path(source) / file).is_file() else None
 
-def _in_folder(folder: Path) -> Callable[[str], Path | None]:
-    def find(file: str) -> Path | None:
-        return folder / file if (folder / file).is_file() else None
-
-    return find
-
-
-def _in_cache(hub_id: str) -> Callable[[str], Path | None]:
-    def find(file: str) -> Path | None:
+    def in_cache(file: str) -> Path | None:
         try:
             from huggingface_hub import try_to_load_from_cache
             from huggingface_hub.errors import HFValidationError
         except ImportError:
             return None
         try:
-            found = try_to_load_from_cache(hub_id, file)
+            found = try_to_load_from_cache(source, file)
         except HFValidationError as error:
             raise ConfigError(
-                f"--model {hub_id}: is neither a directory nor a hub id: {error}"
+                f"--model {source}: is neither a directory nor a hub id: {error}"
             ) from None
         return Path(found) if isinstance(found, str) else None
 
-    return find
+    return in_folder if is_path(name) else in_cache
 
 
 def _unreachable() -> str:

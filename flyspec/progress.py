@@ -27,14 +27,6 @@ def error_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def left(elapsed_s: float, left_s: float | None) -> str:
-    """Render the time so far and, if known, the time left."""
-    text = f"{elapsed_s:.1f} s"
-    if left_s is None:
-        return text
-    return f"{text}, about {left_s:.0f} s left" if left_s >= 0.5 else f"{text}, nearly done"
-
-
 class Bar(Progress):
     """A bar that disappears when done and leaves standard output alone; lines if it is disabled."""
 
@@ -64,12 +56,8 @@ class Bar(Progress):
             rest_s = elapsed_s * (task.total - task.completed) / task.completed
             self.console.print(
                 f"{task.description}: {task.completed:.0f} of {task.total:.0f}, "
-                f"{left(elapsed_s, rest_s)}", markup=False,
+                f"{elapsed_s:.1f} s, about {rest_s:.0f} s left", markup=False,
             )  # fmt: skip
-
-
-def progress_bar(console: Console) -> Bar:
-    return Bar(console)
 
 
 @contextmanager
@@ -78,7 +66,7 @@ def progress(what: str, total: int) -> Iterator[Callable[..., None]]:
 
     It may be told how many steps were made.
     """
-    with progress_bar(error_console()) as bar:
+    with Bar(error_console()) as bar:
         task = bar.add_task(what, total=total)
         yield lambda count=1: bar.advance(task, count)
 

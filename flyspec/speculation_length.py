@@ -34,6 +34,13 @@ def read_default_length(text: str | int) -> SpeculationLength:
     return k
 
 
+def excess(k: SpeculationLength, most: int) -> str:
+    """Return why services that allow so many tokens per round cannot have this K; else empty."""
+    if k == AUTO or k <= most:
+        return ""
+    return f"--num-speculative-tokens {k}: the services allow at most {most}; use {most} or less"
+
+
 def requested(k: SpeculationLength) -> int:
     """Return the K from which a rule's window is resolved."""
     return REQUESTED_BY_AUTO if k == AUTO else k

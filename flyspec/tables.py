@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,6 @@ _FOLDED = 24
 _UNFOLDED = 1 << 16
 _UNLIMITED = 1000
 """Cells of a line in a file."""
-_FLEXIBLE = 10, 44
-"""Least and most cells of what takes the space that there is, such as bars."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class FittedTable:
     """
 
     columns: Sequence[str]
-    rows: Sequence[Sequence[RenderableType]]
+    rows: Sequence[Sequence[str]]
     title: str | None = None
     left: int = 1
     keys: int = 1
@@ -81,13 +79,11 @@ class FittedTable:
         for index in columns:
             words = index < self.left
             folds = words or self._cells(index) > _FOLDED
-            text = all(isinstance(row[index], str) for row in self.rows)
             table.add_column(
                 self.columns[index],
                 justify="left" if words else "right",
                 no_wrap=not folds,
                 overflow="fold" if folds else "ellipsis",
-                max_width=None if text else _FLEXIBLE[1],
             )
         for row in self.rows:
             table.add_row(*(row[index] for index in columns))
@@ -104,26 +100,19 @@ class FittedTable:
             yield block
 
 
-def _cells(cell: RenderableType) -> int:
-    if not isinstance(cell, str):
-        return _FLEXIBLE[0]
+def _cells(cell: str) -> int:
     return max(map(cell_len, cell.split("\n")))
 
 
 def make_table(
     columns: Sequence[str],
-    rows: Iterable[Sequence[RenderableType]],
+    rows: Iterable[Sequence[str]],
     title: str | None = None,
     left: int = 1,
-    keys: int | None = None,
     stacked: bool = False,
 ) -> FittedTable:
-    """Return a table with `left` left-aligned columns of words, then right-aligned ones.
-
-    `keys`, by default as many, say what a row is about.
-    """
-    keys = max(1, left) if keys is None else keys
-    return FittedTable(columns, [list(row) for row in rows], title, left, keys, stacked)
+    """Return a table with `left` left-aligned columns of words, then right-aligned ones."""
+    return FittedTable(columns, [[*row] for row in rows], title, left, max(1, left), stacked)
 
 
 def record_table(
@@ -131,21 +120,11 @@ def record_table(
     records: Iterable[Any],
     title: str | None = None,
     left: int = 1,
-    keys: int | None = None,
     stacked: bool = False,
 ) -> FittedTable:
     """Return a table with one row per record; `-` for missing numbers."""
     rows = ([cell(form, record) for _, form in columns] for record in records)
-    return make_table([heading for heading, _ in columns], rows, title, left, keys, stacked)
-
-
-def table_of(records: Sequence[Mapping[str, Any]], left: int = 1) -> FittedTable:
-    """Return a table of records with the same keys, which head its columns."""
-    rows = (
-        [f"{v:.3g}" if isinstance(v, float) else str(v) for v in record.values()]
-        for record in records
-    )
-    return make_table([key.replace("_", " ") for key in records[0]], rows, left=left)
+    return make_table([heading for heading, _ in columns], rows, title, left, stacked)
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from flyspec.cli.options.stack import to_flags
 from flyspec.cli.program import run, say
 from flyspec.cli.service import ROOT
 from flyspec.config import NO_PORT
@@ -44,9 +43,9 @@ def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: Sta
     """Start the stack and run the test; its exit code."""
     load.validate()
     http = load.requests.protocol == "http"
-    ports = dict.fromkeys(("port", "admin_port", "draft_port", "verify_port"), 0)
-    ports["http_port"] = 0 if http else NO_PORT
-    flags = [*to_flags(**ports, log_level="error"), *shlex.split(stack.serve)]
+    flags = [f"--{name}=0" for name in ("port", "admin-port", "draft-port", "verify-port")]
+    flags += [f"--http-port={0 if http else NO_PORT}", "--log-level=error"]
+    flags += shlex.split(stack.serve)
     with _stack_with(flags) as served:
         load = replace(
             load,

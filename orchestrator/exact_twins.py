@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 
 from prometheus_client import CollectorRegistry, Counter
@@ -21,12 +21,11 @@ from flyspec.config import OrchestratorSettings
 from flyspec.errors import FlyspecError
 from flyspec.prefix import TokenSequence, num_same
 from flyspec.rules import Rule
-from flyspec.values.admin import BATCH_INVARIANT
+from flyspec.values.admin import BATCH_INVARIANT, ModelInfo
 from flyspec.values.rounds import VerifyRound
 from flyspec.values.tokens import Origin
 from orchestrator.admission.admission import Admission
 from orchestrator.fleet.fleet import Fleet
-from orchestrator.fleet.target import Target
 from orchestrator.generation.ledger import Ledger
 from orchestrator.generation.plan import GenerationPlan
 from orchestrator.generation.verifying import Verifying
@@ -49,21 +48,6 @@ class TwinOutcome(StrEnum):
     VIOLATION = "violation"
     GAVE_WAY = "gave_way"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class LossyText:
-    """A finished generation and its output tokens, as reported to the client."""
-
-    plan: GenerationPlan
-    target: Target
-    tokens: Sequence[Token]
-
-    @property
-    def num_before_loose(self) -> int:
-        """Number of tokens before the first loose one."""
-        loose = (i for i, token in enumerate(self.tokens) if token.origin is Origin.LOOSE)
-        return next(loose, len(self.tokens))
 
 
 class ExactTwins:
@@ -103,9 +87,10 @@ class ExactTwins:
         lossy = plan.drafts.num_speculative_tokens > 0 and not plan.judging.lossless
         return lossy and random.random() < self._share
 
-    def consider(self, text: LossyText) -> None:
-        if text.tokens and self._task is None and self._has_room(0):
-            self._task = asyncio.create_task(self._run(text))
+    def consider(self, plan: GenerationPlan, target: ModelInfo, tokens: Sequence[Token]) -> None:
+        """Compare a finished output, its tokens as reported to the client, if a slot is spare."""
+        if self._task is None and self._has_room(0):
+            self._task = asyncio.create_task(self._run(plan, target, tokens))
             self._task.add_done_callback(self._ended)
 
     async def close(self) -> None:
@@ -123,9 +108,9 @@ class ExactTwins:
         busy = admission.active + own
         return not (admission.draining or admission.waiting) and busy < BUSY * admission.slots
 
-    async def _run(self, text: LossyText) -> None:
+    async def _run(self, plan: GenerationPlan, target: ModelInfo, tokens: Sequence[Token]) -> None:
         try:
-            exact = await self._decode(text)
+            exact = await self._decode(plan, target, len(tokens))
         except FlyspecError as error:
             log.info("exact twin failed: %s", error)
             self._outcomes.labels(TwinOutcome.FAILED).inc()
@@ -133,30 +118,33 @@ class ExactTwins:
         if exact is None:
             self._outcomes.labels(TwinOutcome.GAVE_WAY).inc()
             return
-        own = [token.token_id for token in text.tokens]
+        own = [token.token_id for token in tokens]
         same = num_same(own, exact)
+        loose = (i for i, token in enumerate(tokens) if token.origin is Origin.LOOSE)
+        first_loose = next(loose, len(own))
         self._tokens.inc(len(own))
         self._same.inc(same)
         outcome = TwinOutcome.SAME if same == len(own) else TwinOutcome.DIFFERS
         # Unless the target is batch-invariant, a near-tie may fall either way.
-        invariant = BATCH_INVARIANT in text.target.info.model.numerics
-        if same < text.num_before_loose and invariant:
+        if same < first_loose and BATCH_INVARIANT in target.numerics:
             outcome = TwinOutcome.VIOLATION
             log.error(
                 "output of rule %s diverged from the exact output at token %d, before its first "
-                "loose token, %d of %d: it was loosened silently", text.plan.judging.names, same,
-                text.num_before_loose, len(own),
+                "loose token, %d of %d: it was loosened silently", plan.judging.names, same,
+                first_loose, len(own),
             )  # fmt: skip
         self._outcomes.labels(outcome).inc()
 
-    async def _decode(self, text: LossyText) -> list[int] | None:
-        """Decode as many tokens without drafts; return None if the slot was needed."""
-        judging = replace(text.plan.judging, rule=EXACT, phases=(), exact_inside=())
-        reporting = replace(text.plan.reporting, logprobs=None)
-        plan = replace(text.plan, judging=judging, reporting=reporting)
-        targets = self._fleet.replicas_of(text.target.info.model)
+    async def _decode(
+        self, lossy: GenerationPlan, target: ModelInfo, count: int
+    ) -> list[int] | None:
+        """Decode `count` tokens without drafts; return None if the slot was needed."""
+        judging = replace(lossy.judging, rule=EXACT, phases=(), exact_inside=())
+        reporting = replace(lossy.reporting, logprobs=None)
+        plan = replace(lossy, judging=judging, reporting=reporting)
+        targets = self._fleet.replicas_of(target)
         verifying = Verifying(targets, plan, self._reopen_timeout_s, Ledger())
-        sequence, count = TokenSequence(plan.prompt_token_ids), len(text.tokens)
+        sequence = TokenSequence(plan.prompt_token_ids)
         start, round_id = len(sequence), 0
         limits = plan.limits
         ends = limits.stop_token_ids if limits.ignore_eos else limits.end_token_ids

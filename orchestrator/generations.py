@@ -21,7 +21,7 @@ from flyspec.values.generation import Chunk, Completion, Event, Models, ScoredTo
 from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 from orchestrator.admission.admission import Admission, Visit
 from orchestrator.admission.clients import NOBODY, Caller, check_tokens
-from orchestrator.exact_twins import ExactTwins, LossyText
+from orchestrator.exact_twins import ExactTwins
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.fleet.target import Target
 from orchestrator.generation.drafting import Drafting
@@ -162,7 +162,7 @@ class Generations:
                         if ended:
                             break
         if self._twins is not None and kept and not verifying.mixed_numerics:
-            self._twins.consider(LossyText(plan, target, kept))
+            self._twins.consider(plan, target.info.model, kept)
         ledger.metrics.saved_ns = pace.saved_ns
         ledger.metrics.num_unrepeated_rounds = pace.num_unrepeated
         ledger.finish()

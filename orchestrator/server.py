@@ -15,7 +15,7 @@ from flyspec.rule_files import load_rules
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.security import ApiKeys, PortSecurity, Scope
-from flyspec.speculation_length import AUTO, REQUESTED_BY_AUTO
+from flyspec.speculation_length import REQUESTED_BY_AUTO, excess
 from flyspec.startup import stage
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
@@ -69,13 +69,9 @@ class Orchestrator:
         stage("connecting to the services")
         await fleet.connect()
         fleet.on_target(self._check_target)
-        k = settings.num_speculative_tokens
-        if k != AUTO and k > fleet.max_draft_tokens:
-            raise ConfigError(
-                f"--num-speculative-tokens {k}: the services allow at most "
-                f"{fleet.max_draft_tokens}; lower it or raise --max-speculative-tokens"
-            )
-        admission = Admission.of(settings, lambda: fleet.max_sessions, lambda: fleet.others)
+        if problem := excess(settings.num_speculative_tokens, fleet.max_draft_tokens):
+            raise ConfigError(f"{problem}, or raise their --max-speculative-tokens")
+        admission = Admission(settings, lambda: fleet.max_sessions, lambda: fleet.others)
         self._admission = admission
         self._telemetry.collect(lambda: admission_metrics(admission))
         self._telemetry.collect(lambda: fleet_metrics(fleet))

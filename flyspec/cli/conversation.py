@@ -1,4 +1,4 @@
-"""The conversation of `flyspec chat`: its messages, its commands, and where they are typed."""
+"""The conversation of `flyspec chat`: its messages, commands and line editing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pathlib import Path
 from flyspec.cli import render
 from flyspec.cli.conditions import parse_condition
 from flyspec.cli.stack import Stack
-from flyspec.cli.streaming import StreamedAnswer, note, stream_or_stop
-from flyspec.client import AsyncClient, Chat, Completion
+from flyspec.cli.streaming import StreamedAnswer, note
+from flyspec.client import AsyncClient, Chat, Generation
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError
 from flyspec.progress import error_console
 from flyspec.values.requests import GenerateOptions
@@ -60,42 +60,11 @@ class Terminal:
 
 
 @dataclass
-class Totals:
-    """Sums over the answers of a conversation."""
-
-    answers: int = 0
-    stopped: int = 0
-    tokens: int = 0
-    rounds: int = 0
-    loose: int = 0
-    loose_nats: float = 0.0
-    seconds: float = 0.0
-
-    def add(self, answer: StreamedAnswer) -> None:
-        self.answers += 1
-        self.seconds += answer.seconds
-        if answer.completion is None:
-            self.stopped += 1
-            self.tokens += sum(len(chunk.token_ids) for chunk in answer.transcript.chunks)
-            return
-        done: Completion = answer.completion
-        self.tokens += done.completion_tokens
-        self.rounds += done.speculation.num_rounds
-        self.loose += done.speculation.num_loose_tokens
-        self.loose_nats += done.speculation.loose_cost_nats
-
-    def __str__(self) -> str:
-        stopped = f" ({self.stopped} stopped)" if self.stopped else ""
-        return (
-            f"{self.answers} answers{stopped} · {self.tokens} tokens in {self.seconds:.2f} s · "
-            f"{self.tokens / max(self.seconds, 1e-9):.0f} tokens/s · {self.rounds} rounds · "
-            f"{self.loose} loose ({self.loose_nats:.2f} nats)"
-        )
-
-
-@dataclass
 class Conversation:
-    """A conversation with the server of `client`; without a terminal, messages are piped in."""
+    """A conversation with the server of `client`; without a terminal, messages are piped in.
+
+    `generations` are its complete answers, which took so many `seconds`.
+    """
 
     client: AsyncClient
     server: Stack | None
@@ -104,7 +73,8 @@ class Conversation:
     color: bool
     terminal: Terminal | None
     messages: list[dict[str, str]] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
+    generations: list[Generation] = field(default_factory=list)
+    seconds: float = 0.0
     rules: tuple[str, ...] = ()
     context_length: int = 0
 
@@ -127,7 +97,8 @@ class Conversation:
                     if is_command:
                         self._command(runner, text)
                     else:
-                        self._ask(runner, text)
+                        self.messages.append({"role": "user", "content": text})
+                        self._answer(runner)
                 except _LeftError:
                     break
                 except KeyboardInterrupt:
@@ -183,10 +154,6 @@ class Conversation:
 
     # --- answers ------------------------------------------------------------------------------
 
-    def _ask(self, runner: asyncio.Runner, text: str) -> None:
-        self.messages.append({"role": "user", "content": text})
-        self._answer(runner)
-
     def _answer(self, runner: asyncio.Runner) -> None:
         """Answer the last message. If it is stopped, what was reached stays.
 
@@ -195,7 +162,7 @@ class Conversation:
         answer = StreamedAnswer(self.color)
         first = [{"role": "system", "content": self.system}] if self.system else []
         source = Chat((*first, *self.messages))
-        work = stream_or_stop(answer, self.client, source, self.options)
+        work = answer.stream(self.client, source, self.options)
         try:
             runner.run(self.server.guard(work) if self.server else work)
         except KeyboardInterrupt:
@@ -209,11 +176,14 @@ class Conversation:
                 f"the conversation does not fit into the {self.context_length} tokens that this "
                 "model can hold; /reset forgets it, or send something shorter"
             ) from error
-        if answer.started is None:
+        transcript = answer.transcript
+        if transcript.started is None:
             self._forget_unanswered()
             return
-        self.totals.add(answer)
-        self.messages.append({"role": "assistant", "content": answer.text})
+        if (generation := transcript.generation) is not None:
+            self.generations.append(generation)
+            self.seconds += answer.seconds
+        self.messages.append({"role": "assistant", "content": transcript.text})
 
     def _forget_unanswered(self) -> None:
         if self.messages and self.messages[-1]["role"] == "user":
@@ -243,7 +213,7 @@ class Conversation:
             case "/retry":
                 self._retry(runner)
             case "/stats":
-                self._say(str(self.totals))
+                self._say(render.total(self.generations, self.seconds, "answers"))
             case "/save":
                 self._save(rest)
             case "/quit" | "/exit":
@@ -309,7 +279,7 @@ COMMANDS = {
     "/system": "TEXT  set the system message; without a text, none",
     "/retry": "answer the last message again",
     "/reset": "forget the conversation",
-    "/stats": "tokens, rounds, loose tokens and speed so far",
+    "/stats": "tokens, speed and loose tokens of the complete answers so far",
     "/save": "FILE  write the conversation, as a prompt file for `flyspec generate`",
     "/quit": "leave",
 }

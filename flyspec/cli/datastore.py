@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from json import loads
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
@@ -24,8 +23,6 @@ from flyspec.progress import error_console
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from flyspec.datastore.store import DatastoreFacts
-
 app = typer.Typer(no_args_is_help=True)
 
 TEXTS_AT_ONCE = 256
@@ -40,19 +37,6 @@ def _group() -> None:
 
 
 # fmt: off
-@dataclass(frozen=True)
-class BuildOptions:
-    """Sources of a datastore."""
-
-    output: Annotated[Path, Flag("Directory to write, for --datastore.")] = Path("datastore")
-    model: Annotated[str, Flag(
-        "Target whose tokenizer is used: a directory or hub id.", default="the bundled target",
-    )] = str(bundled.TARGET)
-    pattern: Annotated[str, Flag("Which files of directories to read, such as *.py.")] = "*"
-    json: Annotated[bool, Flag("Print one JSON document.")] = False
-# fmt: on
-
-
 @app.command("build")
 @with_flags
 def build(
@@ -60,42 +44,19 @@ def build(
         metavar="PATH", help="Files and directories of texts: text files, or JSON lines with "
         "`text`, also compressed with gzip.",
     )],
-    options: BuildOptions,
-) -> None:  # fmt: skip
+    output: Annotated[Path, Flag("Directory to write, for --datastore.")] = Path("datastore"),
+    model: Annotated[str, Flag(
+        "Target whose tokenizer is used: a directory or hub id.", default="the bundled target",
+    )] = str(bundled.TARGET),
+    pattern: Annotated[str, Flag("Which files of directories to read, such as *.py.")] = "*",
+    json: Annotated[bool, Flag("Print one JSON document.")] = False,
+) -> None:
+    # fmt: on
     """Build a datastore: retrieval drafts what followed the last tokens in it.
 
     Takes about a second per million tokens, and 12 bytes of memory per token of a shard.
     """
     began, console = perf_counter(), error_console()
-    facts = build_datastore(
-        options.output,
-        read_texts(paths, options.pattern),
-        options.model,
-        lambda tokens: console.print(f"wrote a shard of {tokens:,} tokens"),
-    )
-    tokens, seconds = sum(facts.shards), perf_counter() - began
-    if options.json:
-        print_json({"datastore": str(options.output), "num_tokens": tokens,
-                    "num_texts": facts.num_texts, "num_shards": len(facts.shards),
-                    "tokenizer_fingerprint": facts.tokenizer_fingerprint,
-                    "seconds": seconds})  # fmt: skip
-        return
-    print(
-        f"{facts.num_texts:,} texts, {tokens:,} tokens in {seconds:.1f} s.\n"
-        f"Draft from them with: flyspec serve --datastore {options.output} --drafter rest"
-    )
-
-
-def build_datastore(
-    output: Path,
-    texts: Iterator[str],
-    model: str,
-    on_shard: Callable[[int], None] = lambda tokens: None,
-) -> DatastoreFacts:
-    """Write a datastore of texts in the tokens of a model: a directory or hub id.
-
-    `on_shard` is called with the number of tokens of each shard. Raises `ConfigError`.
-    """
     with needing("building", "datastore"):
         from tokenizers import Tokenizer
 
@@ -105,12 +66,23 @@ def build_datastore(
     config = read_config(model)[1]
     bundle = load_bundle(model, config)
     tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
-    return building.build(
+    facts = building.build(
         output,
-        _tokenized(tokenizer, texts),
+        _tokenized(tokenizer, read_texts(paths, pattern)),
         bundle.fingerprint,
         config.get_text_config().vocab_size,
-        on_shard=on_shard,
+        on_shard=lambda tokens: console.print(f"wrote a shard of {tokens:,} tokens"),
+    )
+    tokens, seconds = sum(facts.shards), perf_counter() - began
+    if json:
+        print_json({"datastore": str(output), "num_tokens": tokens,
+                    "num_texts": facts.num_texts, "num_shards": len(facts.shards),
+                    "tokenizer_fingerprint": facts.tokenizer_fingerprint,
+                    "seconds": seconds})  # fmt: skip
+        return
+    print(
+        f"{facts.num_texts:,} texts, {tokens:,} tokens in {seconds:.1f} s.\n"
+        f"Draft from them with: flyspec serve --datastore {output} --drafter rest"
     )
 
 
@@ -158,7 +130,7 @@ def _texts_of(path: Path, or_skip: bool = False) -> Iterator[str]:
 
 def _text_of(line: str, where: str) -> str:
     try:
-        fields = json.loads(line)
+        fields = loads(line)
     except ValueError as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
     for name in TEXT_FIELDS:

@@ -1,4 +1,4 @@
-"""`flyspec doctor`: what `flyspec serve` would meet, before anything is loaded."""
+"""`flyspec doctor`: the problems that `flyspec serve` would meet, found without loading."""
 
 from __future__ import annotations
 
@@ -72,26 +72,13 @@ def _planned(options: StackOptions) -> Sequence[Diagnosis]:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # one of them on torch
     from flyspec.cli.preflight import names_of, settings_of
-    from flyspec.doctor import Diagnosis, Mark
-    from flyspec.doctor.examination import Planned
-    from flyspec.errors import FlyspecError
-    from flyspec.rule_files import load_rules
+    from flyspec.doctor.examination import examine
 
     stack = Stack(options)
     flags = {name: stack.flags(name) for name in ("verify", "draft", "orchestrator")}
-    planned = Planned(
-        **{name: settings_of(name, given) for name, given in flags.items()},
-        names={name: names_of(name, given) for name, given in flags.items()},
-    )
-    findings = list(planned.examine())
-    o = stack.options
-    try:
-        load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
-        rule = Diagnosis("speculation", "rule", Mark.OK, o.rule)
-    except FlyspecError as error:
-        rule = Diagnosis("speculation", "rule", Mark.ERROR, str(error))
-    place = next(i for i, found in enumerate(findings) if found.section == "speculation")
-    return [*findings[:place], rule, *findings[place:]]
+    verify, draft, orchestrator = (settings_of(name, given) for name, given in flags.items())
+    names = {name: names_of(name, given) for name, given in flags.items()}
+    return [*examine(verify, draft, orchestrator, names)]
 
 
 def _running(address: str | None, admin_address: str | None) -> Sequence[Diagnosis]:

@@ -52,19 +52,12 @@ class ForkedProcess:
     def __init__(self) -> None:
         self.pid = 0
         self.returncode: int | None = None
-        self._started = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
-
-    def started(self, pid: int) -> None:
-        self.pid = pid
-        if not self._started.done():
-            self._started.set_result(None)
 
     def ended(self, returncode: int) -> None:
         if not self._ended.is_set():
             self.returncode = returncode
             self._ended.set()
-            self.started(self.pid)
 
     def lost(self) -> None:
         """Kill it: the server ended, which alone would learn of its end."""
@@ -73,9 +66,6 @@ class ForkedProcess:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self.pid, signal.SIGKILL)
             self.ended(-signal.SIGKILL)
-
-    async def wait_started(self) -> None:
-        await asyncio.shield(self._started)
 
     async def wait(self) -> int:
         await self._ended.wait()
@@ -119,7 +109,7 @@ class ForkServer:
     def fork(
         self, imports: Sequence[str], stdin: int, output: int, announcement: int
     ) -> ForkedProcess:
-        """Ask for a child once `imports` are imported, and return at once; see `wait_started`.
+        """Ask for a child once `imports` are imported, and return at once.
 
         It reads from `stdin`, writes to `output`, and has `announcement` as `READY_FD`.
         """
@@ -155,7 +145,7 @@ class ForkServer:
             told = json.loads(message)
             child = self._children[told["child"]]
             if "pid" in told:
-                child.started(told["pid"])
+                child.pid = told["pid"]
             else:
                 child.ended(told["returncode"])
 

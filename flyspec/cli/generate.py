@@ -25,7 +25,6 @@ from flyspec.cli.streaming import (
     DEFAULTS,
     StreamedAnswer,
     note,
-    stream_or_stop,
     wants_color,
     warn,
     write,
@@ -33,7 +32,7 @@ from flyspec.cli.streaming import (
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError, DeadlineExceededError, InvalidArgumentError
 from flyspec.flags import Flag
-from flyspec.progress import error_console, progress_bar
+from flyspec.progress import Bar, error_console
 from flyspec.prompts import Prompt, PromptFiles, PromptLimit, read_prompts, read_raw_prompt
 from flyspec.values.requests import GenerateOptions
 
@@ -90,9 +89,13 @@ def generate(
     what = _prompts(prompts or [], prompt_file, file, limit)
 
     async def use(client: AsyncClient, _: Stack | None) -> None:
+        asked = options
+        if record is not None:
+            from flyspec.client.recordings import recordable
+
+            asked = recordable(options)
         with _recorder(record) as tape:
             output = _Output(json, wants_color(color), options, tape)
-            asked = _asked(options, tape)
             if len(what) == 1:
                 await _one(client, what[0], asked, chat, output)
             else:
@@ -141,15 +144,6 @@ def _recorder(path: Path | None) -> AbstractContextManager[TextIO | None]:
         raise ConfigError(f"--record {path}: {error.strerror}") from None
 
 
-def _asked(options: GenerateOptions, tape: TextIO | None) -> GenerateOptions:
-    """Return the options to send."""
-    if tape is None:
-        return options
-    from flyspec.client.recordings import recordable
-
-    return recordable(options)
-
-
 def _prompts(
     arguments: list[str], files: Sequence[str], raw_files: Sequence[str], limit: int | None
 ) -> list[Prompt]:
@@ -194,8 +188,8 @@ async def _one(
         console.print(render.legend(console.width))
         echo = [(render.visible(prompt.text) + "\n" * chat, render.PROMPT_STYLE)]
     answer = StreamedAnswer(output.color)
-    await stream_or_stop(answer, client, source, options, echo)
-    output.record(answer.generation)
+    await answer.stream(client, source, options, echo)
+    output.record(answer.transcript.generation)
 
 
 async def _many(
@@ -229,7 +223,7 @@ async def _many(
     num_failed = 0
     tasks = [asyncio.ensure_future(work(p)) for p in prompts]
     try:
-        with progress_bar(console) as progress:
+        with Bar(console) as progress:
             bar = progress.add_task("generating", total=len(prompts))
             for task in tasks:
                 task.add_done_callback(lambda _: progress.advance(bar))

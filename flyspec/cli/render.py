@@ -224,13 +224,14 @@ def summary(generation: Generation, seconds: float) -> str:
     return _DOT.join(parts)
 
 
-def total(generations: Sequence[Generation], seconds: float) -> str:
+def total(generations: Sequence[Generation], seconds: float, what: str = "prompts") -> str:
+    """Summarize several generations; `what` is the plural of what each of them is."""
     done = [g.completion for g in generations]
     tokens = sum(c.completion_tokens for c in done)
     rounds = sum(c.speculation.num_rounds for c in done)
     loose = sum(c.speculation.num_loose_tokens for c in done)
     return (
-        f"{len(done)} prompts · {tokens} tokens in {seconds:.2f} s · "
+        f"{len(done)} {what} · {tokens} tokens in {seconds:.2f} s · "
         f"{tokens / max(seconds, 1e-9):.0f} tokens/s · "
         f"{tokens / max(1, rounds):.2f} tokens per step · "
         f"loose {loose / max(1, tokens):.1%}"

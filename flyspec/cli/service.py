@@ -18,6 +18,7 @@ from typing import Any
 import flyspec
 from flyspec.cli.child import IMPORTS, ChildJob
 from flyspec.cli.fork_server import READY_FD, ForkedProcess, ForkServer
+from flyspec.cli.stack_options import STACK_FLAGS
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec.spelling import respell
 from flyspec.startup import STAGE
@@ -26,12 +27,6 @@ ROOT = Path(flyspec.__file__).resolve().parent.parent
 KEPT_LOG_LINES = 20
 _BLOCK = 1 << 16
 _ERROR = re.compile(r"(?:\w+: )?error: (.*)")
-DRAFT_FLAGS = {
-    f"--{name}": f"--draft-{name}"
-    for name in ("model", "device", "dtype", "threads", "port", "gpu-memory-utilization",
-                 "kv-cache-memory-bytes", "engine", "n-gpu-layers")
-}  # fmt: skip
-"""The stack's flags by those of the draft service."""
 MODEL_IMPORTS = (
     "verify_service.server",
     "draft_service.server",
@@ -158,9 +153,7 @@ class Child:
         """Wait for its end; return its error message, or its exit code and last lines."""
         code = await self.ended()
         if code == 2 and self._errors:
-            message = self._errors[-1]
-            if self.name == "draft":
-                message = respell(message, DRAFT_FLAGS)
+            message = respell(self._errors[-1], STACK_FLAGS.get(self.name, {}))
             return ConfigError(f"{self.name} service: {message}")
         said = "".join(f"\n  {line}" for line in self.lines) or " none"
         return ServiceDiedError(f"{await self.how_it_ended()}; last lines:{said}")

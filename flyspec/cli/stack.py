@@ -17,12 +17,11 @@ from typing import Any, Self, TypeVar
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.preflight import check_services
 from flyspec.cli.service import MODEL_IMPORTS, Child, ServiceDiedError, child_environment
-from flyspec.cli.stack_options import LOOPBACK, PORTS, StackOptions
+from flyspec.cli.stack_options import PORTS, StackOptions
 from flyspec.concurrency import all_or_first_error
 from flyspec.config import NO_PORT
 from flyspec.model_files import size_problem, weight_bytes
 from flyspec.openmp import openmp_environment
-from flyspec.preflight import check_port
 from flyspec.process import available_cores
 from flyspec.startup import READY
 
@@ -173,12 +172,6 @@ class Stack:
         from flyspec.rule_files import load_rules
 
         o = self.options
-        check_port("--port", o.host, o.port)
-        check_port("--admin-port", o.admin_host, o.admin_port)
-        if o.http_port not in (None, NO_PORT):
-            check_port("--http-port", o.host, o.http_port)
-        check_port("--draft-port", LOOPBACK, o.draft_port)
-        check_port("--verify-port", LOOPBACK, o.verify_port)
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
         # Those of benchmarks have other settings.
         check_services({name: self.flags(name) for name in _MODULES if name not in o.modules})

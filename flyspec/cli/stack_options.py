@@ -10,7 +10,13 @@ from typing import Annotated, Any
 
 from flyspec import bundled
 from flyspec.cli.options.stack import ModelFlags, setting, to_flags
-from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
+from flyspec.config import (
+    NO_PORT,
+    DraftSettings,
+    OrchestratorSettings,
+    ServerSettings,
+    VerifySettings,
+)
 from flyspec.drafter_names import RELAY
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag, LogLevel
@@ -27,6 +33,11 @@ PORTS = {
 """Port options by service, with the names under which it announces them when ready."""
 HEAD_DRAFTERS = (bundled.EAGLE3.name, RELAY) if bundled.EAGLE3.is_dir() else ()
 """Drafters that a stack of the bundled models has because of the head among them."""
+SETTINGS: Mapping[str, type[ServerSettings]] = {
+    "verify": VerifySettings,
+    "draft": DraftSettings,
+    "orchestrator": OrchestratorSettings,
+}
 _LISTENING = "Where to listen"
 _port = partial(Flag, min=0, group=_LISTENING)
 _orchestrator = partial(setting, OrchestratorSettings)
@@ -96,20 +107,6 @@ class StackOptions(ModelFlags):
             changes["rules_file"] = str(Path(self.rules_file).expanduser().resolve())
         return replace(self, **changes)
 
-    def with_target(self, model: str) -> StackOptions:
-        """Return these options with another target; a judge and heads are of the target."""
-        return replace(self, model=model, autojudge_file=None, heads=None)
-
-    def on_free_ports(self, **changes: Any) -> StackOptions:
-        """Return these options, changed, for another stack beside one that runs."""
-        ports = {name: 0 for of_service in PORTS.values() for name in of_service}
-        return replace(self, **ports | {"http_port": NO_PORT} | changes)
-
-    def _flags(self, *names: str) -> list[str]:
-        """Return these fields as flags of a service, without the `draft_` or `verify_` prefix."""
-        values = {n.removeprefix("draft_").removeprefix("verify_"): getattr(self, n) for n in names}
-        return to_flags(**values)
-
     @property
     def address(self) -> str:
         return address_of(self.host, self.port)
@@ -137,44 +134,39 @@ class StackOptions(ModelFlags):
         return address_of(LOOPBACK, self.verify_port)
 
     def flags(self, name: str) -> list[str]:
-        """Return the flags with which a service is started."""
-        return [*self._own_flags(name), *self.last_flags.get(name, ())]
+        """Return the flags with which a service is started.
 
-    def _own_flags(self, name: str) -> list[str]:
-        common = self._flags("log_level", "drain_grace_s")
-        if name == "orchestrator":
-            flags = [
-                *common,
-                *self._flags(
-                    "host", "port", "admin_host", "admin_port", "http_port", "rule",
-                    "num_speculative_tokens", "rules_file",
-                ),
-                *to_flags(verify_address=self.verify_address, draft_address=self.draft_address),
-            ]  # fmt: skip
+        Each of its settings is the option of that name, or with the service's name before it.
+        """
+        others = {"verify": ("host",), "draft": ("host", "served_model_name")}.get(name, ())
+        settings = SETTINGS[name]
+        options = {n: f"{name}_{n}" if hasattr(self, f"{name}_{n}") else n
+                   for n in settings.model_fields if n not in others}  # fmt: skip
+        given = {n: getattr(self, o) for n, o in options.items() if hasattr(self, o)}
+        flags = to_flags(settings, given)
+        if name != "orchestrator":
+            flags += ["--host", LOOPBACK, *self.service_flags]
+        else:
             if not self.services_speak_tls():  # they listen on loopback without TLS
                 flags += ["--upstream-tls", "false"]
-            return [*flags, *self.orchestrator_flags]
-        if name == "verify":
-            own = self._flags(
-                "model", "served_model_name", "verify_port", "engine", "n_gpu_layers", "device",
-                "dtype", "threads",
-                "tensor_parallel_size", "batch_invariant", "gpu_memory_utilization",
-                "kv_cache_memory_bytes", "autojudge_file", "heads",
-            )  # fmt: skip
-        else:
-            own = self._flags(
-                "draft_model", "draft_port", "draft_engine", "draft_n_gpu_layers", "draft_device",
-                "draft_dtype", "draft_threads", "drafter", "datastore",
-                "draft_gpu_memory_utilization", "draft_kv_cache_memory_bytes",
-            )  # fmt: skip
-        limits = self._flags("max_sessions", "max_model_len", "block_size", "attention_backend",
-                             "flash_attn", "enforce_eager")  # fmt: skip
-        return [*common, "--host", LOOPBACK, *limits, *self.service_flags, *own]
+            flags += self.orchestrator_flags
+        return [*flags, *self.last_flags.get(name, ())]
 
     def services_speak_tls(self) -> bool:
         """True if draft and verify service have certificates, from flags or environment."""
         flags = ["--model", str(self.model), *self.service_flags]
         return bool(from_command_line(VerifySettings, "verify", flags).ssl_certfile)
+
+
+STACK_FLAGS = {
+    service: {
+        f"--{name}".replace("_", "-"): f"--{service}-{name}".replace("_", "-")
+        for name in settings.model_fields
+        if f"{service}_{name}" in StackOptions.__dataclass_fields__
+    }
+    for service, settings in SETTINGS.items()
+}
+"""The stack's flags by a service and its own flags, if they have the service's name."""
 
 
 def address_of(host: str, port: int) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flyspec.cli.screen import Piece
-    from flyspec.client import AsyncClient, Completion, Generation, RoundRecord, Started
+    from flyspec.client import AsyncClient, Event
     from flyspec.client.requests import AnyPrompt
 
 DEFAULTS = GenerateOptions(rule=Rule(""), max_tokens=256)
@@ -55,26 +55,19 @@ def note(console: Console, line: str) -> None:
 
 
 class StreamedAnswer:
-    """An answer on its way to standard output; `completion` is None if it was stopped."""
+    """An answer on its way to standard output; `transcript` has as much of it as arrived."""
 
     def __init__(self, color: bool) -> None:
         from flyspec.cli import render
         from flyspec.cli.screen import Screen
         from flyspec.client import Transcript
 
-        self.started: Started | None = None
-        self.completion: Completion | None = None
         self.transcript = Transcript()
-        self.rounds: list[RoundRecord] = []
         self._terminal = sys.stdout.isatty()
         self._color = color
         self._screen = Screen(write, render.paint if color else lambda text, _: text)
         self._began = time.perf_counter()
         self.seconds = 0.0
-
-    @property
-    def text(self) -> str:
-        return self.transcript.text
 
     async def stream(
         self,
@@ -83,27 +76,31 @@ class StreamedAnswer:
         options: GenerateOptions,
         echo: Sequence[Piece] = (),
     ) -> None:
-        """Show `echo` and the answer. Ends its line, even if it fails or is cancelled."""
+        """Show `echo`, the answer and its summary; if cancelled, that of what was reached."""
         # Only a terminal can retract text.
-        options = replace(options, eager=options.eager and self._terminal)
+        asked = replace(options, eager=options.eager and self._terminal)
+        stopped: asyncio.CancelledError | None = None
         try:
-            async with aclosing(client.generate(source, options)) as events:  # type: ignore[type-var]
+            async with aclosing(client.generate(source, asked)) as events:  # type: ignore[type-var]
                 async for event in events:
                     self._show(event, echo)
+        except asyncio.CancelledError as error:
+            stopped = error
         finally:
             self.seconds = time.perf_counter() - self._began
-            if self.started is not None:
+            if self.transcript.started is not None:
                 write("\n")
+        note(error_console(), self._summary(options))
+        if stopped is not None:
+            raise stopped
 
-    def _show(self, event: object, echo: Sequence[Piece]) -> None:
+    def _show(self, event: Event, echo: Sequence[Piece]) -> None:
         from flyspec.cli import render
-        from flyspec.client import Chunk, Completion, Retract, RoundRecord, Started
+        from flyspec.client import Chunk, Retract, Started
 
-        if isinstance(event, Chunk | Retract):
-            self.transcript.add(event)
+        self.transcript.add(event)
         match event:
             case Started():
-                self.started = event
                 warn(error_console(), event.warnings)
                 self._screen.show(echo)
             case Chunk() if self._terminal or self._color:
@@ -113,45 +110,16 @@ class StreamedAnswer:
             case Retract():
                 stands = [piece for c in self.transcript.chunks for piece in render.pieces(c)]
                 self._screen.replace([*echo, *stands])
-            case RoundRecord():
-                self.rounds.append(event)
-            case Completion():
-                self.completion = event
 
-    @property
-    def generation(self) -> Generation | None:
-        """The whole answer; None if it was stopped."""
-        from flyspec.client import Generation
-
-        if self.started is None or self.completion is None:
-            return None
-        return Generation(self.started, self.transcript.chunks, self.completion, self.rounds)
-
-    def summary(self, options: GenerateOptions) -> str:
+    def _summary(self, options: GenerateOptions) -> str:
         """Describe the answer, or what was reached of it."""
         from flyspec.cli import render
 
-        if self.started is None:
+        started, generation = self.transcript.started, self.transcript.generation
+        if started is None:
             return f"stopped after {self.seconds:.2f} s, before the first token"
-        generation = self.generation
         if generation is None:
-            line = render.stopped(self.started, self.transcript.chunks, self.seconds)
+            line = render.stopped(started, self.transcript.chunks, self.seconds)
         else:
             line = render.summary(generation, self.seconds)
-        return line if options.sampling.greedy else f"{line} · seed {self.started.seed}"
-
-
-async def stream_or_stop(
-    answer: StreamedAnswer,
-    client: AsyncClient,
-    source: AnyPrompt,
-    options: GenerateOptions,
-    echo: Sequence[Piece] = (),
-) -> None:
-    """Stream an answer and print its summary; if cancelled, that of what was reached."""
-    try:
-        await answer.stream(client, source, options, echo)
-    except asyncio.CancelledError:
-        note(error_console(), answer.summary(options))
-        raise
-    note(error_console(), answer.summary(options))
+        return line if options.sampling.greedy else f"{line} · seed {started.seed}"

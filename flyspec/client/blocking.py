@@ -11,9 +11,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec import rpc, wire
 from flyspec.client.connection import health_of
-from flyspec.client.generation import Gathering, GenerationConnection, event_of
+from flyspec.client.generation import GenerationConnection, event_of
 from flyspec.client.messages import time_limit
 from flyspec.client.requests import AnyPrompt, GenerateKeywords, Retries, options_of
+from flyspec.client.transcript import Transcript
 from flyspec.errors import FlyspecError
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
 from flyspec.values.generation import Event, Generation, Models, ScoredTokens
@@ -74,11 +75,11 @@ class Client(GenerationConnection):
         """
         given, retries = options_of(options, keywords), Retries(self._max_retries, patience_s)
         while True:
-            gathering = Gathering()
+            transcript = Transcript()
             try:
                 for event in self.generate(prompt, given):
-                    gathering.add(event)
-                return gathering.whole(self.address)
+                    transcript.add(event)
+                return self._whole(transcript)
             except FlyspecError as error:
                 rest_s = retries.rest_s(error)
             time.sleep(rest_s)

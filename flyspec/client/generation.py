@@ -26,17 +26,7 @@ from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, UnavailableError
 from flyspec.metadata import CLIENT_ID_KEY
 from flyspec.v1 import generation_pb2, generation_pb2_grpc
-from flyspec.values.generation import (
-    Chunk,
-    Completion,
-    Event,
-    Generation,
-    Models,
-    Retract,
-    RoundRecord,
-    ScoredTokens,
-    Started,
-)
+from flyspec.values.generation import Event, Generation, Models, ScoredTokens
 from flyspec.values.requests import GenerateOptions, GenerationRequest, ScoreRequest
 
 MAX_RETRIES = 2
@@ -83,6 +73,12 @@ class GenerationConnection(Connection):
             "timeout": time_limit(timeout_s),
             "metadata": self._metadata,
         }
+
+    def _whole(self, transcript: Transcript) -> Generation:
+        """Return a generation. Raises `UnavailableError` if its end is missing."""
+        if (generation := transcript.generation) is None:
+            raise UnavailableError(f"{self.address} ended the stream without a completion")
+        return generation
 
     @contextmanager
     def _ending(self, call: Any, timeout_s: float | None) -> Iterator[None]:
@@ -151,12 +147,12 @@ class AsyncClient(GenerationConnection, AsyncConnection):
         """
         given, retries = options_of(options, keywords), Retries(self._max_retries, patience_s)
         while True:
-            gathering = Gathering()
+            transcript = Transcript()
             try:
                 async with aclosing(self.generate(prompt, given)) as events:  # type: ignore[type-var]
                     async for event in events:
-                        gathering.add(event)
-                return gathering.whole(self.address)
+                        transcript.add(event)
+                return self._whole(transcript)
             except FlyspecError as error:
                 rest_s = retries.rest_s(error)
             await asyncio.sleep(rest_s)
@@ -169,34 +165,6 @@ class AsyncClient(GenerationConnection, AsyncConnection):
     @property
     def _stub(self) -> Any:
         return generation_pb2_grpc.GenerationServiceStub(self._channel)
-
-
-class Gathering:
-    """Collects the events of a generation."""
-
-    def __init__(self) -> None:
-        self._started: Started | None = None
-        self._completion: Completion | None = None
-        self._transcript = Transcript()
-        self._rounds: list[RoundRecord] = []
-
-    def add(self, event: Event) -> None:
-        match event:
-            case Started():
-                self._started = event
-            case Chunk() | Retract():
-                self._transcript.add(event)
-            case RoundRecord():
-                self._rounds.append(event)
-            case Completion():
-                self._completion = event
-
-    def whole(self, address: str) -> Generation:
-        """Return the generation. Raises `UnavailableError` if its end is missing."""
-        if self._started is None or self._completion is None:
-            raise UnavailableError(f"{address} ended the stream without a completion")
-        chunks = self._transcript.chunks
-        return Generation(self._started, chunks, self._completion, self._rounds)
 
 
 def event_of(response: generation_pb2.GenerateResponse) -> Event:

@@ -1,29 +1,56 @@
-"""Collects a stream of events, applying `Retract`."""
+"""Collects the events of a generation, applying `Retract`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from flyspec.errors import FlyspecError
-from flyspec.values.generation import Chunk, Event, Retract
+from flyspec.values.generation import (
+    Chunk,
+    Completion,
+    Event,
+    Generation,
+    Retract,
+    RoundRecord,
+    Started,
+)
 from flyspec.values.tokens import Origin
 
 
 class Transcript:
-    """The current output of a stream, without retracted tokens, as `chunks`."""
+    """A generation so far: its current output, without retracted tokens, as `chunks`.
+
+    `started` and `completion` are None until they arrive.
+    """
 
     def __init__(self) -> None:
+        self.started: Started | None = None
+        self.completion: Completion | None = None
         self.chunks: list[Chunk] = []
+        self.rounds: list[RoundRecord] = []
         self.num_final_tokens = 0
 
     def add(self, event: Event) -> None:
         """Apply an event. Raises `FlyspecError` if it retracts unsent or final text."""
         match event:
+            case Started():
+                self.started = event
             case Chunk():
                 self.chunks.append(event)
                 self.num_final_tokens = max(self.num_final_tokens, event.num_final_tokens)
             case Retract():
                 self._retract(event)
+            case RoundRecord():
+                self.rounds.append(event)
+            case Completion():
+                self.completion = event
+
+    @property
+    def generation(self) -> Generation | None:
+        """The whole generation; None until it is complete."""
+        if self.started is None or self.completion is None:
+            return None
+        return Generation(self.started, self.chunks, self.completion, self.rounds)
 
     @property
     def text(self) -> str:

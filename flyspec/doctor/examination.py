@@ -2,82 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from flyspec.config import NO_PORT, DraftSettings, OrchestratorSettings, VerifySettings
 from flyspec.doctor.findings import Diagnosis, Mark
 from flyspec.doctor.machine import machine
 from flyspec.doctor.memory import alone, together
-from flyspec.doctor.models import Examined, draft, pair, target
+from flyspec.doctor.models import draft, pair, target
 from flyspec.doctor.ports import ports
-from flyspec.speculation_length import AUTO
+from flyspec.errors import FlyspecError
+from flyspec.rule_files import load_rules
+from flyspec.speculation_length import AUTO, excess
 from flyspec.spelling import respell
 
 
-@dataclass(frozen=True)
-class Planned:
-    """The settings of three services to be started.
+def examine(
+    verify: VerifySettings,
+    drafting: DraftSettings,
+    orchestrator: OrchestratorSettings,
+    names: Mapping[str, Mapping[str, str]],
+) -> Iterator[Diagnosis]:
+    """Yield what is found about three services to be started, section by section.
 
     `names` are, by service, those under which the user gave settings that its messages name by
     their flags.
     """
+    wanted = set()
+    if orchestrator.http_port not in (None, NO_PORT):
+        wanted.add("http")
+    if any(s.otlp_traces_endpoint for s in (verify, drafting, orchestrator)):
+        wanted.add("otlp")
+    yield from machine(with_models=True, wanted=frozenset(wanted))
+    models = {"verify": target(verify), "draft": draft(drafting)}
+    for service, model in models.items():
+        yield from (_named(finding, names[service]) for finding in model.findings)
+    yield from pair(*models.values())
+    fitted = []
+    for service, model in models.items():
+        finding, fits = alone(model)
+        if finding is not None:
+            yield _named(finding, names[service])
+        if fits is not None:
+            fitted.append(fits)
+    yield from together(fitted)
+    yield _rule(orchestrator)
+    yield _length(orchestrator, min(verify.max_speculative_tokens, drafting.max_speculative_tokens))
+    yield from ports(
+        [
+            ("orchestrator", orchestrator, "--port"),
+            ("draft", drafting, "--draft-port"),
+            ("verify", verify, "--verify-port"),
+        ]
+    )
 
-    verify: VerifySettings
-    draft: DraftSettings
-    orchestrator: OrchestratorSettings
-    names: Mapping[str, Mapping[str, str]]
 
-    def examine(self) -> Iterator[Diagnosis]:
-        """Yield what is found, section by section."""
-        wanted = set()
-        if self.orchestrator.http_port not in (None, NO_PORT):
-            wanted.add("http")
-        if any(s.otlp_traces_endpoint for s in (self.verify, self.draft, self.orchestrator)):
-            wanted.add("otlp")
-        yield from machine(with_models=True, wanted=frozenset(wanted))
-        found = yield from self._spelled("verify", target(self.verify))
-        drafting = yield from self._spelled("draft", draft(self.draft))
-        if found is not None and drafting is not None:
-            yield from pair(found, drafting)
-        fitted = []
-        for service, model in (("verify", found), ("draft", drafting)):
-            finding, fits = (None, None) if model is None else alone(model)
-            if finding is not None:
-                yield self._named(service, finding)
-            if fits is not None:
-                fitted.append(fits)
-        yield from together(fitted)
-        yield from self._rounds()
-        yield from ports(
-            [
-                ("orchestrator", self.orchestrator, "--port"),
-                ("draft", self.draft, "--draft-port"),
-                ("verify", self.verify, "--verify-port"),
-            ]
-        )
+def _rule(settings: OrchestratorSettings) -> Diagnosis:
+    try:
+        load_rules(settings.rules_file, settings.rule, settings.num_speculative_tokens)
+    except FlyspecError as error:
+        return Diagnosis("speculation", "rule", Mark.ERROR, str(error))
+    return Diagnosis("speculation", "rule", Mark.OK, settings.rule)
 
-    def _rounds(self) -> Iterator[Diagnosis]:
-        k = self.orchestrator.num_speculative_tokens
-        most = min(self.verify.max_speculative_tokens, self.draft.max_speculative_tokens)
-        if k != AUTO and k > most:
-            text = f"--num-speculative-tokens {k}: the services allow at most {most}; lower it"
-            yield Diagnosis("speculation", "K", Mark.ERROR, text)
-        else:
-            shown = "adapts to the text" if k == AUTO else str(k)
-            yield Diagnosis("speculation", "K", Mark.OK, f"{shown}, at most {most}")
 
-    def _spelled(
-        self, service: str, found: Generator[Diagnosis, None, Examined | None]
-    ) -> Generator[Diagnosis, None, Examined | None]:
-        """Pass findings on, named."""
-        while True:
-            try:
-                finding = next(found)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            yield self._named(service, finding)
+def _length(settings: OrchestratorSettings, most: int) -> Diagnosis:
+    k = settings.num_speculative_tokens
+    if problem := excess(k, most):
+        return Diagnosis("speculation", "K", Mark.ERROR, problem)
+    shown = "adapts to the text" if k == AUTO else str(k)
+    return Diagnosis("speculation", "K", Mark.OK, f"{shown}, at most {most}")
 
-    def _named(self, service: str, finding: Diagnosis) -> Diagnosis:
-        """A finding on a service with the names of what the user set."""
-        return replace(finding, text=respell(finding.text, self.names.get(service, {})))
+
+def _named(finding: Diagnosis, names: Mapping[str, str]) -> Diagnosis:
+    """Return a finding on a service with the names of what the user set."""
+    return replace(finding, text=respell(finding.text, names))

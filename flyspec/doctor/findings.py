@@ -1,10 +1,10 @@
-"""Findings of an examination, and how they are shown."""
+"""Findings of an examination, as text and as a document."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from itertools import groupby
 from typing import Any
@@ -65,14 +65,5 @@ def as_document(findings: Sequence[Diagnosis]) -> dict[str, Any]:
     """Return the report for programs."""
     return {
         "ok": all(finding.mark is not Mark.ERROR for finding in findings),
-        "findings": [
-            {
-                "section": found.section,
-                "subject": found.subject,
-                "mark": found.mark.value,
-                "text": found.text,
-                "facts": dict(found.facts),
-            }
-            for found in findings
-        ],
+        "findings": [asdict(finding) for finding in findings],
     }

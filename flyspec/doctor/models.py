@@ -1,10 +1,10 @@
-"""The target and the draft model: how they will be served, what they need, whether they fit."""
+"""The target and the draft model: engines, tokenizers, chat template, heads, and their fit."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ _TOOL = {
 
 @dataclass
 class Examined:
-    """A model as far as its files show: what would be loaded, and its tokenizer, if known."""
+    """A model as far as its files show: `findings`, what would be loaded, and its tokenizer."""
 
     role: str
     settings: ModelServerSettings
@@ -45,38 +45,39 @@ class Examined:
     device: NamedDevice | None = None
     checkpoint: Checkpoint | None = None
     bundle: TokenizerBundle | None = None
+    findings: list[Diagnosis] = field(default_factory=list)
 
     @property
     def section(self) -> str:
         return f"{self.role} model {self.name}"
 
 
-def target(settings: VerifySettings) -> Generator[Diagnosis, None, Examined]:
+def target(settings: VerifySettings) -> Examined:
     """Examine the target."""
     found = Examined("target", settings, settings.model)
-    yield from _model(found, settings.tensor_parallel_size)
+    found.findings += _model(found, settings.tensor_parallel_size)
     if found.bundle is not None:
-        yield _chat_template(found.section, found.bundle)
+        found.findings.append(_chat_template(found.section, found.bundle))
     for name, directory in head_directories(settings.heads).items():
-        yield _head(found.section, name, Path(directory).expanduser())
+        found.findings.append(_head(found.section, name, Path(directory).expanduser()))
     return found
 
 
 def _head(section: str, name: str, folder: Path) -> Diagnosis:
-    """True if a head's files are there; only loading it shows whether it fits the target."""
+    """Return whether a head's files are there; only loading it shows whether it fits the target."""
     missing = "" if (folder / CONFIG).is_file() else f"; it has no {CONFIG}"
     text = f"{folder}{missing or ', tried when the service starts'}"
     return Diagnosis(section, f"head {name}", Mark.ERROR if missing else Mark.OK, text)
 
 
-def draft(settings: DraftSettings) -> Generator[Diagnosis, None, Examined | None]:
+def draft(settings: DraftSettings) -> Examined:
     """Examine the draft model, if there is one."""
-    if not settings.model:
-        text = "none: drafts come from prompt lookup, which pays off where texts repeat"
-        yield Diagnosis("draft model", "model", Mark.OK, text)
-        return None
     found = Examined("draft", settings, settings.model)
-    yield from _model(found, 1)
+    if settings.model:
+        found.findings += _model(found, 1)
+    else:
+        text = "none: drafts come from prompt lookup, which pays off where texts repeat"
+        found.findings.append(Diagnosis("draft model", "model", Mark.OK, text))
     return found
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 BITS = 32
 """Of a token ID. An n-gram's key is its IDs one after the other, so that keys never collide."""
+MAX_NGRAM = 4
 MAX_COMPARED = 32
 """Maximum tokens that are compared to find the longest match."""
 MAX_PLACES = 8
@@ -27,24 +28,24 @@ class Match(NamedTuple):
 class NgramIndex:
     """A sequence of token IDs below 2^32, and the places of its n-grams.
 
-    Indexes n-grams of `max_ngram` down to `min_ngram` tokens. An occurrence counts once a token
-    follows it. Raises `ValueError` unless 1 <= min_ngram <= max_ngram.
+    Indexes n-grams of `MAX_NGRAM` down to `min_ngram` tokens. An occurrence counts once a token
+    follows it.
     """
 
-    def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(f"1 <= min_ngram <= max_ngram, not {min_ngram} and {max_ngram}")
-        self.tokens: list[int] = []
-        self._max_ngram = max_ngram
+    def __init__(self, min_ngram: int) -> None:
+        self.token_ids: list[int] = []
         # For each n, longest first: n, the bits of a key, the position after the last occurrence
         # of each n-gram, and for every position the one that it displaced (-1: none).
         self._levels: list[tuple[int, int, dict[int, int], array[int]]] = [
-            (n, (1 << BITS * n) - 1, {}, array("q")) for n in range(max_ngram, min_ngram - 1, -1)
+            (n, (1 << BITS * n) - 1, {}, array("q")) for n in range(MAX_NGRAM, min_ngram - 1, -1)
         ]
-        self._key = 0  # of the last `max_ngram` tokens
+        self._key = 0  # of the last `MAX_NGRAM` tokens
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        tokens, levels, mask, key = self.tokens, self._levels, self._levels[0][1], self._key
+        tokens, levels, mask, key = self.token_ids, self._levels, self._levels[0][1], self._key
         end = len(tokens)
         for token in token_ids:
             for n, bits, latest, displaced in levels:
@@ -60,16 +61,13 @@ class NgramIndex:
         self._key = key
 
     def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens. Raises `ValueError` if there are fewer."""
-        tokens, levels = self.tokens, self._levels
-        if not 0 <= length <= len(tokens):
-            raise ValueError(f"cannot keep {length} of {len(tokens)} tokens")
-        oldest = self._max_ngram
+        """Keep the first `length` tokens, or all if there are fewer."""
+        tokens, levels = self.token_ids, self._levels
         for end in range(len(tokens) - 1, length - 1, -1):
             tokens.pop()
             self._key >>= BITS
-            if end >= oldest:
-                self._key |= tokens[end - oldest] << BITS * (oldest - 1)
+            if end >= MAX_NGRAM:
+                self._key |= tokens[end - MAX_NGRAM] << BITS * (MAX_NGRAM - 1)
             for n, bits, latest, displaced in levels:
                 place = displaced.pop()
                 if place >= 0:
@@ -82,12 +80,12 @@ class NgramIndex:
 
         None if not even its last `min_ngram` tokens occurred before.
         """
-        return self._longest(self.tokens, self._key)
+        return self._longest(self.token_ids, self._key)
 
     def match_of(self, last_tokens: Sequence[int]) -> Match | None:
         """Return the longest match of another sequence's last tokens, as `match` does."""
         key = 0
-        for token in last_tokens[-self._max_ngram :]:
+        for token in last_tokens[-MAX_NGRAM:]:
             key = key << BITS | token
         return self._longest(last_tokens, key)
 
@@ -96,7 +94,7 @@ class NgramIndex:
         for n, bits, latest, displaced in self._levels:
             if end < n or (place := latest.get(key & bits, -1)) < 0:
                 continue
-            if n < self._max_ngram:
+            if n < MAX_NGRAM:
                 return Match(place, n)
             return max(
                 (Match(at, self._agreement(at, last_tokens)) for at in _chain(place, displaced)),
@@ -106,7 +104,7 @@ class NgramIndex:
 
     def _agreement(self, place: int, last_tokens: Sequence[int]) -> int:
         """Return how many tokens before `place` equal the last ones."""
-        tokens, count = self.tokens, self._max_ngram
+        tokens, count = self.token_ids, MAX_NGRAM
         most = min(place, len(last_tokens), MAX_COMPARED)
         while count < most and tokens[place - 1 - count] == last_tokens[-1 - count]:
             count += 1

@@ -6,38 +6,20 @@ from collections.abc import Iterable
 
 from flyspec.lookup.ngrams import NgramIndex
 
-DEFAULT_MIN_NGRAM = 2
-DEFAULT_MAX_NGRAM = 4
+MIN_NGRAM = 2
 
 
-class PromptLookup:
+class PromptLookup(NgramIndex):
     """A token sequence that proposes its own continuation.
 
-    Looks up the last n tokens in the sequence, for n from `max_ngram` down to `min_ngram`, and
+    Looks up the last n tokens in the sequence, for n from `MAX_NGRAM` down to `MIN_NGRAM`, and
     proposes what followed their most recent occurrence; among the occurrences of the longest
-    n-gram, the one before which most tokens agree. Raises `ValueError` unless
-    1 <= min_ngram <= max_ngram.
+    n-gram, the one before which most tokens agree.
     """
 
-    def __init__(
-        self,
-        token_ids: Iterable[int] = (),
-        *,
-        min_ngram: int = DEFAULT_MIN_NGRAM,
-        max_ngram: int = DEFAULT_MAX_NGRAM,
-    ) -> None:
-        self._index = NgramIndex(min_ngram, max_ngram)
-        self.extend = self._index.extend
-        self.truncate = self._index.truncate
+    def __init__(self, token_ids: Iterable[int] = ()) -> None:
+        super().__init__(MIN_NGRAM)
         self.extend(token_ids)
-
-    def __len__(self) -> int:
-        return len(self._index.tokens)
-
-    @property
-    def token_ids(self) -> list[int]:
-        """The sequence; later calls modify the list."""
-        return self._index.tokens
 
     def follow(self, token_ids: Iterable[int]) -> list[bool]:
         """Append tokens; return for each whether it would have been proposed."""
@@ -57,8 +39,8 @@ class PromptLookup:
         A continuation that reaches the end of the sequence is repeated, so that periodic text is
         continued to full length.
         """
-        if max_tokens <= 0 or (match := self._index.match()) is None:
+        if max_tokens <= 0 or (match := self.match()) is None:
             return [], 0
-        period = self._index.tokens[match.place : match.place + max_tokens]
+        period = self.token_ids[match.place : match.place + max_tokens]
         repeats = -(-max_tokens // len(period))
         return (period * repeats)[:max_tokens], match.length

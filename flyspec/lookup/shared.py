@@ -6,8 +6,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
 
-from flyspec.lookup.ngrams import NgramIndex
-from flyspec.lookup.prompt import DEFAULT_MAX_NGRAM
+from flyspec.lookup.ngrams import MAX_NGRAM, NgramIndex
 from flyspec.lookup.recycling import Recycled
 
 MAX_TEXT_TOKENS = 1 << 16
@@ -28,16 +27,12 @@ class FinishedTexts:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._newer, self._older = self._empty(), self._empty()
-
-    @staticmethod
-    def _empty() -> NgramIndex:
-        return NgramIndex(DEFAULT_MAX_NGRAM, DEFAULT_MAX_NGRAM)
+        self._newer, self._older = NgramIndex(MAX_NGRAM), NgramIndex(MAX_NGRAM)
 
     def add(self, token_ids: Sequence[int]) -> None:
         with self._lock:
-            if len(self._newer.tokens) + len(token_ids) > MAX_TEXT_TOKENS // 2:
-                self._older, self._newer = self._newer, self._empty()
+            if len(self._newer.token_ids) + len(token_ids) > MAX_TEXT_TOKENS // 2:
+                self._older, self._newer = self._newer, NgramIndex(MAX_NGRAM)
             self._newer.extend(token_ids[-MAX_OUTPUT_TOKENS:])
             self._newer.extend((SEPARATOR,))
 
@@ -49,7 +44,7 @@ class FinishedTexts:
             for index in (self._newer, self._older):
                 match = index.match_of(last_tokens)
                 if match is not None and match.length > longest:
-                    run = index.tokens[match.place : match.place + max_tokens]
+                    run = index.token_ids[match.place : match.place + max_tokens]
                     end = run.index(SEPARATOR) if SEPARATOR in run else len(run)
                     best, longest = run[:end], match.length
         return (best, longest) if best else ([], 0)

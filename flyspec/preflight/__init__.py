@@ -4,7 +4,6 @@ Within a fraction of a second, and without torch. What the services check later,
 loaded, is checked there; here is what a typing mistake can get wrong. Raises `ConfigError`.
 """
 
-from flyspec.preflight.ports import check_port as check_port
 from flyspec.preflight.services import check_draft as check_draft
 from flyspec.preflight.services import check_orchestrator as check_orchestrator
 from flyspec.preflight.services import check_verify as check_verify

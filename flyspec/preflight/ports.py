@@ -9,8 +9,6 @@ from flyspec.errors import ConfigError
 
 def check_port(flag: str, host: str, port: int) -> None:
     """Raise `ConfigError` for a port in use, or a host that is not this machine."""
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"{flag} {port}: must be between 0 and 65535 (0 picks a free one)")
     if problem := port_problem(host, port):
         raise ConfigError(
             f"{flag} {port}: cannot listen on {host}: {problem}; stop the other process or choose "

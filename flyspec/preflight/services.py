@@ -13,7 +13,6 @@ from flyspec.config import (
     DraftSettings,
     ModelServerSettings,
     OrchestratorSettings,
-    ServerSettings,
     VerifySettings,
 )
 from flyspec.datastore.store import DatastoreFacts
@@ -89,15 +88,11 @@ def _check_heads(setting: str) -> None:
 
 
 def _check_port(settings: Any, listens: bool = True) -> None:
-    _check_security(settings)
+    settings.port_security.credentials()
     if listens:
         check_port("--port", settings.host, settings.port)
         if settings.metrics_port not in (None, NO_PORT):
             check_port("--metrics-port", settings.host, settings.metrics_port)
-
-
-def _check_security(settings: ServerSettings) -> None:
-    settings.port_security.credentials()
 
 
 def _check_model(settings: ModelServerSettings, name: str) -> Mapping[str, Any] | None:

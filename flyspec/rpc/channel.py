@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import grpc
 
@@ -27,7 +26,6 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
 def connect(
     address: str,
     credentials: grpc.ChannelCredentials | None = None,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
     server_name: str = "",
     max_receive_bytes: int = MAX_MESSAGE_BYTES,
 ) -> grpc.aio.Channel:
@@ -39,8 +37,8 @@ def connect(
     """
     options = _options(server_name if credentials else "", max_receive_bytes)
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options, interceptors=[*interceptors])
-    return grpc.aio.secure_channel(address, credentials, options, interceptors=[*interceptors])
+        return grpc.aio.insecure_channel(address, options)
+    return grpc.aio.secure_channel(address, credentials, options)
 
 
 def connect_blocking(address: str, security: ChannelSecurity | None) -> grpc.Channel:
@@ -72,22 +70,15 @@ class Link:
         address: str,
         security: ChannelSecurity | None = None,
         server_name: str = "",
-        interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
         max_receive_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         self.address = address
         self._max_receive_bytes = max_receive_bytes
         self._security = security
         self._server_name = (security.target_name if security else "") or server_name
-        self._interceptors = interceptors
         self._channel: grpc.aio.Channel | None = None
         self._credentials: grpc.ChannelCredentials | None = None
         self._retired: dict[grpc.aio.Channel, asyncio.Task[None]] = {}
-
-    @property
-    def secure(self) -> bool:
-        """True if it uses TLS."""
-        return self._security is not None
 
     @property
     def channel(self) -> grpc.aio.Channel:
@@ -97,11 +88,7 @@ class Link:
             self._retire()
             self._credentials = credentials
             self._channel = connect(
-                self.address,
-                credentials,
-                self._interceptors,
-                self._server_name,
-                self._max_receive_bytes,
+                self.address, credentials, self._server_name, self._max_receive_bytes
             )
         return self._channel
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -20,6 +20,7 @@ from flyspec.concurrency import LONG, in_turn
 from flyspec.errors import FlyspecError, InvalidArgumentError, UnimplementedError
 from flyspec.interceptors import Interceptor
 from flyspec.rpc.sizes import check_parts
+from flyspec.rpc.statuses import abort
 from flyspec.rpc.streams import Malformed, read, unparsable
 
 REQUEST_TIMEOUT_S = 30.0
@@ -27,68 +28,57 @@ REQUEST_TIMEOUT_S = 30.0
 STREAM_TIMEOUT_S = 300.0
 """Seconds between messages of a stream that this module reads for the servicer."""
 
-Abort = Callable[[Any, str, Exception], Awaitable[None]]
-
 
 class MalformedRequests(Interceptor):
-    """Ends calls whose requests cannot be read with `abort(context, method, error)`.
+    """Ends calls whose requests cannot be read with that error's status.
 
-    A servicer that reads its stream itself must use `streams.read`.
+    To grpc.aio every method takes a stream; a unary method's request is read here. A servicer that
+    reads its stream itself must use `streams.read`.
     """
-
-    def __init__(self, abort: Abort) -> None:
-        self._abort = abort
 
     def around_method(self, found: Any, details: Any) -> Any:
-        return _wrap(found, details.method, self._abort)
+        method = details.method
+        answer = "stream" if found.response_streaming else "unary"
+        takes = "stream" if found.request_streaming else "unary"
+        behavior, parse = getattr(found, f"{takes}_{answer}"), found.request_deserializer
 
-
-def _wrap(found: Any, method: str, abort: Abort) -> Any:
-    """Return the handler with a deserializer that does not raise, and a check of its result.
-
-    To grpc.aio every method takes a stream; a unary method's request is read here.
-    """
-    answer = "stream" if found.response_streaming else "unary"
-    takes = "stream" if found.request_streaming else "unary"
-    behavior, parse = getattr(found, f"{takes}_{answer}"), found.request_deserializer
-
-    def read_request(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except Exception as error:
-            return Malformed(error)
-
-    async def request_of(context: Any) -> Any:
-        if found.response_streaming:
-            # Not with the first message: while that waits for its reader, no status could be
-            # sent either, and an aborted call would stay open forever.
+        def read_request(data: bytes) -> Any:
             try:
-                await context.send_initial_metadata(())
-            except grpc.aio.InternalError as error:
-                raise asyncio.CancelledError from error  # the client is already gone
-        if found.request_streaming:
-            return _checked(context)
-        return await _only_one(context, parse)
+                return parse(data)
+            except Exception as error:
+                return Malformed(error)
 
-    async def call(requests: Any, context: Any) -> Any:
-        try:
-            return await behavior(await request_of(context), context)
-        except FlyspecError as error:
-            await abort(context, method, error)
-        except NotImplementedError:  # health's List, which grpc's servicer for asyncio lacks
-            await abort(context, method, UnimplementedError(f"{method} is not implemented"))
+        async def request_of(context: Any) -> Any:
+            if found.response_streaming:
+                # Not with the first message: while that waits for its reader, no status could be
+                # sent either, and an aborted call would stay open forever.
+                try:
+                    await context.send_initial_metadata(())
+                except grpc.aio.InternalError as error:
+                    raise asyncio.CancelledError from error  # the client is already gone
+            if found.request_streaming:
+                return _checked(context)
+            return await _only_one(context, parse)
 
-    async def generate(requests: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            async for response in behavior(await request_of(context), context):
-                yield response
-        except FlyspecError as error:
-            await abort(context, method, error)
+        async def call(requests: Any, context: Any) -> Any:
+            try:
+                return await behavior(await request_of(context), context)
+            except FlyspecError as error:
+                await abort(context, method, error)
+            except NotImplementedError:  # health's List, which grpc's servicer for asyncio lacks
+                await abort(context, method, UnimplementedError(f"{method} is not implemented"))
 
-    wrapped = generate if inspect.isasyncgenfunction(behavior) else call
-    make = getattr(grpc, f"stream_{answer}_rpc_method_handler")
-    reader = read_request if found.request_streaming else bytes
-    return make(wrapped, reader, found.response_serializer)
+        async def generate(requests: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                async for response in behavior(await request_of(context), context):
+                    yield response
+            except FlyspecError as error:
+                await abort(context, method, error)
+
+        wrapped = generate if inspect.isasyncgenfunction(behavior) else call
+        make = getattr(grpc, f"stream_{answer}_rpc_method_handler")
+        reader = read_request if found.request_streaming else bytes
+        return make(wrapped, reader, found.response_serializer)
 
 
 async def _parsed(data: bytes, parse: Callable[[bytes], Any]) -> Any:

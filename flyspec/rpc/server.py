@@ -14,7 +14,6 @@ from flyspec.errors import ConfigError, UnimplementedError
 from flyspec.rpc.gate import Check, Gate
 from flyspec.rpc.malformed import MalformedRequests
 from flyspec.rpc.sizes import MAX_MESSAGE_BYTES, MAX_STREAMS
-from flyspec.rpc.statuses import abort
 from flyspec.v1 import admin_pb2, draft_pb2, generation_pb2, verify_pb2
 
 _PLACES = {
@@ -120,7 +119,7 @@ class GrpcServer:
         self._credentials = credentials
         age = [("grpc.max_connection_age_ms", CONNECTION_AGE_MS)] if credentials else []
         self._server = grpc.aio.server(
-            interceptors=[*interceptors, Gate(checks), MalformedRequests(abort)],
+            interceptors=[*interceptors, Gate(checks), MalformedRequests()],
             options=[
                 *SERVER_OPTIONS,
                 *age,

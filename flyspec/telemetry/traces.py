@@ -43,13 +43,11 @@ class Traces:
         self._provider: Any = None
         if not endpoint and not file:
             return
-        try:
-            from opentelemetry.sdk.resources import Resource
-            from opentelemetry.sdk.trace import TracerProvider
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
-            from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-        except ImportError as error:  # pragma: no cover - a dependency
-            raise ConfigError(f"traces need opentelemetry-sdk: {error}") from error
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
         self._ids = _make_ids()
         resource = {
             "service.namespace": "flyspec",
@@ -84,18 +82,13 @@ class Traces:
             )
         self._tracer = self._provider.get_tracer("flyspec", __version__)
 
-    @property
-    def enabled(self) -> bool:
-        """True if spans are exported."""
-        return self._provider is not None
-
     def begin(self, traceparent: str, started_ns: int) -> Span | None:
         """Start the root span of a request; None if its trace is not sampled.
 
         `traceparent` is the client's, or empty; `started_ns` is from `perf_counter_ns`. The caller
         sets name and attributes before ending it.
         """
-        if not self.enabled:
+        if self._provider is None:
             return None
         from opentelemetry.trace import SpanKind
 
@@ -122,7 +115,7 @@ class Traces:
         Returns "" if there is no parent or its trace is not sampled. `kind` is the name of a
         SpanKind, `span_id` an ID from `new_span_id` that was already passed on.
         """
-        if not self.enabled or len(parent) != TRACEPARENT_CHARACTERS:
+        if self._provider is None or len(parent) != TRACEPARENT_CHARACTERS:
             return ""
         from opentelemetry.trace import SpanKind
 

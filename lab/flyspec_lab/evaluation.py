@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from flyspec.client import AsyncClient
-from flyspec.concurrency import check_reached
 from flyspec.progress import error_console
 from flyspec_lab import compare
 from flyspec_lab.answered import Answered
 from flyspec_lab.arms import Arm, controls_of, make_arms, rival_arm
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import EqualCost, equal_costs
+from flyspec_lab.interrupting import check_reached
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import Progressed, ServedModel, make_samples, wanted_samples

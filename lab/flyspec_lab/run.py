@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.concurrency import all_or_first_error, until_interrupted
+from flyspec.concurrency import all_or_first_error
 from flyspec.errors import ConfigError, FlyspecError, UnavailableError
 from flyspec.progress import error_console, progress
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import SamplingParams
 from flyspec.version import __version__
 from flyspec_lab.arms import Arm
+from flyspec_lab.interrupting import until_interrupted
 from flyspec_lab.options import EvalOptions
 from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run_directory import RowFile

@@ -91,9 +91,9 @@ ASKING_S = 0.02
 class Admission:
     """Tracks running and waiting generations and admits them in order.
 
-    `capacity` returns how many may run now, and may change at any time. `max_waiting` defaults to a
-    share of it. `max_queue_wait_s` and `max_outstanding_tokens` are unlimited if 0. A request of
-    more than `max_outstanding_tokens` counts as exactly that many, so it runs alone.
+    `capacity` returns how many may run now, and may change at any time; `max_concurrent` of the
+    settings, if set, replaces it, and `others` is ignored. A request of more than
+    `max_outstanding_tokens` counts as exactly that many, so it runs alone.
 
     `others` returns how many generations of other orchestrators the services hold, None if they
     neither hold nor queue any. With others, requests ask the service for a slot one at a time, each
@@ -102,20 +102,20 @@ class Admission:
 
     def __init__(
         self,
+        settings: OrchestratorSettings,
         capacity: Callable[[], int],
-        clients: ClientLimits | None = None,
-        *,
-        max_waiting: int | None = None,
-        max_queue_wait_s: float = 0.0,
-        max_outstanding_tokens: int = 0,
-        holds: HoldTimes | None = None,
         others: Callable[[], int | None] = lambda: None,
+        holds: HoldTimes | None = None,
     ) -> None:
         self._capacity, self._others = capacity, others
-        self._clients = clients or ClientLimits()
-        self._max_waiting = max_waiting
-        self._max_queue_wait_s = max_queue_wait_s
-        self._max_tokens = max_outstanding_tokens
+        if settings.max_concurrent:
+            self._capacity, self._others = lambda: settings.max_concurrent, lambda: None
+        self._clients = ClientLimits(
+            settings.max_concurrent_per_client, settings.max_requests_per_minute_per_client
+        )
+        self._max_waiting = settings.max_waiting
+        self._max_queue_wait_s = settings.max_queue_wait_s
+        self._max_tokens = settings.max_outstanding_tokens
         self._holds = holds or HoldTimes()
         self._queue: dict[Visit, asyncio.Future[None]] = {}
         self._queued_tokens = 0
@@ -127,29 +127,6 @@ class Admission:
         self.refusals = dict.fromkeys(REFUSALS, 0)
         """Refused requests, by reason."""
         self.draining = False
-
-    @classmethod
-    def of(
-        cls,
-        settings: OrchestratorSettings,
-        capacity: Callable[[], int],
-        others: Callable[[], int | None] = lambda: None,
-    ) -> Admission:
-        """Create from settings; `capacity` returns how many generations the services can hold.
-
-        If `max_concurrent` is set, it replaces `capacity` and `others` is ignored.
-        """
-        clients = ClientLimits(
-            settings.max_concurrent_per_client, settings.max_requests_per_minute_per_client
-        )
-        return cls(
-            lambda: settings.max_concurrent or capacity(),
-            clients,
-            max_waiting=settings.max_waiting,
-            max_queue_wait_s=settings.max_queue_wait_s,
-            max_outstanding_tokens=settings.max_outstanding_tokens,
-            others=lambda: None if settings.max_concurrent else others(),
-        )
 
     @property
     def waiting(self) -> int:

@@ -129,10 +129,6 @@ class ClientLimits:
         self._busy: dict[str, _Client] = {}
         self._idle: OrderedDict[str, _Client] = OrderedDict()
 
-    @property
-    def num_known(self) -> int:
-        return len(self._busy) + len(self._idle)
-
     def enter(
         self, name: str, retry_after_s: float, key: ApiKey | None = None, counted: bool = True
     ) -> None:

@@ -20,7 +20,7 @@ from orchestrator.fleet.breaker import Breaker
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafter import of_kind
 from orchestrator.fleet.drafters import Drafters
-from orchestrator.fleet.handshake import drafter_misfit, fitting, target_misfit, try_drafter
+from orchestrator.fleet.handshake import drafter_misfit, fitting, protocol_misfit, try_drafter
 from orchestrator.fleet.replicas import Pool, Replica
 from orchestrator.fleet.target import Kinds, Target, difference
 from orchestrator.fleet.target_replicas import TargetReplicas
@@ -136,7 +136,7 @@ class Fleet:
 
         Switches to the service's model if more replicas run it than the current target.
         """
-        if problem := target_misfit(service, info):
+        if problem := protocol_misfit(f"the verify service at {service.address}", info):
             return problem
         self._kinds.note(service.address, info.model)
         self.drafters.adopt_heads(self.targets, info.heads)

@@ -20,19 +20,12 @@ from flyspec.values.tokens import SamplingParams
 from orchestrator.fleet.drafter import of_kind
 from orchestrator.fleet.replicas import Replica
 from orchestrator.fleet.target import Target
-from orchestrator.upstreams.protocol import DraftUpstream, VerifyUpstream, time_limit_ms
+from orchestrator.upstreams.protocol import DraftUpstream, time_limit_ms
 
 log = logging.getLogger(__name__)
 
 PROBE_TEXT = "The cat sat on the mat, and the dog sat on the"
 PROBE_TOKENS = 4
-
-
-def target_misfit(service: VerifyUpstream, info: VerifyServiceInfo) -> str:
-    """Return why a verify service cannot be used, regardless of its model; empty if it can."""
-    if info.protocol_version != PROTOCOL_VERSION:
-        return _other_protocol(f"the verify service at {service.address}", info.protocol_version)
-    return ""
 
 
 async def drafter_misfit(service: DraftUpstream, info: DraftServiceInfo, target: Target) -> str:
@@ -41,8 +34,8 @@ async def drafter_misfit(service: DraftUpstream, info: DraftServiceInfo, target:
     The tokenizer is only sent if the service needs it. Raises `UnavailableError` if the service
     does not answer.
     """
-    if info.protocol_version != PROTOCOL_VERSION:
-        return _other_protocol(f"the draft service at {service.address}", info.protocol_version)
+    if problem := protocol_misfit(f"the draft service at {service.address}", info):
+        return problem
     model = target.info.model
     foreign = [d for d in info.drafters if is_foreign(d.model, model)]
     if not foreign or model.tokenizer_fingerprint in info.tokenizer_fingerprints:
@@ -106,8 +99,11 @@ async def try_drafter(replica: Replica[DraftUpstream], kind: str, target: Target
     return time.perf_counter_ns() - began
 
 
-def _other_protocol(service: str, version: int) -> str:
+def protocol_misfit(service: str, info: DraftServiceInfo | VerifyServiceInfo) -> str:
+    """Return why a service cannot be used, whatever its models; empty if it can."""
+    if info.protocol_version == PROTOCOL_VERSION:
+        return ""
     return (
-        f"{service} uses protocol version {version}, this orchestrator {PROTOCOL_VERSION}; run "
-        "the same release of both"
+        f"{service} uses protocol version {info.protocol_version}, this orchestrator "
+        f"{PROTOCOL_VERSION}; run the same release of both"
     )

@@ -366,7 +366,8 @@ class Pool(Generic[S]):
             self._note(replica, str(error), logging.WARNING)
         else:
             replica.misses = 0
-            if replica.info is not None and _process(info) != _process(replica.info):
+            known = replica.info and replica.info.process.instance_id
+            if known not in (None, info.process.instance_id):
                 replica.breaker.restarted(time.monotonic())
             replica.info, replica.problem = info, problem
             replica.breaker.answered(time.monotonic())
@@ -411,9 +412,3 @@ class Pool(Generic[S]):
             else:
                 log.info("%s: %s is usable", self.name, replica.address)
         replica.logged = reason
-
-
-def _process(info: Any) -> str:
-    """Return the instance ID of the process that sent `info`."""
-    instance_id: str = info.process.instance_id
-    return instance_id

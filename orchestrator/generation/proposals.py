@@ -43,7 +43,7 @@ class LocalLookup:
         return proposal_of(token_ids, Origin.EXACT_LOOKUP, LOOKUP, self._distributions)
 
     def keep(self, length: int) -> None:
-        self._lookup.truncate(min(length, len(self._lookup)))
+        self._lookup.truncate(length)
 
 
 def fit_proposal(proposal: DraftChunk, vocab_size: int) -> DraftChunk:

@@ -39,13 +39,6 @@ BETTER = 0.98
 """Ratio of round times below which staging counts as faster."""
 
 
-class Begun(NamedTuple):
-    """A staged round that the target begins by itself, and its proposal."""
-
-    round_id: int
-    proposal: DraftChunk
-
-
 class StagedPlace(NamedTuple):
     """A round that is verified or staged: the tokens between the sequence and its drafts, those."""
 
@@ -63,12 +56,12 @@ class Staging(Awaited):
         super().__init__(progress, following)
         plan = progress.plan
         self._trial = None if plan.judging.phases or plan.drafts.distribution else trial
-        self._staged: dict[StagedOn, Begun] = {}
+        self._staged: dict[StagedOn, DraftChunk] = {}  # proposals, with the ids of their rounds
         # Of the round that is verified, and by `ahead_id`.
         self._places: dict[int, StagedPlace] = {}
         self._length = 0  # of the sequence when `_places` was filled
         self._pushes: asyncio.Task[None] | None = None
-        self._begun: Begun | None = None
+        self._begun: DraftChunk | None = None
 
     @property
     def _num_proposals(self) -> int:
@@ -83,11 +76,11 @@ class Staging(Awaited):
     def begin(self, round_: CurrentRound) -> bool:
         """Tell the drafter which of its proposals is verified, if the target has begun one."""
         round_.num_ahead = self._num_proposals
-        begun, self._begun = self._begun, None
-        if begun is None:
+        proposal, self._begun = self._begun, None
+        if proposal is None:
             return False
-        progress, proposal = self._progress, replace(begun.proposal, round_id=begun.round_id)
-        round_.begin(begun.round_id)
+        progress = self._progress
+        round_.begin(proposal.round_id)
         tokens = progress.sequence.tokens.copy()
         round_.num_wanted = len(proposal.token_ids)
         ahead = round_.ahead(round_.turn.num_drafts or round_.num_wanted)
@@ -169,7 +162,7 @@ class Staging(Awaited):
                 continue
             drafts = staged.draft_token_ids
             self._places[pushed.ahead_id] = StagedPlace(staged.round_id, before, drafts)
-            self._staged[on] = Begun(staged.round_id, pushed.cut(0, len(drafts)))
+            self._staged[on] = replace(pushed.cut(0, len(drafts)), round_id=staged.round_id)
 
 
 class StagingTrial:

@@ -163,27 +163,26 @@ class GenerationMetrics:
         yield from (positions, origins, lengths, rounds, parts)
 
 
-_OF_PACE = {
-    "num_plain_bursts": "Stretches of plain decoding.",
-    "num_drafter_stops": "Proposals that ended early because of low confidence.",
-    "num_scored_tokens": "Plainly decoded tokens that a drafter scored afterwards.",
-    "num_agreed_tokens": "Scored tokens that the drafter would have proposed.",
-}
-"""Fields of `SpeculationMetrics` that only adaptive K changes, with their documentation."""
-_OF_ROUNDS = {
-    "num_draft_tokens": "Verified draft tokens.",
-    "num_loose_tokens": "Output tokens that differ from the target's own.",
-    "loose_cost_nats": "Sum over those of log p(most likely) - log p(token) under the target.",
-    "num_rollbacks": "Rollbacks: windows that failed after the round that opened them.",
-    "num_staging_rounds": "Rounds for whose verdict others were staged at the target.",
-    "num_staged_hits": "Those whose verdict began one of these.",
-}
 _COUNTERS = (
     ("rounds", "num_rounds", "Verified rounds, including one per plainly decoded token."),
     ("spec_decode_num_drafts", "num_spec_steps", "Verified rounds with draft tokens."),
     ("spec_decode_num_accepted_tokens", "num_accepted_draft_tokens", "Accepted draft tokens."),
-    *((f"spec_decode_{name}", name, text) for name, text in (_OF_ROUNDS | _OF_PACE).items()),
-)
+    *((f"spec_decode_{name}", name, documentation) for name, documentation in {
+        "num_draft_tokens": "Verified draft tokens.",
+        "num_loose_tokens": "Output tokens that differ from the target's own.",
+        "loose_cost_nats":
+            "Sum over those of log p(most likely) - log p(token) under the target.",
+        "num_rollbacks": "Rollbacks: windows that failed after the round that opened them.",
+        "num_staging_rounds": "Rounds for whose verdict others were staged at the target.",
+        "num_staged_hits": "Those whose verdict began one of these.",
+        "num_plain_bursts": "Stretches of plain decoding.",
+        "num_drafter_stops": "Proposals that ended early because of low confidence.",
+        "num_scored_tokens": "Plainly decoded tokens that a drafter scored afterwards.",
+        "num_agreed_tokens": "Scored tokens that the drafter would have proposed.",
+    }.items()),
+)  # fmt: skip
+"""Name, field of `SpeculationMetrics` and documentation of each counter."""
+_TAKEN_OVER = [name for _, name, _ in _COUNTERS if name != "num_accepted_draft_tokens"]
 
 
 class Times:
@@ -222,10 +221,8 @@ class RoundCounter:
     def __init__(self, metrics: GenerationMetrics, rule: str, ledger: Ledger) -> None:
         self._metrics, self._rule, self._ledger = metrics, rule, ledger
         self._drafter: str | None = None
-        self._num_loose = self._num_rollbacks = 0
-        self._num_drafts = self._num_rounds = 0
-        self._loose_cost_nats = 0.0
-        self._of_pace = [0] * len(_OF_PACE)
+        self._counted = SpeculationMetrics()
+        """The ledger's counts that are in the tallies."""
 
     def count(self, round_: RoundOutcome, final: Sequence[Token]) -> None:
         """Count a round already in the ledger, and the tokens that became final with it."""
@@ -233,19 +230,12 @@ class RoundCounter:
             self._drafter = round_.proposal.drafter
             self._tally = self._tally_of(self._drafter)
             self._times = self._metrics.times[self._metrics.label(self._drafter)]
-        tally, verdict = self._tally, round_.verdict
-        if verdict is not None:
-            counted = self._ledger.metrics  # without drafts beyond the output's end
-            num_drafts = counted.num_draft_tokens - self._num_drafts
-            count = counted.num_rounds - self._num_rounds
-            self._num_drafts, self._num_rounds = counted.num_draft_tokens, counted.num_rounds
-            tally.metrics.num_rounds += count
-            for _ in range(count):
-                tally.drafted.observe(num_drafts)
-            if verdict.decisions:
-                tally.metrics.count(num_drafts, 0)
+        if round_.verdict is not None:
+            ledger, counted = self._ledger.metrics, self._counted  # none beyond the output's end
+            num_drafts = ledger.num_draft_tokens - counted.num_draft_tokens
+            self._tally.drafted.observe(num_drafts, ledger.num_rounds - counted.num_rounds)
             self._times.observe(round_)
-        origins = tally.origins
+        origins = self._tally.origins
         for token in final:
             origins[token.origin] += 1
         self._take_over()
@@ -262,24 +252,16 @@ class RoundCounter:
         return self._metrics.tallies[self._metrics.label(drafter), self._rule]
 
     def _take_over(self) -> None:
-        """Take over from the ledger what became final, in whichever round it was drafted."""
-        ledger, metrics = self._ledger.metrics, self._tally.metrics
+        """Add what the ledger counts more to the tally; accepted drafts to their drafter's."""
+        ledger, counted, metrics = self._ledger.metrics, self._counted, self._tally.metrics
         for drafter, accepted in self._ledger.take_settled():
             own = drafter == self._drafter
             (metrics if own else self._tally_of(drafter).metrics).settle(accepted)
-        if ledger.num_loose_tokens != self._num_loose:
-            metrics.num_loose_tokens += ledger.num_loose_tokens - self._num_loose
-            metrics.loose_cost_nats += ledger.loose_cost_nats - self._loose_cost_nats
-            self._num_loose = ledger.num_loose_tokens
-            self._loose_cost_nats = ledger.loose_cost_nats
-        if ledger.num_rollbacks != self._num_rollbacks:
-            metrics.num_rollbacks += ledger.num_rollbacks - self._num_rollbacks
-            self._num_rollbacks = ledger.num_rollbacks
-        for index, name in enumerate(_OF_PACE):
-            if (count := getattr(ledger, name)) != self._of_pace[index]:
-                more = count - self._of_pace[index]
-                setattr(metrics, name, getattr(metrics, name) + more)
-                self._of_pace[index] = count
+        for name in _TAKEN_OVER:
+            now, before = getattr(ledger, name), getattr(counted, name)
+            if now != before:
+                setattr(metrics, name, getattr(metrics, name) + now - before)
+                setattr(counted, name, now)
 
 
 def _beyond(histogram: Sequence[int]) -> list[int]:

@@ -6,19 +6,10 @@ They are a tree: each follows the proposal that is being verified, or one that i
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from flyspec.draft_trees import behind
-from flyspec.values.rounds import DraftAdvance, DraftAhead, DraftChunk, DraftOpen
+from flyspec.values.rounds import DraftAdvance, DraftChunk, DraftOpen
 from orchestrator.upstreams.proposal_checks import Answer, DraftFault
-
-
-class _SentRequest(NamedTuple):
-    """A request that asks for proposals ahead, and when it was sent."""
-
-    request: DraftAdvance
-    ahead: DraftAhead
-    sent_ns: int
 
 
 class PushedProposals:
@@ -32,7 +23,7 @@ class PushedProposals:
         ahead = request.ahead
         assert ahead is not None
         self._open = open_
-        self._asked = {request.round_id: _SentRequest(request, ahead, sent_ns)}
+        self._asked = {request.round_id: (request, ahead, sent_ns)}
         self._first = request.keep_length + len(request.append_token_ids) - ahead.num_unverified
         self._last = self._first + (ahead.num_unverified or request.max_tokens)
         self._root = 0  # `ahead_id` of the proposal that is being verified
@@ -55,7 +46,7 @@ class PushedProposals:
         self._root = ahead.unverified_ahead_id
         root = self.complete.pop(self._root)
         self._first, self._last = root.start_position, root.start_position + len(root.token_ids)
-        self._asked[request.round_id] = _SentRequest(request, ahead, sent_ns)
+        self._asked[request.round_id] = request, ahead, sent_ns
         found = self.complete.items()
         kept = behind(self._root, ((i, each.follows_ahead_id) for i, each in found))
         self.complete = {i: each for i, each in found if i in kept}
@@ -90,7 +81,7 @@ class PushedProposals:
             )
         if not ahead_id or ahead_id in (self._root, *self.complete):
             answer.refuse(DraftFault.ROUND, f"a second proposal ahead with number {ahead_id}")
-        most = max(asked.ahead.num_proposals for asked in self._asked.values())
+        most = max(ahead.num_proposals for _, ahead, _ in self._asked.values())
         if len(self._making) + len(self.complete) > most:
             answer.refuse(DraftFault.ROUND, f"more than {most} proposals ahead")
         answer.add(chunk, now_ns)

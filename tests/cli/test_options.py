@@ -172,7 +172,7 @@ def test_help_names_every_preset() -> None:
         assert name in output
 
 
-MEMORY: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
+OF_SERVICES: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
     ([], {}, {}),
     (["--max-model-len", "512"], {"max_model_len": 512}, {"max_model_len": 512}),
     (["--kv-cache-memory-bytes", "9000"], {"kv_cache_memory_bytes": 9000}, {}),
@@ -180,11 +180,13 @@ MEMORY: list[tuple[list[str], dict[str, Any], dict[str, Any]]] = [
     (["--block-size", "64"], {"block_size": 64}, {"block_size": 64}),
     (["--gpu-memory-utilization", "0.5"], {"gpu_memory_utilization": 0.5}, {}),
     (["--draft-gpu-memory-utilization", "0.3"], {}, {"gpu_memory_utilization": 0.3}),
+    (["--enforce-eager"], {"enforce_eager": True}, {"enforce_eager": True}),
+    (["--batch-invariant"], {"batch_invariant": True}, {}),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "verify", "draft"), MEMORY)
-def test_flags_of_memory_reach_the_services(
+@pytest.mark.parametrize(("arguments", "verify", "draft"), OF_SERVICES)
+def test_flags_reach_the_services(
     arguments: list[str], verify: dict[str, Any], draft: dict[str, Any]
 ) -> None:
     """From `serve`, `generate --local`, `bench` and `eval`, which all have `ModelFlags`."""
@@ -206,9 +208,9 @@ def test_flags_of_memory_reach_the_services(
         ("draft", DraftSettings, draft),
     ):
         settings = from_command_line(kind, name, options.flags(name))
-        for field in (
-            "max_model_len", "kv_cache_memory_bytes", "block_size", "gpu_memory_utilization",
-        ):  # fmt: skip
+        for field in {name for arguments in OF_SERVICES for name in arguments[1]}:
+            if field not in kind.model_fields:
+                continue
             default = kind.model_fields[field].default
             assert getattr(settings, field) == expected.get(field, default)
 

@@ -17,7 +17,7 @@ from flyspec.errors import ConfigError, PermissionDeniedError
 from flyspec.security import PortSecurity, TlsFiles
 from flyspec.telemetry.logs import errors_returned
 from orchestrator.front.http import server as http_server
-from orchestrator.front.http.origins import Origins
+from orchestrator.front.http.gate import Origins
 from orchestrator.front.http.server import HttpServer, make_server
 from tests.http.clients import CHAT, SAID, client_of, scrape
 from tests.orchestrator.stacks import start_stack

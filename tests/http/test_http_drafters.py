@@ -15,7 +15,7 @@ from flyspec.credentials import Credentials
 from flyspec.errors import PermissionDeniedError
 from flyspec.security import ApiKey, Scope
 from orchestrator.front import access
-from orchestrator.front.http.operators import Operators
+from orchestrator.front.http.drafters import Operators
 from tests.http.clients import client_of
 from tests.orchestrator.stacks import start_stack
 from tests.security.authority import Authority

@@ -22,8 +22,7 @@ from flyspec.values.generation import (
 )
 from orchestrator.front.http.bodies import ChatBody, ResponsesBody
 from orchestrator.front.http.chat import ChatReply
-from orchestrator.front.http.response_input import chat_of_items
-from orchestrator.front.http.responses import ResponsesReply
+from orchestrator.front.http.responses import ResponsesReply, chat_of_items
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, parser_for
 from tests.tiny import make_tokenizer
 

@@ -283,7 +283,7 @@ async def scripted(targets=1, pause_s=0.0, next_token=script, heads=None, **chan
     await fleet.connect()
     for drafter in inside.drafters.values():
         drafter.opened, drafter.scopes, drafter.asked = 0, [], []  # but by its trial
-    inside.admission = Admission.of(settings, lambda: fleet.max_sessions)
+    inside.admission = Admission(settings, lambda: fleet.max_sessions)
     rules = load_rules("", settings.rule, settings.num_speculative_tokens)
     inside.observer = RequestObserver(Telemetry("orchestrator"))
     inside.generations = Generations(fleet, inside.admission, settings, rules, inside.observer)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from flyspec.config import OrchestratorSettings
 from flyspec.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -83,12 +84,18 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
+def admission_of(capacity, holds=None, **settings) -> Admission:
+    """With these settings; no limit on the wait unless they have one."""
+    settings = OrchestratorSettings(**{"max_queue_wait_s": 0, **settings})
+    return Admission(settings, capacity, holds=holds)
+
+
 def empty(admission: Admission) -> bool:
     return not (admission.active or admission.waiting or admission.outstanding_tokens)
 
 
 async def test_first_come_first_served():
-    requests = Requests(Admission(lambda: 2, max_waiting=10))
+    requests = Requests(admission_of(lambda: 2, max_waiting=10))
     for name in "abcde":
         await requests.begin(name)
     assert requests.running == ["a", "b"]
@@ -105,7 +112,7 @@ async def test_first_come_first_served():
 
 async def test_as_many_run_as_there_is_capacity_for_now():
     capacity = 1
-    requests = Requests(Admission(lambda: capacity, max_waiting=10))
+    requests = Requests(admission_of(lambda: capacity, max_waiting=10))
     for name in "abcd":
         await requests.begin(name)
     assert requests.running == ["a"]
@@ -123,7 +130,7 @@ async def test_as_many_run_as_there_is_capacity_for_now():
 
 
 async def test_waiting_is_bounded_and_refusals_say_when_to_retry():
-    requests = Requests(Admission(lambda: 2, max_waiting=1))
+    requests = Requests(admission_of(lambda: 2, max_waiting=1))
     for name in "abcd":
         await requests.begin(name)
     error = await requests.error("d")
@@ -138,7 +145,7 @@ async def test_waiting_is_bounded_and_refusals_say_when_to_retry():
 
 @pytest.mark.parametrize(("capacity", "waiting"), [(1, 1), (32, 8), (9, 2)])
 async def test_a_share_of_the_slots_may_wait(capacity, waiting):
-    requests = Requests(Admission(lambda: capacity))
+    requests = Requests(admission_of(lambda: capacity))
     for i in range(capacity + waiting + 3):
         await requests.begin(str(i))
     assert requests.admission.waiting == waiting
@@ -147,7 +154,7 @@ async def test_a_share_of_the_slots_may_wait(capacity, waiting):
 
 
 async def test_requests_that_are_being_read_count_as_waiting():
-    admission = Admission(lambda: 1, max_waiting=1)
+    admission = admission_of(lambda: 1, max_waiting=1)
     async with admission.visit("a"), admission.visit("b"):
         with pytest.raises(ResourceExhaustedError):
             admission.visit("c")
@@ -157,7 +164,7 @@ async def test_requests_that_are_being_read_count_as_waiting():
 
 
 async def test_tokens_are_bounded_and_a_small_request_does_not_overtake():
-    requests = Requests(Admission(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
+    requests = Requests(admission_of(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
     await requests.begin("a", 60)
     await requests.begin("large", 50)
     await requests.begin("small", 10)
@@ -177,7 +184,7 @@ async def test_tokens_are_bounded_and_a_small_request_does_not_overtake():
 
 
 async def test_a_request_larger_than_the_bound_runs_alone():
-    requests = Requests(Admission(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
+    requests = Requests(admission_of(lambda: 10, max_waiting=10, max_outstanding_tokens=100))
     await requests.begin("huge", 5000)
     await requests.begin("small", 1)
     assert requests.running == ["huge"]
@@ -194,7 +201,7 @@ async def test_a_request_larger_than_the_bound_runs_alone():
 async def test_who_would_wait_too_long_is_refused_at_once():
     clock = Clock()
     requests = Requests(
-        Admission(lambda: 2, max_waiting=100, max_queue_wait_s=7.0, holds=HoldTimes(clock))
+        admission_of(lambda: 2, max_waiting=100, max_queue_wait_s=7.0, holds=HoldTimes(clock))
     )
     await requests.begin("a")
     clock.now += 10
@@ -213,7 +220,7 @@ async def test_who_would_wait_too_long_is_refused_at_once():
 async def test_slots_that_are_held_on_and_on_count_before_they_are_given_back():
     clock = Clock()
     requests = Requests(
-        Admission(lambda: 1, max_waiting=100, max_queue_wait_s=7.0, holds=HoldTimes(clock))
+        admission_of(lambda: 1, max_waiting=100, max_queue_wait_s=7.0, holds=HoldTimes(clock))
     )
     await requests.begin("a")
     clock.now += 8
@@ -224,7 +231,7 @@ async def test_slots_that_are_held_on_and_on_count_before_they_are_given_back():
 
 async def test_who_could_not_begin_before_its_deadline_is_refused_at_once():
     clock = Clock()
-    requests = Requests(Admission(lambda: 1, max_waiting=100, holds=HoldTimes(clock)))
+    requests = Requests(admission_of(lambda: 1, max_waiting=100, holds=HoldTimes(clock)))
     await requests.begin("a")
     clock.now += 10
     await requests.end("a")
@@ -239,7 +246,7 @@ async def test_who_could_not_begin_before_its_deadline_is_refused_at_once():
 
 
 async def test_a_deadline_that_passes_takes_a_request_out_of_the_queue():
-    requests = Requests(Admission(lambda: 1, max_waiting=10))
+    requests = Requests(admission_of(lambda: 1, max_waiting=10))
     await requests.begin("a")
     await requests.begin("b", timeout_s=0.5)
     await requests.begin("c")
@@ -254,7 +261,7 @@ async def test_a_deadline_that_passes_takes_a_request_out_of_the_queue():
 
 
 async def test_a_deadline_ends_a_generation():
-    requests = Requests(Admission(lambda: 1))
+    requests = Requests(admission_of(lambda: 1))
     await requests.begin("a", 40, timeout_s=0.5)
     requests.visits["a"].used(7)
     error = await requests.error("a")
@@ -264,7 +271,7 @@ async def test_a_deadline_ends_a_generation():
 
 
 async def test_draining_refuses_those_that_wait_and_lets_the_others_go_on():
-    requests = Requests(Admission(lambda: 1, max_waiting=10))
+    requests = Requests(admission_of(lambda: 1, max_waiting=10))
     await requests.begin("a")
     await requests.begin("b")
     admission = requests.admission
@@ -288,7 +295,7 @@ async def test_draining_refuses_those_that_wait_and_lets_the_others_go_on():
 
 
 async def test_a_service_that_is_full_is_worth_another_try_later():
-    admission = Admission(lambda: 1)
+    admission = admission_of(lambda: 1)
     with pytest.raises(ResourceExhaustedError) as caught:
         async with admission.visit("a") as visit, visit.slot(1):
             raise ResourceExhaustedError("all sessions are in use")
@@ -296,7 +303,7 @@ async def test_a_service_that_is_full_is_worth_another_try_later():
 
 
 async def test_limits_by_client_come_with_when_to_retry():
-    admission = Admission(lambda: 10, ClientLimits(1, 0))
+    admission = admission_of(lambda: 10, max_concurrent_per_client=1)
     async with admission.visit("a"):
         with pytest.raises(ResourceExhaustedError, match="this client") as caught:
             admission.visit("a")
@@ -309,7 +316,7 @@ async def test_limits_by_client_come_with_when_to_retry():
 
 
 async def test_a_request_that_is_not_read_yet_is_its_clients_and_has_no_place():
-    admission = Admission(lambda: 1, ClientLimits(1, 0), max_waiting=0)
+    admission = admission_of(lambda: 1, max_concurrent_per_client=1, max_waiting=0)
     slow = [admission.visit(name) for name in "abc"]
     with pytest.raises(ResourceExhaustedError, match="this client"):
         admission.visit("a")
@@ -329,8 +336,11 @@ async def test_a_request_that_is_not_read_yet_is_its_clients_and_has_no_place():
 async def test_whatever_comes_and_goes_nothing_is_left(seed):
     rng = random.Random(seed)
     capacity, most_tokens = rng.randint(1, 5), rng.choice([0, 30])
-    admission = Admission(
-        lambda: capacity, ClientLimits(3, 0), max_waiting=6, max_outstanding_tokens=most_tokens
+    admission = admission_of(
+        lambda: capacity,
+        max_concurrent_per_client=3,
+        max_waiting=6,
+        max_outstanding_tokens=most_tokens,
     )
     outcomes = []
 
@@ -449,13 +459,6 @@ def test_a_refused_request_costs_nothing():
     limits.enter("a", 1.0)
 
 
-def test_without_limits_nobody_is_remembered():
-    limits = ClientLimits()
-    limits.enter("a", 1.0)
-    assert limits.num_known == 0
-    limits.leave("a")
-
-
 def test_memory_is_bounded_whatever_names_are_sent(monkeypatch):
     monkeypatch.setattr(module, "MAX_IDLE_CLIENTS", 50)
     limits = ClientLimits(max_concurrent=1, max_per_minute=1, clock=Clock())
@@ -463,7 +466,6 @@ def test_memory_is_bounded_whatever_names_are_sent(monkeypatch):
     for i in range(1000):
         limits.enter(f"name {i}", 1.0)
         limits.leave(f"name {i}")
-    assert limits.num_known == 51
     with pytest.raises(ResourceExhaustedError):  # who is busy is not forgotten
         limits.enter("busy", 1.0)
     with pytest.raises(ResourceExhaustedError):  # nor are the latest

@@ -9,6 +9,7 @@ from contextlib import aclosing
 import pytest
 
 from flyspec.client import AsyncClient, GenerateOptions, Started
+from flyspec.config import OrchestratorSettings
 from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen
@@ -34,10 +35,10 @@ class Shared:
         self.seen = dict.fromkeys(names, None)
         self.admissions = {
             name: Admission(
+                OrchestratorSettings(max_waiting=max_waiting, max_queue_wait_s=0),
                 lambda: SLOTS,
-                max_waiting=max_waiting,
-                holds=HoldTimes(lambda: self.now),
-                others=lambda name=name: self.seen[name],
+                lambda name=name: self.seen[name],
+                HoldTimes(lambda: self.now),
             )
             for name in names
         }

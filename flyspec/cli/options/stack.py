@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,15 +70,20 @@ def _address(text: str, kind: str, default_port: int) -> str:
     return text
 
 
-def to_flags(**values: Any) -> list[str]:
-    """Return flags as typed, without those that are None and with absolute paths."""
+def to_flags(settings: type[ServerSettings], values: Mapping[str, Any]) -> list[str]:
+    """Return a service's flags as typed, without those that are None and with absolute paths."""
     flags = []
     for name, value in values.items():
-        if value is not None:
-            shown = str(value).lower() if isinstance(value, bool) else str(value)
-            if value and name.endswith(("file", "certs", "datastore")):
-                shown = str(Path(value).expanduser().resolve())
-            flags += ["--" + name.replace("_", "-"), shown]
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if settings.model_fields[name].annotation is bool:
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+            continue
+        shown = str(value).lower() if isinstance(value, bool) else str(value)
+        if value and name.endswith(("file", "certs", "datastore")):
+            shown = str(Path(value).expanduser().resolve())
+        flags += [f"--{flag}", shown]
     return flags
 
 
@@ -191,6 +197,4 @@ class ListeningFlags:
 
     def orchestrator_flags(self) -> tuple[str, ...]:
         given = {name: value for name, value in vars(self).items() if value}
-        bare = [name for name, value in given.items() if value is True]
-        flags = to_flags(**{name: given[name] for name in given if name not in bare})
-        return (*flags, *(f"--{name.replace('_', '-')}" for name in bare))
+        return tuple(to_flags(OrchestratorSettings, given))

@@ -17,7 +17,7 @@ from itertools import product
 from typing import Any, TypeVar
 
 from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.concurrency import all_or_first_error, check_reached, until_interrupted
+from flyspec.concurrency import all_or_first_error
 from flyspec.progress import progress
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
@@ -26,6 +26,7 @@ from flyspec_lab.bench.conditions import PLAIN, by_k
 from flyspec_lab.bench.modes import FlyspecMode, Item, Mode, Noise, Sample
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.prompts import Group, in_turn
+from flyspec_lab.interrupting import check_reached, until_interrupted
 
 V = TypeVar("V")
 

@@ -113,7 +113,11 @@ async def served_rival(
     model = stack.options.draft_model if rival == DRAFT else rival
     if not model:
         raise ConfigError(f"--rival {DRAFT}: there is no draft model; set --draft-model")
-    second = Stack(stack.options.with_target(model).on_free_ports(draft_model=""))
+    options = replace(
+        stack.options, model=model, draft_model="", autojudge_file=None, heads=None,
+        port=0, admin_port=0, draft_port=0, verify_port=0,
+    )  # fmt: skip
+    second = Stack(options)
     await resources.enter_async_context(shown(second, error_console()))
     client = await resources.enter_async_context(AsyncClient(second.address, max_retries=0))
     return ServedModel(client, (await client.list_models()).target)

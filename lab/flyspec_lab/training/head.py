@@ -11,7 +11,6 @@ from transformers import LlamaConfig
 
 from flyspec.bundled import TARGET
 from flyspec.cli.program import check_file
-from flyspec.concurrency import UntilCtrlC, whatever_reached
 from flyspec.config import VerifySettings
 from flyspec.engine.draft_heads.eagle3_layouts import read_weights
 from flyspec.engine.draft_heads.eagle3_network import Eagle3Shape
@@ -23,6 +22,7 @@ from flyspec.progress import progress, working
 from flyspec.prompts import read_prompts
 from flyspec.values.tokens import SamplingParams
 from flyspec.version import __version__
+from flyspec_lab.interrupting import UntilCtrlC, whatever_reached
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.report import Report
 from flyspec_lab.training.eagle3_files import write_eagle3

@@ -22,13 +22,13 @@ from torch import Tensor
 
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.cli.program import check_file
-from flyspec.concurrency import whatever_reached
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.autojudge import JudgeFacts, Operating, write_judge
 from flyspec.errors import ConfigError
 from flyspec.progress import progress, working
 from flyspec.tables import Column, record_table
 from flyspec.version import __version__
+from flyspec_lab.interrupting import whatever_reached
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.report import Report
 from flyspec_lab.training.mining import Mined, Miner, Mismatch

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flyspec.concurrency import UntilCtrlC
 from flyspec.engine.autojudge import HIDDEN_LAYER
 from flyspec.engine.sampling import likeliest
+from flyspec_lab.interrupting import UntilCtrlC
 from flyspec_lab.local_model import LocalModel
 from flyspec_lab.tasks import Problem, Task
 

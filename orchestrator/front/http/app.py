@@ -42,14 +42,12 @@ from orchestrator.front.http.completions import (
     echoes_only,
     prompts_of,
 )
-from orchestrator.front.http.drafters import DrafterEndpoints
+from orchestrator.front.http.drafters import DrafterEndpoints, Operators
 from orchestrator.front.http.event_stream import EventStream
-from orchestrator.front.http.operators import Operators
 from orchestrator.front.http.options import chat_of, chosen, options_of, rule_of, stopping_at
 from orchestrator.front.http.reading import BodyReader, body_route
 from orchestrator.front.http.replies import Events, Reply
-from orchestrator.front.http.response_input import chat_of_items
-from orchestrator.front.http.responses import ResponsesReply
+from orchestrator.front.http.responses import ResponsesReply, chat_of_items
 from orchestrator.front.http.tool_calls import parser_for, stops_of
 from orchestrator.front.http.web_page import PageFiles, WebPage
 from orchestrator.generation.prompt import encode_prompt

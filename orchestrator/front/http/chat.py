@@ -6,11 +6,11 @@ from itertools import chain
 from typing import Any
 
 from flyspec.client.recordings import recordable
+from flyspec.client.transcript import Transcript
 from flyspec.drafter_names import PREDICTION
 from flyspec.values.generation import Chunk, Completion, FinishReason, Models, Started
 from flyspec.values.requests import GenerateOptions
 from orchestrator.front.http.bodies import ChatBody
-from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import chat_logprobs
 from orchestrator.front.http.options import options_of
 from orchestrator.front.http.replies import Reply
@@ -39,20 +39,20 @@ class ChatReply(Reply):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._num_calls = [0] * len(self._gathered)
-        self._parsers = [parser_for(self._body, self._tokenizer) for _ in self._gathered]
+        self._num_calls = [0] * len(self._transcripts)
+        self._parsers = [parser_for(self._body, self._tokenizer) for _ in self._transcripts]
         self._own_stops = stops_of(self._body, self._tokenizer)
 
     @property
     def wants_logprobs(self) -> bool:
         return self._body.logprobs
 
-    def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
-        text, calls = self._parsed(index, gathered.text, gathered.completion)
+    def choice(self, index: int, transcript: Transcript) -> dict[str, Any]:
+        text, calls = self._parsed(index, transcript.text, transcript.completion)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
-        return {"message": message, "logprobs": self._logprobs(*gathered.chunks)}
+        return {"message": message, "logprobs": self._logprobs(*transcript.chunks)}
 
     def first(self, index: int, started: Started) -> list[dict[str, Any]]:
         return [{"delta": {"role": "assistant", "content": ""}, "logprobs": None}]
@@ -67,7 +67,7 @@ class ChatReply(Reply):
         return {"delta": {}, "logprobs": None}
 
     def last(self, index: int) -> dict[str, Any]:
-        rest = self._parsed(index, "", self._gathered[index].completion)
+        rest = self._parsed(index, "", self._transcripts[index].completion)
         return self.empty() | ({"delta": _delta(*rest)} if any(rest) else {})
 
     def reason(self, index: int, completion: Completion) -> str:

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 
 from flyspec.errors import ResourceExhaustedError
-from flyspec.values.generation import (
-    Chunk,
-    Completion,
-    Event,
-    Generation,
-    RoundRecord,
-    Started,
-)
+from flyspec.values.generation import Completion, Event
 from flyspec.values.requests import GenerationRequest
 
 AT_ONCE = 8
@@ -25,72 +17,6 @@ LONGEST_REST_S = 1.0
 
 Run = Callable[[GenerationRequest, bool], AsyncGenerator[Event, None]]
 """Runs a request; the flag says whether it counts as a request of the client: the first does."""
-
-
-@dataclass
-class Gathered:
-    """The events of one choice so far."""
-
-    started: Started | None = None
-    chunks: list[Chunk] = field(default_factory=list)
-    rounds: list[RoundRecord] = field(default_factory=list)
-    completion: Completion | None = None
-
-    def add(self, event: Event) -> None:
-        match event:
-            case Started():
-                self.started = event
-            case Chunk():
-                self.chunks.append(event)
-            case RoundRecord():
-                self.rounds.append(event)
-            case Completion():
-                self.completion = event
-
-    @property
-    def generation(self) -> Generation:
-        """The whole choice, once it has ended."""
-        assert self.started is not None
-        assert self.completion is not None
-        return Generation(self.started, self.chunks, self.completion, self.rounds)
-
-    @property
-    def text(self) -> str:
-        return "".join(chunk.text for chunk in self.chunks)
-
-
-class _Room:
-    """Count of a request's running choices, and the time at which the next may try."""
-
-    def __init__(self) -> None:
-        self._running, self._any_ended = 0, False
-        self._ended = asyncio.Condition()
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Count a choice as running."""
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-
-    @property
-    def is_shared(self) -> bool:
-        """True if another choice runs, or has been completed: the request was admitted."""
-        return self._running > 1 or self._any_ended
-
-    async def end(self) -> None:
-        """Record that a choice is complete, and let the next one try."""
-        self._any_ended = True
-        async with self._ended:
-            self._ended.notify()
-
-    async def wait(self) -> None:
-        """Wait until a choice is complete, or a while: others may have made room."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LONGEST_REST_S), self._ended:
-                await self._ended.wait()
 
 
 async def run_choices(
@@ -107,30 +33,40 @@ async def run_choices(
                 yield 0, event
         return
     merged: asyncio.Queue[tuple[int, Event] | BaseException] = asyncio.Queue(1)
-    gate, room = asyncio.Semaphore(AT_ONCE), _Room()
+    gate, ended, running, any_ended = asyncio.Semaphore(AT_ONCE), asyncio.Condition(), 0, False
 
     async def work(index: int, request: GenerationRequest) -> None:
+        nonlocal any_ended
         try:
             async with gate:
                 while not await tried(index, request):
-                    await room.wait()
-            await room.end()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(LONGEST_REST_S), ended:
+                            await ended.wait()
+            any_ended = True
+            async with ended:
+                ended.notify()
         except Exception as error:
             await merged.put(error)
 
     async def tried(index: int, request: GenerationRequest) -> bool:
-        """Run a choice; return False if it was refused and is worth another try."""
-        begun = False
-        with room.taken():
-            try:
-                async with aclosing(run(request, index == 0)) as events:
-                    async for event in events:
-                        begun = True
-                        await merged.put((index, event))
-            except ResourceExhaustedError:
-                if begun or not room.is_shared:
-                    raise
-                return False
+        """Run a choice; return False if it was refused and is worth another try.
+
+        It is if another choice runs, or has been completed: the request was admitted.
+        """
+        nonlocal running
+        begun, running = False, running + 1
+        try:
+            async with aclosing(run(request, index == 0)) as events:
+                async for event in events:
+                    begun = True
+                    await merged.put((index, event))
+        except ResourceExhaustedError:
+            if begun or not (running > 1 or any_ended):
+                raise
+            return False
+        finally:
+            running -= 1
         return True
 
     tasks = [asyncio.create_task(work(i, request)) for i, request in enumerate(requests)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flyspec.client.recordings import recordable
+from flyspec.client.transcript import Transcript
 from flyspec.errors import InvalidArgumentError
 from flyspec.rules import Rule
 from flyspec.tokenizer import Tokenizer
@@ -25,7 +26,6 @@ from flyspec.values.generation import (
 from flyspec.values.requests import GenerateOptions, GenerationRequest, Prompt, ScoreRequest
 from flyspec.values.tokens import TokenLogprobs
 from orchestrator.front.http.bodies import MAX_CHOICES, CompletionBody
-from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.logprobs import Offsets, completion_logprobs
 from orchestrator.front.http.options import options_of, token_ids_of
 from orchestrator.front.http.replies import Reply
@@ -102,17 +102,17 @@ class CompletionReply(Reply):
     def __init__(self, *given: Any, echoes: Sequence[Echo] = ()) -> None:
         super().__init__(*given)
         self._echoes = echoes
-        self._offsets = [Offsets(self._tokenizer) for _ in self._gathered]
+        self._offsets = [Offsets(self._tokenizer) for _ in self._transcripts]
 
     @property
     def wants_logprobs(self) -> bool:
         return self._body.logprobs is not None
 
-    def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
+    def choice(self, index: int, transcript: Transcript) -> dict[str, Any]:
         echo = self._echo(index)
         return {
-            "text": (echo.text if echo else "") + gathered.text,
-            "logprobs": self._logprobs(index, gathered.chunks, echo),
+            "text": (echo.text if echo else "") + transcript.text,
+            "logprobs": self._logprobs(index, transcript.chunks, echo),
         }
 
     def first(self, index: int, started: Started) -> list[dict[str, Any]]:

@@ -15,7 +15,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from flyspec.errors import DeadlineExceededError, FlyspecError, IdleTimeoutError, UnavailableError
+from flyspec.config import OrchestratorSettings
+from flyspec.errors import (
+    DeadlineExceededError,
+    FlyspecError,
+    IdleTimeoutError,
+    PermissionDeniedError,
+    UnavailableError,
+)
 from flyspec.metadata import (
     AUTHORIZATION_KEY,
     CLIENT_ID_KEY,
@@ -26,6 +33,7 @@ from flyspec.metadata import (
 from flyspec.rpc import CertificateNames
 from flyspec.rpc.malformed import REQUEST_TIMEOUT_S
 from flyspec.security import PortSecurity
+from flyspec.security.hosts import ALL, is_served
 from flyspec.telemetry import fields, new_request_id
 from flyspec.telemetry.logs import errors_returned
 from flyspec.telemetry.request_ids import set_request_id
@@ -34,7 +42,6 @@ from orchestrator.admission.clients import Caller, network_of
 from orchestrator.front.access import KeyCheck, key_of_call
 from orchestrator.front.http.errors import TooLargeError, UnsupportedEncodingError, response_of
 from orchestrator.front.http.event_stream import STOPPED
-from orchestrator.front.http.origins import Origins
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +92,36 @@ class Limits:
 
     max_body_bytes: int
     write_timeout_s: float
+
+
+class Origins:
+    """Refuses requests by foreign names, and those of other origins' pages.
+
+    A name needs no check where a client must have a key or certificate: a page of another name has
+    neither.
+    """
+
+    def __init__(self, settings: OrchestratorSettings) -> None:
+        security = settings.port_security
+        guarded = security.keys or security.wants_certificates
+        self._hosts = (ALL,) if guarded else (settings.host, *settings.hosts)
+        self._origins = settings.origins
+
+    def admit(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raises `PermissionDeniedError`. Requests that no browser sends may lack both headers."""
+        host = headers.get(b"host", b"").decode("latin-1")
+        if host and not is_served(host, self._hosts):
+            raise PermissionDeniedError(
+                f"this server is not called by the name {host!r:.200}; use its IP address, or add "
+                "the name to --allowed-hosts"
+            )
+        origin = headers.get(b"origin", b"").decode("latin-1")
+        own = origin.partition("://")[2].lower() == host.lower()
+        if origin and not own and not {origin, ALL} & {*self._origins}:
+            raise PermissionDeniedError(
+                f"pages of {origin!r:.200} may not call this server; add the origin to "
+                "--http-allowed-origins, or have the proxy in front of this server keep the Host"
+            )
 
 
 class HttpGate:

@@ -1,14 +1,16 @@
-"""From bodies to generation requests: which model and rule, which options."""
+"""Generation requests from bodies: model, rule, options, messages and functions."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
 from flyspec.errors import InvalidArgumentError
 from flyspec.flags import UINT32
+from flyspec.json_text import read_json
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
 from flyspec.values.generation import Models
@@ -17,7 +19,6 @@ from flyspec.values.tokens import MIN_TEMPERATURE, SamplingParams
 from orchestrator.front.http.bodies import ChatBody, ChatMessageBody, SampledBody, TokenizeBody
 from orchestrator.front.http.errors import NoSuchModelError
 from orchestrator.front.http.speculation import options_with
-from orchestrator.front.http.tools import call_of_template, checked_tools
 from orchestrator.generation.plan import SEED_BITS
 
 
@@ -78,7 +79,7 @@ def chat_of(body: ChatBody | TokenizeBody, joins_parts: bool) -> Chat:
 
     Raises `InvalidArgumentError`.
     """
-    begins, tools = body.add_generation_prompt, checked_tools(body.tools or ())
+    begins, tools = body.add_generation_prompt, functions_of(body.tools or ())
     return Chat(
         [_message_of(i, m, joins_parts) for i, m in enumerate(body.messages or ())],
         tools=tools if body.shows_tools else (),
@@ -87,6 +88,37 @@ def chat_of(body: ChatBody | TokenizeBody, joins_parts: bool) -> Chat:
         continue_final_message=body.continue_final_message,
         template_kwargs=body.chat_template_kwargs or {},
     )
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]], flat: bool = False) -> list[Any]:
+    """Return functions that the model may call, as chat completions have them.
+
+    Those of `/v1/responses` are `flat`. Raises `InvalidArgumentError`.
+    """
+    found = []
+    for index, tool in enumerate(tools):
+        where = f"tools[{index}]"
+        if tool.get("type") != "function":
+            raise InvalidArgumentError(
+                f"{where}.type: {tool.get('type')!r:.100}: only functions are served"
+            )
+        function: Any = {k: v for k, v in tool.items() if k != "type"}
+        if not flat:
+            function, where = tool.get("function"), f"{where}.function"
+        if not isinstance(function, Mapping):
+            raise InvalidArgumentError(f"{where}: must be an object with a name")
+        if not isinstance(function.get("name"), str) or not function["name"]:
+            raise InvalidArgumentError(f"{where}.name: must be the function's name")
+        found.append({"type": "function", "function": function} if flat else tool)
+    return found
+
+
+def call_of_template(name: Any, arguments: Any) -> dict[str, Any]:
+    """Return a call's function: templates write arguments as JSON, so they expect an object."""
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # a call that the model broke stays text
+            arguments = read_json((arguments or "{}").encode(), "arguments")
+    return {"name": name, "arguments": arguments}
 
 
 def _message_of(index: int, message: ChatMessageBody, joins_parts: bool) -> dict[str, Any]:

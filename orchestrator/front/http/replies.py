@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic_core import to_jsonable_python
 
 from flyspec.client.recordings import as_document, recording_of
+from flyspec.client.transcript import Transcript
 from flyspec.errors import FlyspecError
 from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
@@ -26,7 +27,6 @@ from flyspec.values.generation import (
 )
 from flyspec.values.tokens import Origin
 from orchestrator.front.http.bodies import ChunkOptions, GenerationBody, SampledBody
-from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
 from orchestrator.front.http.logprobs import name_of
 
@@ -55,7 +55,7 @@ class Reply(ABC):
     ) -> None:
         self._body, self._tokenizer = body, tokenizer
         self._arrived = time.perf_counter()
-        self._gathered = [Gathered() for _ in range(count)]
+        self._transcripts = [Transcript() for _ in range(count)]
         self._base = {
             "id": f"{self.id_prefix}-{request_id()}",
             "created": int(time.time()),
@@ -68,7 +68,7 @@ class Reply(ABC):
     def wants_logprobs(self) -> bool: ...
 
     @abstractmethod
-    def choice(self, index: int, gathered: Gathered) -> dict[str, Any]:
+    def choice(self, index: int, transcript: Transcript) -> dict[str, Any]:
         """Return a whole choice, apart from its index and why it ended."""
 
     @abstractmethod
@@ -99,19 +99,19 @@ class Reply(ABC):
 
     async def whole(self, events: Events) -> dict[str, Any]:
         async for index, event in events:
-            self._gathered[index].add(event)
+            self._transcripts[index].add(event)
         choices = [
-            {"index": index, **self.choice(index, gathered), **self._end(index, gathered)}
-            | self._details(gathered.chunks, gathered.started)
-            | self._rounds(*gathered.rounds)
-            for index, gathered in enumerate(self._gathered)
+            {"index": index, **self.choice(index, transcript), **self._end(index, transcript)}
+            | self._details(transcript.chunks, transcript.started)
+            | self._rounds(*transcript.rounds)
+            for index, transcript in enumerate(self._transcripts)
         ]
         return {
             **self._base,
             "object": self.whole_object,
             "choices": choices,
             "usage": self.usage(),
-            **measured(self._gathered),
+            **measured(self._transcripts),
         }
 
     # --- stream -----------------------------------------------------------------------------
@@ -129,13 +129,13 @@ class Reply(ABC):
             rest = json.dumps({"choices": choices, **usage, **more}, ensure_ascii=False)
             return f"data: {shared}, {rest[1:]}\n\n".encode()
 
-        begun, left = False, len(self._gathered)
+        begun, left = False, len(self._transcripts)
         try:
             async for index, event in events:
-                gathered = self._gathered[index]
+                transcript = self._transcripts[index]
                 match event:
                     case Started():
-                        gathered.started = event
+                        transcript.started = event
                         for part in self.first(index, event):
                             yield frame([{"index": index, **part, "finish_reason": None}])
                             begun = True
@@ -148,15 +148,15 @@ class Reply(ABC):
                         yield frame([{"index": index, **part, "finish_reason": None}])
                         begun = True
                     case Completion():
-                        gathered.completion = event
+                        transcript.completion = event
                         left -= 1
-                        end = {"index": index, **self.last(index), **self._end(index, gathered)}
-                        end |= self._details((), gathered.started)
+                        end = {"index": index, **self.last(index), **self._end(index, transcript)}
+                        end |= self._details((), transcript.started)
                         yield frame(
-                            [end], **({} if left or wants_usage else measured(self._gathered))
+                            [end], **({} if left or wants_usage else measured(self._transcripts))
                         )
             if wants_usage:
-                yield frame([], **{"usage": self.usage(), **measured(self._gathered)})
+                yield frame([], **{"usage": self.usage(), **measured(self._transcripts)})
         except FlyspecError as error:
             if not begun:
                 raise
@@ -170,15 +170,15 @@ class Reply(ABC):
 
     # --- both -------------------------------------------------------------------------------
 
-    def _end(self, index: int, gathered: Gathered) -> dict[str, Any]:
-        completion = gathered.completion
+    def _end(self, index: int, transcript: Transcript) -> dict[str, Any]:
+        completion = transcript.completion
         assert completion is not None, "the events of a choice end with it"
         reason = self.reason(index, completion)
         end: dict[str, Any] = {"finish_reason": reason, "stop_reason": self.stop_reason(completion)}
         if self._body.return_rounds:
             end["num_draft_tokens_per_round"] = list(completion.num_draft_tokens_per_round)
-        if self._body.return_recording:
-            end["recording"] = as_document(recording_of(gathered.generation))
+        if self._body.return_recording and (generation := transcript.generation) is not None:
+            end["recording"] = as_document(recording_of(generation))
         return end
 
     def _rounds(self, *records: RoundRecord) -> dict[str, Any]:
@@ -212,19 +212,19 @@ class Reply(ABC):
 
     @property
     def completions(self) -> list[Completion]:
-        return completions_of(self._gathered)
+        return completions_of(self._transcripts)
 
 
-def completions_of(gathered: Iterable[Gathered]) -> list[Completion]:
-    return [g.completion for g in gathered if g.completion is not None]
+def completions_of(transcripts: Iterable[Transcript]) -> list[Completion]:
+    return [t.completion for t in transcripts if t.completion is not None]
 
 
-def measured(gathered: Sequence[Gathered]) -> dict[str, Any]:
+def measured(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     """Return what is told of all choices besides their text.
 
     `metrics` have vLLM's names, `timings` llama.cpp's.
     """
-    ended, warnings = completions_of(gathered), warnings_of(gathered)
+    ended, warnings = completions_of(transcripts), warnings_of(transcripts)
     total = SpeculationMetrics.total(completion.speculation for completion in ended)
     return {
         "metrics": {"speculative_decoding": total.document()},
@@ -251,10 +251,10 @@ def token_details(
     return details
 
 
-def warnings_of(gathered: Iterable[Gathered]) -> list[str]:
+def warnings_of(transcripts: Iterable[Transcript]) -> list[str]:
     """Return what the client should know about its choices, each warning once."""
     found: dict[str, None] = {}
-    for choice in gathered:
+    for choice in transcripts:
         if choice.started:
             found |= dict.fromkeys(choice.started.warnings)
         if choice.completion and choice.completion.mixed_numerics:

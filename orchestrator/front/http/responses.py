@@ -8,13 +8,19 @@ import time
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
 from typing import Any
 
-from flyspec.errors import FlyspecError
+from flyspec.client.transcript import Transcript
+from flyspec.errors import FlyspecError, InvalidArgumentError
 from flyspec.telemetry import request_id
+from flyspec.values.chat import Chat
 from flyspec.values.generation import Chunk, Completion, Event, FinishReason, Started
 from orchestrator.front.http.bodies import ResponsesBody
-from orchestrator.front.http.choices import Gathered
 from orchestrator.front.http.errors import document_of
-from orchestrator.front.http.options import sampling_of
+from orchestrator.front.http.options import (
+    call_of_template,
+    functions_of,
+    sampling_of,
+    texts_of,
+)
 from orchestrator.front.http.replies import Events, measured, token_details
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, asked_stop
 
@@ -36,7 +42,7 @@ class ResponsesReply:
     ) -> None:
         self._body, self._parser, sampling = body, parser, sampling_of(body)
         self._own_stops = own_stops
-        self._number, self._gathered = 0, Gathered()
+        self._number, self._transcript = 0, Transcript()
         self._untold: list[Chunk] = []  # since the last delta
         self._output: list[Document] = []
         self._message: Document | None = None  # the one that text is added to
@@ -88,7 +94,7 @@ class ResponsesReply:
         return _frame(told | {"type": "error"})
 
     def _told(self, event: Event) -> Iterator[Document]:
-        self._gathered.add(event)
+        self._transcript.add(event)
         match event:
             case Started():
                 self._response["seed"] = event.seed
@@ -178,9 +184,9 @@ class ResponsesReply:
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": completion.prompt_tokens + completion.completion_tokens,
         }
-        response |= measured([self._gathered])
+        response |= measured([self._transcript])
         response["stop_reason"] = asked_stop(completion.stop_reason, self._own_stops)
-        response |= token_details(self._body, self._gathered.chunks, self._gathered.started)
+        response |= token_details(self._body, self._transcript.chunks, self._transcript.started)
         return self._event(f"response.{response['status']}", response=response)
 
     @property
@@ -196,3 +202,64 @@ class ResponsesReply:
 def _frame(event: Document) -> bytes:
     data = json.dumps(event, ensure_ascii=False)
     return f"event: {event['type']}\ndata: {data}\n\n".encode()
+
+
+# --- input ------------------------------------------------------------------------------------
+
+
+def chat_of_items(body: ResponsesBody) -> Chat:
+    """Return the chat that `instructions` and `input` stand for. Raises `InvalidArgumentError`."""
+    given, tools = body.input, functions_of(body.tools or (), flat=True)
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    if not items:
+        raise InvalidArgumentError("input: is empty; give at least one item")
+    messages: list[Document] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    for index, item in enumerate(items):
+        _add_item(messages, f"input[{index}]", item)
+    return Chat(messages, tools=tools if body.shows_tools else ())
+
+
+def _add_item(messages: list[Document], where: str, item: Document) -> None:
+    """Append an item's message; a call belongs to the assistant's message before it."""
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = _string(where, "role", item)
+        text = _text(f"{where}.content", item.get("content"))
+        messages.append({"role": "system" if role == "developer" else role, "content": text})
+    elif kind == "function_call":
+        name, arguments = _string(where, "name", item), _string(where, "arguments", item)
+        function = call_of_template(name, arguments)
+        call = {"id": _string(where, "call_id", item), "type": "function", "function": function}
+        if not (messages and messages[-1]["role"] == "assistant"):
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1].setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        text, call_id = (
+            _text(f"{where}.output", item.get("output")),
+            _string(where, "call_id", item),
+        )
+        messages.append({"role": "tool", "content": text, "tool_call_id": call_id})
+    else:
+        raise InvalidArgumentError(
+            f"{where}.type: {kind!r:.100}: only message, function_call and function_call_output "
+            "are served"
+        )
+
+
+def _string(where: str, name: str, item: Document) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        raise InvalidArgumentError(
+            f"{where}.{name}: {'must be a string' if name in item else 'is missing'}"
+        )
+    return value
+
+
+def _text(where: str, content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidArgumentError(f"{where}: must be a text, or a list of parts of text")
+    return "\n".join(texts_of(where, content))

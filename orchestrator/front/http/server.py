@@ -23,8 +23,7 @@ from orchestrator.fleet.fleet import Fleet
 from orchestrator.front.access import KeyCheck
 from orchestrator.front.http.app import make_app, paths_of
 from orchestrator.front.http.connection import HEAD_TIMEOUT_S, HttpConnection
-from orchestrator.front.http.gate import HttpGate, HttpMetrics, Limits
-from orchestrator.front.http.origins import Origins
+from orchestrator.front.http.gate import HttpGate, HttpMetrics, Limits, Origins
 from orchestrator.generations import Generations
 
 log = logging.getLogger(__name__)

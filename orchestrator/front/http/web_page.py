@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -110,18 +110,12 @@ class WebPage:
             "seed_bits": SEED_BITS,
             "drafters": self._drafters.documents(False) if self._is_open else [],
             "origins": [{"name": o.name, "label": label} for o, label in LABELS.items()],
-            "rules": rule_documents(names, book, requested(k), judge),
+            "rules": [_rule(name, book, requested(k), judge) for name in names],
         }
 
 
-def rule_documents(
-    names: Iterable[str], book: RuleBook, k: int, judge: JudgeInfo | None
-) -> list[dict[str, Any]]:
-    """Return the rules as they are resolved for the requested K, and the target's judge."""
-    return [_rule(name, book, k, judge) for name in names]
-
-
 def _rule(name: str, book: RuleBook, k: int, judge: JudgeInfo | None) -> dict[str, Any]:
+    """Return a rule as it is resolved for the requested K, and the target's judge."""
     try:
         resolved = book.resolve(Rule(name), k, judge)
     except InvalidArgumentError:  # its own parameters are beyond the operator's limits

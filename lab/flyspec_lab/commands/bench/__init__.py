@@ -100,7 +100,8 @@ def _prepare(
         tokenizer, device = Path(models.model or TARGET), resolve_device(models.device)
         with working(f"writing random weights of shape {o.shape}"):
             model, draft = write_pair(o.shape, folder, tokenizer, device)
-        stack = replace(stack.with_target(str(model)), draft_model=str(draft))
+        stack = replace(stack, model=str(model), draft_model=str(draft))
+        stack = replace(stack, autojudge_file=None, heads=None)
     if o.pad_target_layers:
         padded = pad_layers(Path(str(stack.model)), folder / "padded", o.pad_target_layers)
         stack = replace(stack, model=str(padded))
