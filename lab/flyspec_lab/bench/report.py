@@ -101,25 +101,17 @@ def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
     """Summarize each group, batch and mode; ratios are taken within a repeat, then their median."""
     by_cell = grouped(samples, lambda s: (s.group, s.batch, s.mode))
     order = list(dict.fromkeys(name for group, _, mode in by_cell for name in (group, mode)))
-    return [
-        BatchReport(
-            group, batch, mode, _median(s.rate for s in of),
-            *batch_ratio(of, by_cell[group, batch, PLAIN]),
+    found = []
+    for (group, batch, mode), of in sorted(
+        by_cell.items(), key=lambda c: (order.index(c[0][0]), c[0][1], order.index(c[0][2]))
+    ):
+        plain = {s.repeat: s.rate for s in by_cell[group, batch, PLAIN]}
+        ratios = [s.rate / plain[s.repeat] for s in of]
+        found.append(BatchReport(
+            group, batch, mode, _median(s.rate for s in of), _median(ratios), *interval(ratios),
             1e3 * _median(s.first_token_s for s in of),
-        )
-        for (group, batch, mode), of in sorted(
-            by_cell.items(), key=lambda c: (order.index(c[0][0]), c[0][1], order.index(c[0][2]))
-        )
-    ]  # fmt: skip
-
-
-def batch_ratio(
-    samples: Sequence[BatchSample], base: Sequence[BatchSample]
-) -> tuple[float, float, float]:
-    """Return the median of the ratios of rates within a repeat, and its interval."""
-    rates = {s.repeat: s.rate for s in base}
-    ratios = [s.rate / rates[s.repeat] for s in samples]
-    return _median(ratios), *interval(ratios)
+        ))  # fmt: skip
+    return found
 
 
 class _Mode:
