@@ -66,7 +66,7 @@ def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMod
         ignore_eos=options.ignore_eos,
         rule=Rule("exact"),
         num_speculative_tokens=0,
-        disable_loop_guard=options.disable_loop_guard,
+        disable_loop_guard=options.makes_pair,  # random weights repeat themselves
     )
     modes = [FlyspecMode(PLAIN, client, plain)]
     for condition in by_k(options.rules, options.num_speculative_tokens):

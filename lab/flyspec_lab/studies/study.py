@@ -42,8 +42,8 @@ class ClaimFinding(NamedTuple):
 class PaperClaim:
     """A source's claim; `check` decides by figures whether it holds here.
 
-    It gets the findings on a task; of a claim about tasks against each other, on all of them. Raises
-    `LookupError` if there is nothing to decide by.
+    It gets the findings on a task, or on all tasks for a claim about tasks against each other.
+    Raises `LookupError` if there is nothing to decide by.
     """
 
     text: str

@@ -17,7 +17,7 @@ from flyspec.progress import error_console, working
 from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Mode, Noise, OtherMode, Sample
 from flyspec_lab.bench.openai import OpenAIServer
-from flyspec_lab.bench.options import PairOptions, SpeedOptions
+from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.peers import Calibration, Transformers, described
 from flyspec_lab.bench.prompts import Group, random_tokens
 from flyspec_lab.bench.report import (
@@ -51,9 +51,8 @@ async def compare(
     """Measure everything. `facts` go into the document besides; `model` is where the files of a
     running stack's target are, if known.
 
-    On a pair, every prompt runs once in every mode before it counts, and what is cached stays so.
+    On a pair that is made, every prompt runs once in every mode before it counts, and stays cached.
     """
-    rehearsed = isinstance(o, PairOptions)
     console = error_console()
     target = (await client.list_models()).target
     source = str(stack.options.model) if stack else facts["model"] or target.name
@@ -62,7 +61,7 @@ async def compare(
         groups = [*groups, random_tokens(o.random_prompts, source, o.problem_seed)]
     ours = flyspec_modes(client, o)
     # Others may be using a running stack, so its caches are left alone.
-    slots = stack.options.max_sessions if stack and not rehearsed else 0
+    slots = stack.options.max_sessions if stack and not o.makes_pair else 0
     noise = Noise(client, target.vocab_size, slots)
     names = [*(mode.name for mode in ours), *o.peers, *(name for name, _ in o.against)]
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -82,7 +81,7 @@ async def compare(
     console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
     if 1 in o.batch:
         with working("warming up all modes"):
-            for mode, item in product(modes, chain(*items) if rehearsed else items[0][:1]):
+            for mode, item in product(modes, chain(*items) if o.makes_pair else items[0][:1]):
                 await mode.run(item)
         samples = await measure(modes, items, o.repeats, noise)
     batches = [batch for batch in o.batch if batch > 1]
