@@ -176,6 +176,16 @@ def test_problems_are_the_default_only_without_other_prompts(tmp_path: Path) -> 
     assert names == ["word problems", str(path), str(other)]
 
 
+def test_predictions_are_those_of_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "edits.jsonl"
+    row = {"messages": [{"content": "Edit."}], "prediction": {"content": "old"}}
+    path.write_text(json.dumps(row))
+    (group,) = groups_of(SpeedOptions(prompt_file=[str(path)], prediction=True))
+    assert [p.prediction for p in group.prompts] == ["old"]
+    with pytest.raises(ConfigError, match="--prediction: problem 0 of seed 7 has none"):
+        groups_of(SpeedOptions(prediction=True))
+
+
 def test_a_file_is_split_by_category_and_each_is_thinned_evenly(tmp_path: Path) -> None:
     path = tmp_path / "spec_bench.jsonl"
     kinds = ["writing", "coding", "qa", "qa", "rag", "math_reasoning", "math", "stem"]

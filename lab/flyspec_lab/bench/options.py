@@ -125,6 +125,10 @@ class SpeedOptions:
         "auto,0,4,8 measures each, and the best fixed K per prompt, chosen in hindsight.",
         metavar="N|auto,...", listed=True, read=parse_ks,
     )] = (AUTO,)
+    prediction: Annotated[bool, Flag(
+        "Also time each rule with the predicted output of each prompt, such as an edit's original: "
+        "`prediction` beside `messages` in the prompt files, as in OpenAI's requests.",
+    )] = False
     max_tokens: MaxTokens = 128
     ignore_eos: Annotated[bool, _request("ignore_eos")] = False
     temperature: Annotated[float, _request("temperature")] = 0.0

@@ -55,7 +55,7 @@ class BatchSample:
 
 
 def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMode]:
-    """Return plain decoding, then the rules at each K, by drafter.
+    """Return plain decoding, then the rules at each K, by drafter, and also with predictions.
 
     Texts that are sampled are so with the same seed in all modes: the target draws the same tokens.
     """
@@ -83,6 +83,8 @@ def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMod
             by = replace(asked, drafter=drafter)
             name = _by_drafter(condition.name, drafter, options)
             modes.append(FlyspecMode(name, client, by))
+            if options.prediction:
+                modes.append(FlyspecMode(f"{name}, prediction", client, by, predicts=True))
     return modes
 
 
@@ -117,7 +119,8 @@ async def read_items(
             request = prompt.to_request(chat)
             done = await plain.client.complete(request, plain.options)
             token_ids = tuple(done.started.prompt_token_ids)
-            items.append(Item(group.name, i, request, token_ids, len(done.token_ids)))
+            plain_tokens = len(done.token_ids)
+            items.append(Item(group.name, i, request, token_ids, plain_tokens, prompt.prediction))
         found.append(items)
     return found
 
