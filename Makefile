@@ -279,7 +279,7 @@ $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed-dev
 	@echo "== flyspec bench: pair-$*"
 	@$(BIN)/flyspec bench $(pair-$*) $(WRITE)
 
-performance: $(VENV)/.installed-dev ## write its tables and plots from build/performance
+performance: $(VENV)/.installed-dev ## write its tables from build/performance
 	@$(BIN)/python -m bench.documents $(PERFORMANCE) --document docs/measurements/performance.md
 
 # Each piece has its share of ten minutes; one that fails or takes longer leaves the others alone.
