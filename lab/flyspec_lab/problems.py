@@ -35,7 +35,6 @@ class TaskProblems:
             "task": task.name,
             "sha256": digest(task.path),
             "problem_seed": task.seed,
-            "num_shots": task.num_shots,
             "max_tokens": o.max_tokens or task.max_tokens,
             "stop": list(task.stop),
             "chat": task.chat if isinstance(task, PromptFile) else None,

@@ -22,7 +22,7 @@ from flyspec_lab.tasks import Problem
 )
 def test_answers_of_a_prompt_file_are_numbers(text, answer):
     score = PromptFile("file").score(Problem("1", "Q", "7"), text)
-    assert (score.answer, score.correct) == (answer, answer == "7")
+    assert (score.answer, score.value == 1) == (answer, answer == "7")
     assert PromptFile("file").score(Problem("1", "Q"), text) is None
 
 
