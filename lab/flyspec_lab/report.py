@@ -188,29 +188,16 @@ class Results:
     output: Annotated[Path | None, _results(
         "Also write the JSON document, with all samples, to a file.",
     )] = None
-    plot: Path | None = None
-    html: Path | None = None
     # fmt: on
 
     def check(self) -> None:
         """Raise `ConfigError` for files that cannot be written."""
-        check_file("--plot", self.plot, FORMATS)
-        check_file("--html", self.html, (".html",))
-        check_file("--output", self.document_file)
-
-    @property
-    def document_file(self) -> Path | None:
-        """The file of the JSON document."""
-        return self.output
+        check_file("--output", self.output)
 
     def write(self, report: Report) -> None:
-        """Write the files. `--plot` has the first plot."""
-        if self.document_file is not None:
-            self.document_file.write_text(report.json())
-        if self.plot is not None and report.plots:
-            save(self.plot, report.plots[0].inches, report.plots[0].draw)
-        if self.html is not None:
-            self.html.write_text(report.page())
+        """Write the files."""
+        if self.output is not None:
+            self.output.write_text(report.json())
 
     def finish(self, report: Report) -> int:
         """Write the files and print the report; return the exit code: 0 if it passed, else 1."""
@@ -239,26 +226,36 @@ class Results:
 
 
 # fmt: off
-_PlotFile = Annotated[Path | None, _results("Write a plot to a .svg, .png or .pdf file.")]
-
-
 @dataclass(frozen=True)
 class PageResults(Results):
-    """Destinations of a report that has a plot and a page as well."""
+    """Destinations of a report that has plots and a page as well; `plot` is of the first."""
 
-    plot: _PlotFile = None
+    plot: Annotated[Path | None, _results("Write a plot to a .svg, .png or .pdf file.")] = None
     html: Annotated[Path | None, _results(
         "Write the report with its plots as one HTML file.",
     )] = None
+    # fmt: on
+
+    def check(self) -> None:
+        super().check()
+        check_file("--plot", self.plot, FORMATS)
+        check_file("--html", self.html, (".html",))
+
+    def write(self, report: Report) -> None:
+        super().write(report)
+        if self.plot is not None and report.plots:
+            save(self.plot, report.plots[0].inches, report.plots[0].draw)
+        if self.html is not None:
+            self.html.write_text(report.page())
 
 
+# fmt: off
 @dataclass(frozen=True)
 class RunResults(Results):
-    """A run's directory, so that it can go on, and destinations of its report."""
+    """The directory of a run, which can go on in it, and of its report."""
 
-    plot: _PlotFile = None
     output: Annotated[Path | None, _results(
-        "Directory to keep the run in: each text as it is made, and the JSON document.",
+        "Directory to keep the run in: each text as it is made, and the report with its plots.",
         metavar="RUN",
     )] = None
     resume: Annotated[bool, _results(
@@ -267,7 +264,6 @@ class RunResults(Results):
     # fmt: on
 
     def check(self) -> None:
-        check_file("--plot", self.plot, FORMATS)
         if self.resume and self.output is None:
             raise ConfigError("--resume needs the --output of the run to go on with")
         if self.output is not None and self.output.suffix == ".json":
@@ -276,6 +272,6 @@ class RunResults(Results):
                 "texts; for the document alone use --json"
             )
 
-    @property
-    def document_file(self) -> Path | None:
-        return None if self.output is None else self.output / "report.json"
+    def write(self, report: Report) -> None:
+        if self.output is not None:
+            report.write(self.output)

@@ -121,4 +121,5 @@ def _report(
         "equal_costs": [cost for of in found for cost in of.equal_costs],
         "missing": missing,
     }
-    return Report(document, parts, passed=not (progressed.failed or progressed.lost))
+    passed = not (progressed.failed or progressed.lost)
+    return Report(document, parts, passed=passed, title=f"Rules on {models['target']}")
