@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 import draft_service.loading
@@ -102,21 +101,17 @@ class LocalModel:
             advance(len(part))
         return found
 
-    def logits(self, sequences: Sequence[TokenIds], num_rows: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the raw logits [n, vocab] after each of a sequence's last n tokens.
-
-        They are valid until the next ones are asked for.
-        """
-        for rows in self.rows(sequences, num_rows):
-            yield rows.logits
-
     def rows(
         self,
         sequences: Sequence[TokenIds],
         num_rows: Sequence[int],
         hidden_layers: tuple[int, ...] = (),
     ) -> Iterator[Rows]:
-        """Yield the same with the hidden rows of some layers."""
+        """Yield raw logits [n, vocab] and the hidden rows of some layers after each of a sequence's
+        last n tokens.
+
+        They are valid until the next ones are asked for.
+        """
         for at in range(0, len(sequences), self._batch):
             part = sequences[at : at + self._batch]
             counts = num_rows[at : at + self._batch]

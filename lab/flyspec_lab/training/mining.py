@@ -179,8 +179,8 @@ class Miner:
         """Note the draft model's choices from the text's next token on."""
         count = len(text.output) - text.at
         if count:
-            (logits,) = self._draft.logits([[*text.prompt, *text.output[:-1]]], [count])
-            text.choices[text.at :] = likeliest(logits).tolist()
+            (rows,) = self._draft.rows([[*text.prompt, *text.output[:-1]]], [count])
+            text.choices[text.at :] = likeliest(rows.logits).tolist()
 
     def _answer(self, text: _Text, output: Sequence[int]) -> str | None:
         score = text.task.score(text.problem, self._target.tokenizer.decode(output))
