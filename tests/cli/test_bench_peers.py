@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from flyspec import bundled
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec_lab.bench.modes import Answer
-from flyspec_lab.bench.options import PEERS, parse_peers
+from flyspec_lab.bench.options import parse_peers
 from flyspec_lab.bench.peers import Setup, Transformers, calibrate, described
 from flyspec_lab.bench.reference import Reference
 
@@ -25,7 +25,7 @@ async def test_all_but_the_lossy_one_say_what_greedy_decoding_says() -> None:
     tokenizer = Tokenizer.from_file(f"{TARGET}/tokenizer.json")
     prompt = tokenizer.encode("def add(a, b):\n    return").ids
     expected = Reference(TARGET, "float32", threads=1).generate(prompt, 12)
-    peers = Transformers(tuple(PEERS.values()), TARGET, DRAFT, "cpu", ignore_eos=True)
+    peers = Transformers(TARGET, DRAFT, "cpu", ignore_eos=True)
     for more in (OWN, {"prompt_lookup_num_tokens": 4}, {}):
         answer = await peers.generate({**FLOAT32, **more}, prompt, 12)
         assert answer.token_ids == expected, more
@@ -54,13 +54,13 @@ async def test_the_fastest_setup_is_found_stage_by_stage() -> None:
     assert (runs.count("a 2, b 1"), runs.count("a 2, b 3")) == (5, 3)
 
 
-def test_models_must_be_here(tmp_path: Path) -> None:
-    for peers, target, draft, message in (
-        (("transformers",), str(tmp_path), "", f"the target's directory.* {tmp_path} is not one"),
-        (("assisted",), TARGET, "", "the draft model's directory, which a running stack"),
+async def test_models_must_be_here(tmp_path: Path) -> None:
+    for peer, target, message in (
+        ("transformers", str(tmp_path), f"the target's directory.* {tmp_path} is not one"),
+        ("assisted", TARGET, "the draft model's directory for assisted, which a running stack"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Transformers(peers, target, draft, "cpu")
+            await Transformers(target, "", "cpu").calibrate(peer, [[1]])
 
 
 def test_peers_are_named() -> None:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError, FlyspecError
@@ -97,33 +96,23 @@ _CHOICES: Mapping[str, Sequence[Setup]] = {
 class Transformers:
     """Models of directories `model` and `draft`, as transformers runs them on a device.
 
-    Raises `ConfigError` if one that the peers need is not on this machine.
+    An empty `draft` is none, which only peers that need it refuse.
     """
 
-    def __init__(
-        self, peers: Sequence[str], model: str, draft: str, device: str, ignore_eos: bool = False
-    ) -> None:
-        needed = {"the target": model}
-        if {"assisted", "ensemble"} & {*peers}:
-            needed["the draft model"] = draft
-        for what, directory in needed.items():
-            if not directory:
-                raise ConfigError(
-                    f"transformers needs {what}'s directory, which a running stack does not tell "
-                    "and one without a draft model does not have; remove --address, or choose "
-                    "other --peers"
-                )
-            if not (Path(directory).expanduser() / "config.json").is_file():
-                raise ConfigError(
-                    f"transformers needs {what}'s directory on this machine; {directory} is not one"
-                )
+    def __init__(self, model: str, draft: str, device: str, ignore_eos: bool = False) -> None:
         self._model, self._draft, self._device = model, draft, device
         self._ignore_eos = ignore_eos
         self._loaded: dict[tuple[str, str], Any] = {}
         self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
 
     async def calibrate(self, peer: str, prompts: Sequence[Sequence[int]]) -> Calibration:
+        """Find a peer's fastest setup. Raises `ConfigError` if it needs a model that is not here."""
         choices = _CHOICES[peer]
+        if any(name in choices[0] for name in _ASSISTANT_FIELDS) and not self._draft:
+            raise ConfigError(
+                f"transformers needs the draft model's directory for {peer}, which a running stack "
+                "does not tell; remove --address, or choose other --peers"
+            )
         frames = [{"dtype": d, "threads": t, **choices[0]} for d in DTYPES for t in THREADS]
         return await calibrate(peer, [frames, choices], self.generate, prompts)
 
@@ -133,7 +122,7 @@ class Transformers:
             return await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._answer, setup, token_ids, max_tokens
             )
-        except (FlyspecError, OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise FlyspecError(f"transformers, {described(setup)}: {what}") from None
 

@@ -66,9 +66,7 @@ async def compare(
     names = [*(mode.name for mode in ours), *o.peers, *(name for name, _ in o.against)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
-    transformers = None
-    if o.peers and 1 in o.batch:
-        transformers = Transformers(o.peers, source, draft, target.device, o.ignore_eos)
+    transformers = Transformers(source, draft, target.device, o.ignore_eos)
     samples: list[Sample] = []
     batch_samples: list[BatchSample] = []
     with working("decoding all prompts plainly, for their lengths"):
@@ -115,13 +113,12 @@ async def compare(
 
 
 async def _others(
-    o: SpeedOptions, prompts: Sequence[Sequence[int]], transformers: Transformers | None
+    o: SpeedOptions, prompts: Sequence[Sequence[int]], transformers: Transformers
 ) -> tuple[list[OtherMode], list[Calibration]]:
     """Return the modes of other software, and how transformers' fastest setups were found."""
     modes: list[OtherMode] = []
     calibrations: list[Calibration] = []
-    for peer in o.peers if transformers is not None else ():
-        assert transformers is not None
+    for peer in o.peers if 1 in o.batch else ():
         with working(f"trying setups of {peer}"):
             calibrations.append(await transformers.calibrate(peer, prompts))
         complete = partial(transformers.generate, calibrations[-1].setup)
