@@ -106,7 +106,7 @@ class Transformers:
         self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
 
     async def calibrate(self, peer: str, prompts: Sequence[Sequence[int]]) -> Calibration:
-        """Find a peer's fastest setup. Raises `ConfigError` if it needs a model that is not here."""
+        """Find a peer's fastest setup. Raises `ConfigError` if a model for it is not here."""
         choices = _CHOICES[peer]
         if any(name in choices[0] for name in _ASSISTANT_FIELDS) and not self._draft:
             raise ConfigError(
