@@ -103,13 +103,13 @@ class PairedBootstrap:
     returns one of [...]. Seeded, so that a report of the same samples is the same.
     """
 
-    def __init__(self, num_problems: int, resamples: int = RESAMPLES, seed: int = 0) -> None:
-        self._size, self._resamples, self._seed = num_problems, resamples, seed
+    def __init__(self, num_problems: int, resamples: int = RESAMPLES) -> None:
+        self._size, self._resamples = num_problems, resamples
 
     @cached_property
     def _counts(self) -> NDArray[np.uint16]:
         """Counts of each problem in each resample, [resamples, problems]."""
-        rng, size = np.random.default_rng(self._seed), self._size
+        rng, size = np.random.default_rng(0), self._size
         counts = np.empty((self._resamples, size), np.uint16)
         for row in counts:
             row[:] = np.bincount(rng.integers(size, size=size), minlength=size)
