@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -44,34 +44,6 @@ class Calibration:
     peer: str
     setup: Setup
     tried: dict[str, float]
-
-
-async def calibrate(
-    peer: str,
-    stages: Iterable[Iterable[Setup]],
-    generate: Callable[[Setup, Sequence[int], int], Awaitable[Answer]],
-    prompts: Sequence[Sequence[int]],
-) -> Calibration:
-    """Find the setup that continues these prompts fastest.
-
-    Each choice of a stage is tried on top of the fastest setup of the stage before. The time is the
-    sum of each prompt's better of two runs, after an uncounted one.
-    """
-    best, tried = dict[str, Any](), dict[str, float]()
-    for stage in stages:
-        setups = [{**best, **choice} for choice in stage]
-        for setup in setups:
-            if described(setup) in tried:
-                continue
-            least, seconds = min(tried.values(), default=math.inf), 0.0
-            await generate(setup, prompts[0], _TOKENS)
-            for prompt in prompts:
-                if seconds <= _SLOWER * least:
-                    done = [await generate(setup, prompt, _TOKENS) for _ in range(2)]
-                    seconds += min(answer.seconds for answer in done)
-            tried[described(setup)] = seconds
-        best = min([*setups, best], key=lambda setup: tried.get(described(setup), math.inf))
-    return Calibration(peer, best, tried)
 
 
 _ASSISTANT_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
@@ -106,7 +78,12 @@ class Transformers:
         self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
 
     async def calibrate(self, peer: str, prompts: Sequence[Sequence[int]]) -> Calibration:
-        """Find a peer's fastest setup. Raises `ConfigError` if a model for it is not here."""
+        """Find the setup of a peer that continues these prompts fastest.
+
+        The first choice is tried in all data types and threads, then all choices in the fastest of
+        these. The time is the sum of each prompt's better of two runs, after an uncounted one.
+        Raises `ConfigError` if the peer needs a model that is not here.
+        """
         choices = _CHOICES[peer]
         if any(name in choices[0] for name in _ASSISTANT_FIELDS) and not self._draft:
             raise ConfigError(
@@ -114,7 +91,21 @@ class Transformers:
                 "does not tell; remove --address, or choose other --peers"
             )
         frames = [{"dtype": d, "threads": t, **choices[0]} for d in DTYPES for t in THREADS]
-        return await calibrate(peer, [frames, choices], self.generate, prompts)
+        best, tried = dict[str, Any](), dict[str, float]()
+        for stage in (frames, choices):
+            setups = [{**best, **choice} for choice in stage]
+            for setup in setups:
+                if described(setup) in tried:
+                    continue
+                least, seconds = min(tried.values(), default=math.inf), 0.0
+                await self.generate(setup, prompts[0], _TOKENS)
+                for prompt in prompts:
+                    if seconds <= _SLOWER * least:
+                        done = [await self.generate(setup, prompt, _TOKENS) for _ in range(2)]
+                        seconds += min(answer.seconds for answer in done)
+                tried[described(setup)] = seconds
+            best = min([*setups, best], key=lambda setup: tried.get(described(setup), math.inf))
+        return Calibration(peer, best, tried)
 
     async def generate(self, setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""

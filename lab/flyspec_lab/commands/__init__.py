@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 Address = Annotated[str | None, Flag(
     "Address of a running stack.", default="start one for this command",
 )]  # fmt: skip
-Local = Annotated[bool, Flag("Start a stack for this command (the default).")]
 
 
 def models_of(target: ModelInfo, stack: Stack | None) -> dict[str, Any]:

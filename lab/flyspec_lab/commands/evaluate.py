@@ -12,7 +12,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands import Address, Local, models_of
+from flyspec_lab.commands import Address, models_of
 from flyspec_lab.commands.other_models import (
     Drafts,
     drafters_of,
@@ -37,13 +37,12 @@ def evaluate(
     results: RunResults,
     draft: Drafts = (),
     address: Address = None,
-    local: Local = False,
 ) -> None:
     """Compare the outputs of plain decoding and acceptance rules on tasks; record every text."""
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
     from flyspec_lab.problems import read_problems
 
-    refuse_model_flags(models, local or address is None, address)
+    refuse_model_flags(models, address is None, address)
     if address is not None and (options.rival or draft):
         raise ConfigError(
             f"--{'rival' if options.rival else 'draft'}: is started beside a stack that this "

@@ -14,7 +14,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.commands import Address, Local
+from flyspec_lab.commands import Address
 from flyspec_lab.report import Report, Results
 
 _LEAST_SESSIONS = 4
@@ -27,7 +27,6 @@ def app(
     options: SpeedOptions,
     results: Results,
     address: Address = None,
-    local: Local = False,
 ) -> None:
     """Compare the speed of plain decoding, acceptance rules and others, interleaved by prompt."""
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
@@ -35,18 +34,17 @@ def app(
     from flyspec_lab.commands.bench.comparison import compare
 
     o, groups = options, groups_of(options)
-    local = local or address is None
-    refuse_model_flags(models, local, address, reads_model=True)
+    refuse_model_flags(models, address is None, address, reads_model=True)
     if o.temperature and (o.peers or o.against):
         raise ConfigError("--peers and --against are timed greedily; remove --temperature")
-    if o.makes_pair and not local:
+    if o.makes_pair and address is not None:
         raise ConfigError("--shape and --pad-target-layers make a pair to start; remove --address")
 
     def measure() -> Report:
         stack: StackOptions | None = None
         facts: dict[str, Any] = {"model": models.model}
         with tempfile.TemporaryDirectory(prefix="flyspec-pair-") as folder:
-            if local:  # with few slots, so that noise soon fills the caches
+            if address is None:  # with few slots, so that noise soon fills the caches
                 largest = max(o.batch)
                 slots = max(_LEAST_SESSIONS, largest + largest // 4)
                 stack = StackOptions(**vars(models), log_level="warning", max_sessions=slots)
