@@ -12,7 +12,7 @@ from flyspec.spelling import did_you_mean
 from flyspec_lab.options import ProblemOptions
 from flyspec_lab.run_directory import digest
 from flyspec_lab.tasks import TASKS, Problem, Task
-from flyspec_lab.tasks.open_ended import PromptFile
+from flyspec_lab.tasks.open_ended import OpenEnded
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class TaskProblems:
             "problem_seed": task.seed,
             "max_tokens": o.max_tokens or task.max_tokens,
             "stop": list(task.stop),
-            "chat": task.chat if isinstance(task, PromptFile) else None,
+            "chat": task.chat if isinstance(task, OpenEnded) else None,
         }
 
 
@@ -46,7 +46,7 @@ def read_problems(o: ProblemOptions) -> list[TaskProblems]:
     default = [] if o.prompt_file else [("word_problems", None)]
     named = [(name, _task(name, path, o)) for name, path in o.task or default]
     if o.prompt_file is not None:
-        file = PromptFile(o.prompt_file, chat=o.chat, limit=o.limit)
+        file = OpenEnded(o.prompt_file, chat=o.chat, limit=o.limit)
         named.append((Path(o.prompt_file).name.partition(".")[0] or "prompts", file))
     names = [name for name, _ in named]
     found: dict[str, TaskProblems] = {}
