@@ -29,8 +29,8 @@ from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.conditions import parse_ks
 from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
 from flyspec_lab.bench.reference import Reference
-from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.report import Report, Results
+from flyspec_lab.statistics import grouped
 from flyspec_lab.word_problems import word_problems
 
 CONCURRENCY = 8

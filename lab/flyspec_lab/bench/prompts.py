@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from flyspec.errors import ConfigError
 from flyspec.prompts import Prompt, read_prompts
 from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.bench.summaries import grouped
+from flyspec_lab.statistics import grouped
 from flyspec_lab.word_problems import word_problems
 
 DEFAULT_PROBLEMS = 20

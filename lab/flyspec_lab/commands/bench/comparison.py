@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import metadata
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,6 @@ from flyspec.client import AsyncClient
 from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import error_console, working
-from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Mode, Noise, OtherMode, Sample
 from flyspec_lab.bench.openai import OpenAIServer
 from flyspec_lab.bench.options import SpeedOptions
@@ -39,6 +42,7 @@ from flyspec_lab.commands import models_of
 from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
+_PACKAGES = ("flyspec", "torch", "transformers", "numpy", "grpcio")
 
 
 async def compare(
@@ -101,7 +105,7 @@ async def compare(
         **models_of(target, stack),
         **facts,
         "command": ["flyspec", *sys.argv[1:]],
-        "machine": this_machine(),
+        "machine": _this_machine(),
         "prompts_cached": not slots,
         "others": others,
         "calibrations": calibrations,
@@ -128,3 +132,23 @@ async def _others(
         await server.connect(prompts[0])
         modes.append(OtherMode(name, server.complete, concurrent=True))
     return modes, calibrations
+
+
+def _this_machine() -> dict[str, Any]:
+    """Return facts that results depend on: processor, accelerator, versions."""
+    import torch
+
+    path = Path("/proc/cpuinfo")
+    known = re.search(r"model name\s*:\s*(.+)", path.read_text() if path.is_file() else "")
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": known[1] if known else platform.processor() or platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "versions": versions,
+    }
