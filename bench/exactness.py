@@ -17,7 +17,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import HEAD_DRAFTERS, StackOptions
 from flyspec.client import AsyncClient, GenerateOptions, Prompt
 from flyspec.concurrency import all_or_first_error
-from flyspec.config import DraftSettings, VerifySettings
+from flyspec.config import VerifySettings
 from flyspec.drafter_names import DRAFTER_KINDS, KINDS_LISTED, NEED_DATASTORE
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.flags import Flag
@@ -60,7 +60,6 @@ class ExactnessOptions:
         "Data type of both models.",
     )] = "float64"
     tensor_parallel_size: Annotated[int, setting(VerifySettings, "tensor_parallel_size")] = 1
-    datastore: Annotated[str | None, setting(DraftSettings, "datastore", default="none")] = None
     max_tokens: MaxTokens = 64
     max_model_len: Annotated[int, Flag(
         "Skip prompts that would get longer than this with their output.", min=0,
@@ -150,7 +149,6 @@ async def measure(o: ExactnessOptions) -> Report:
         draft_dtype=o.dtype,
         tensor_parallel_size=o.tensor_parallel_size,
         max_model_len=o.max_model_len,
-        datastore=o.datastore,
         log_level="warning",
     )
     plain = GenerateOptions(rule=EXACT, max_tokens=o.max_tokens, num_speculative_tokens=0)

@@ -119,7 +119,7 @@ def test_a_random_target_with_more_layers(target: Path, tmp_path: Path) -> None:
         assert ratio["worst"] <= ratio["median"] * (1 + 1e-9)
         assert ratio["worst_prompt"] in (0, 1)
     assert document["shape"]["vocab_size"] == 6000
-    assert document["target"] == (
+    assert document["pair"] == (
         "random tiny, 1 of its layers as the draft model, 2 extra layers in the target"
     )
     assert document["num_speculative_tokens"] == [7]

@@ -12,7 +12,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands import Address, models_of
+from flyspec_lab.commands import Address
 from flyspec_lab.commands.other_models import (
     Drafts,
     drafters_of,
@@ -59,8 +59,11 @@ def evaluate(
         progressed, found = await evaluate_on(
             client, stack, options, tasks, results.output, results.resume
         )
-        target = (await client.list_models()).target
-        return _report(options, progressed, found, models_of(target, stack), results)
+        models = {
+            "target": (await client.list_models()).target,
+            "stack": stack.options if stack else None,
+        }
+        return _report(options, progressed, found, models, results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))
@@ -121,4 +124,4 @@ def _report(
         "missing": missing,
     }
     passed = not (progressed.failed or progressed.lost)
-    return Report(document, parts, passed=passed, title=f"Rules on {models['target']}")
+    return Report(document, parts, passed=passed, title=f"Rules on {models['target'].name}")

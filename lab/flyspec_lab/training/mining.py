@@ -50,7 +50,6 @@ class Mined:
     """
 
     mismatches: list[Mismatch] = field(default_factory=list)
-    problems: int = 0
     unanswered: int = 0
     num_tokens: int = 0
 
@@ -106,7 +105,6 @@ class Miner:
                 running = going_on
                 self._try(running, mined)
                 for text in finished:
-                    mined.problems += 1
                     mined.unanswered += text.answer is None
                     mined.mismatches += text.found
                     until.reached = True

@@ -100,7 +100,7 @@ def test_mining_is_the_algorithm(expected: list[list[Any] | None], concurrency: 
     miner, problems = miner_of(concurrency)
     advanced: list[int] = []
     mined = miner.run(problems, lambda: advanced.append(1))
-    assert mined.problems == len(advanced) == COUNT
+    assert len(advanced) == COUNT
     assert mined.unanswered == expected.count(None)
     assert mined.mismatches
     for number, wanted in enumerate(expected):
@@ -126,7 +126,6 @@ def test_ctrl_c_keeps_the_finished_problems() -> None:
     with pytest.raises(StoppedEarly) as caught:
         miner.run(problems, advance)
     kept = caught.value.reached
-    assert kept.problems == 2
     assert [m.output_token_index for m in kept.mismatches] == [
         m.output_token_index for m in whole.mismatches if m.problem < 2
     ]

@@ -70,9 +70,9 @@ def _with_made_pair(
     from flyspec_lab.bench.shapes import SHAPES, draft_layers, pad_layers, write_pair
 
     disable_progress_bar()
-    target = Path(str(stack.model)).name
+    pair = Path(str(stack.model)).name
     if o.shape:
-        target = f"random {o.shape}, {draft_layers(o.shape)} of its layers as the draft model"
+        pair = f"random {o.shape}, {draft_layers(o.shape)} of its layers as the draft model"
         tokenizer, device = Path(stack.model or TARGET), resolve_device(stack.device)
         with working(f"writing random weights of shape {o.shape}"):
             model, draft = write_pair(o.shape, folder, tokenizer, device)
@@ -80,5 +80,5 @@ def _with_made_pair(
     if o.pad_target_layers:
         padded = pad_layers(Path(str(stack.model)), folder / "padded", o.pad_target_layers)
         stack = replace(stack, model=str(padded))
-        target += f", {o.pad_target_layers} extra layers in the target"
-    return stack, {"target": target, "shape": SHAPES.get(o.shape)}
+        pair += f", {o.pad_target_layers} extra layers in the target"
+    return stack, {"pair": pair, "shape": SHAPES.get(o.shape)}

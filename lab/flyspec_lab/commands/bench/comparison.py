@@ -38,7 +38,6 @@ from flyspec_lab.bench.speed import (
     measure_batches,
     read_items,
 )
-from flyspec_lab.commands import models_of
 from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
@@ -102,7 +101,8 @@ async def compare(
     shown += [f"{c.peer}: {described(c.setup)} was fastest" for c in calibrations]
     document = {
         **vars(o),
-        **models_of(target, stack),
+        "target": target,
+        "stack": stack.options if stack else None,
         **facts,
         "command": ["flyspec", *sys.argv[1:]],
         "machine": _this_machine(),
