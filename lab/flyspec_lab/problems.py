@@ -68,14 +68,9 @@ def _task(name: str, path: str | None, o: ProblemOptions) -> Task:
             f"--task {name}: must be one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}"
         )
     kind = TASKS[name]
-    try:
-        return kind(
-            path,
-            limit=o.limit if kind.needs_path else o.problems,
-            seed=o.problem_seed,
-            allow_code_execution=o.allow_code_execution,
-        )
-    except ConfigError as error:
-        said = str(error).removeprefix(f"task {name} ")
-        said = said.replace("allow_code_execution", "--allow-code-execution")
-        raise ConfigError(f"--task {name}: {said}") from None
+    return kind(
+        path,
+        limit=o.limit if kind.needs_path else o.problems,
+        seed=o.problem_seed,
+        allow_code_execution=o.allow_code_execution,
+    )

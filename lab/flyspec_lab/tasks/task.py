@@ -67,13 +67,13 @@ class Task(ABC):
         allow_code_execution: bool = False,
     ) -> None:
         if self.needs_path and path is None:
-            raise ConfigError(f"task {self.name} needs the path of its data set: {self.reads}")
+            raise ConfigError(f"--task {self.name}: needs the path of its data set: {self.reads}")
         if not self.needs_path and path is not None:
-            raise ConfigError(f"task {self.name} generates its problems; leave the path out")
+            raise ConfigError(f"--task {self.name}: generates its problems; leave the path out")
         if self.runs_code and not allow_code_execution:
             raise ConfigError(
-                f"task {self.name} scores answers by running generated code, in a sandbox; allow "
-                "that (allow_code_execution) or choose another task"
+                f"--task {self.name}: scores answers by running generated code, in a sandbox; allow "
+                "that (--allow-code-execution) or choose another task"
             )
         self.path, self.limit, self.seed = path or "", limit, seed
 

@@ -29,7 +29,7 @@ def humaneval(path: Path) -> HumanEval:
 
 @pytest.mark.parametrize("task", [HumanEval, Mbpp])
 def test_code_is_run_only_if_asked_for(task: type[HumanEval | Mbpp], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"running generated code, .*allow_code_execution"):
+    with pytest.raises(ConfigError, match=r"running generated code, .*--allow-code-execution"):
         task(str(tmp_path))
 
 

@@ -87,7 +87,7 @@ def test_gsm8k_refuses_other_formats(tmp_path: Path) -> None:
         Gsm8k(str(tmp_path / "prose")).problems()
     with pytest.raises(ConfigError, match="cannot be read"):
         Gsm8k(str(tmp_path / "nowhere")).problems()
-    with pytest.raises(ConfigError, match="gsm8k needs the path of its data set"):
+    with pytest.raises(ConfigError, match="gsm8k: needs the path of its data set"):
         Gsm8k()
 
 

@@ -188,7 +188,7 @@ def test_word_problems_are_scored_by_their_last_line() -> None:
 def test_arguments_that_a_task_cannot_work_with_are_refused(task: type[Task]) -> None:
     allowed = {"allow_code_execution": True} if task.runs_code else {}
     if task.needs_path:
-        with pytest.raises(ConfigError, match=rf"task {task.name} needs the path of its data set"):
+        with pytest.raises(ConfigError, match=rf"--task {task.name}: needs the path"):
             task(**allowed)
     else:
         with pytest.raises(ConfigError, match="generates its problems; leave the path out"):
