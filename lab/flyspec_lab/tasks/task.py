@@ -72,8 +72,8 @@ class Task(ABC):
             raise ConfigError(f"--task {self.name}: generates its problems; leave the path out")
         if self.runs_code and not allow_code_execution:
             raise ConfigError(
-                f"--task {self.name}: scores answers by running generated code, in a sandbox; allow "
-                "that (--allow-code-execution) or choose another task"
+                f"--task {self.name}: scores answers by running generated code, in a sandbox; "
+                "allow that (--allow-code-execution) or choose another task"
             )
         self.path, self.limit, self.seed = path or "", limit, seed
 
