@@ -1,4 +1,4 @@
-"""What the options' tasks and prompt files become."""
+"""Problems of the tasks and prompt files that options name."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def miner_of(num_slots: int) -> tuple[Miner, list[tuple[Task, Problem]]]:
 
 @pytest.fixture(scope="module")
 def expected(pair: Any) -> list[list[Any] | None]:
-    """What the algorithm finds in each problem."""
+    """Findings of the algorithm in each problem."""
     bundle, task = pair[0].tokenizer, TASKS["word_problems"]()
     tokenizer = Tokenizer(bundle)
     ids = set(bundle.eos_token_ids), set(bundle.control_token_ids)
