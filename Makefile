@@ -201,10 +201,11 @@ check-rules: $(VENV)/.installed-dev ## run the tests of the rules in their long 
 	@$(BIN)/python -m pytest --hypothesis-profile=full tests/rules tests/test_validation.py $(PYTEST_ARGS)
 
 DATA ?= ../shared/data
+EXACTNESS = $(BIN)/python -m bench.exactness --prompt-file $(DATA)/HumanEval.jsonl.gz --prompt-file $(DATA)/gsm8k_test.jsonl
 check-exact: $(VENV)/.installed-dev ## compare exact with transformers and with plain decoding
-	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
-	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
-	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
+	@$(EXACTNESS) --limit 200 $(ARGS)
+	@$(EXACTNESS) --limit 200 --dtype bfloat16 --reference plain $(ARGS)
+	@$(EXACTNESS) --limit 20 --dtype float32 --reference plain $(ARGS)
 
 check-accuracy: $(VENV)/.installed-dev ## measure each rule's accuracy on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--limit", "1", "--k", "15"),
-        ("--limit", "1", "--k", "15,auto", "--dtype", "bfloat16", "--reference", "plain"),
+        ("--limit", "3", "--k", "15"),
+        ("--limit", "3", "--k", "15,auto", "--dtype", "bfloat16", "--reference", "plain"),
     ],
     ids=["float64", "bfloat16"],
 )
