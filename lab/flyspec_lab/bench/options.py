@@ -160,7 +160,7 @@ class SpeedOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model of a benchmark without services."""
+    """A model that is read without a stack."""
 
     model: Annotated[str, Flag(
         "Model: a directory or hub id.", default="the bundled target model",
