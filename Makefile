@@ -201,10 +201,11 @@ check-rules: $(VENV)/.installed-dev ## run the tests of the rules in their long 
 	@$(BIN)/python -m pytest --hypothesis-profile=full tests/rules tests/test_validation.py $(PYTEST_ARGS)
 
 DATA ?= ../shared/data
+EXACTNESS = $(BIN)/python -m bench.exactness --prompt-file $(DATA)/HumanEval.jsonl.gz --prompt-file $(DATA)/gsm8k_test.jsonl
 check-exact: $(VENV)/.installed-dev ## compare exact with transformers and with plain decoding
-	@$(BIN)/python -m bench.exactness --data $(DATA) $(ARGS)
-	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype bfloat16 --reference plain $(ARGS)
-	@$(BIN)/python -m bench.exactness --data $(DATA) --dtype float32 --reference plain --limit 20 $(ARGS)
+	@$(EXACTNESS) --limit 200 $(ARGS)
+	@$(EXACTNESS) --limit 200 --dtype bfloat16 --reference plain $(ARGS)
+	@$(EXACTNESS) --limit 20 --dtype float32 --reference plain $(ARGS)
 
 check-accuracy: $(VENV)/.installed-dev ## measure each rule's accuracy on 500 fresh word problems
 	@$(BIN)/flyspec eval --problems 500 $(ARGS)
@@ -260,9 +261,9 @@ bench-hindsight = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl -
 bench-drafters = --problems $(PROMPTS) --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(DATA)/spec_bench_question.jsonl \
 	--prompt-file $(DATA)/HumanEval.jsonl.gz --random-prompts $(PROMPTS) --ignore-eos --drafter model,multi_level --repeats 3
 # One thread per model, since both run at the same time.
-padded = --pad-target-layers 100 --threads 1 --draft-threads 1 --rules exact,fly
-real := --shape llama-1b --repeats 1
-pair-real = $(real) --problems 2 --max-tokens 48
+padded = --pad-target-layers 100 --threads 1 --draft-threads 1 --rules exact,fly --ignore-eos --repeats 3
+real := --shape llama-1b --rules exact,fly --ignore-eos --repeats 1
+pair-real = $(real) --problems 2 --max-tokens 48 --num-speculative-tokens 15
 pair-real-auto = $(real) --problems 3 --max-tokens 96 --num-speculative-tokens auto
 pair-slow-auto = $(padded) --problems 8 --max-tokens 96 --num-speculative-tokens auto
 PIECES ?= plain plain-problems problems gsm8k spec-bench humaneval mgsm acpbench random batches hindsight drafters \
@@ -276,10 +277,10 @@ $(PERFORMANCE)/%.json: | $(VENV)/.installed-dev
 
 $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed-dev
 	@mkdir -p $(PERFORMANCE)
-	@echo "== flyspec bench pair: $*"
-	@$(BIN)/flyspec bench pair $(pair-$*) $(WRITE)
+	@echo "== flyspec bench: pair-$*"
+	@$(BIN)/flyspec bench $(pair-$*) $(WRITE)
 
-performance: $(VENV)/.installed-dev ## write its tables and plots from build/performance
+performance: $(VENV)/.installed-dev ## write its tables from build/performance
 	@$(BIN)/python -m bench.documents $(PERFORMANCE) --document docs/measurements/performance.md
 
 # Each piece has its share of ten minutes; one that fails or takes longer leaves the others alone.
@@ -289,7 +290,7 @@ GPU_DEVICE ?= cuda
 gpu-limit-speed = 130
 gpu-speed = --problems 6 --rules plain,exact,fly --num-speculative-tokens auto,15 --repeats 3
 gpu-limit-pair = 450
-gpu-pair = pair --shape llama-8b --rules exact,fly --problems 3 --max-tokens 128 --repeats 2
+gpu-pair = --shape llama-8b --rules exact,fly --num-speculative-tokens 15 --ignore-eos --problems 3 --max-tokens 128 --repeats 2
 GPU_PIECES ?= speed pair
 GPU_DOCUMENT ?= docs/measurements/gpu.md
 gpu-bench: $(gpu-needs) ## measure decoding on a CUDA device (ten minutes)

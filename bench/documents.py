@@ -1,9 +1,8 @@
 """`python -m bench.documents`: tables and plots of a document, from JSON reports in a folder.
 
 A document says itself what it shows. Between <!-- measured NAME... --> and its end, the same with
-a slash, are the tables of the reports FOLDER/NAME.json, those of equal columns as one; between
-<!-- plotted KIND NAME... --> is a plot of reports of `flyspec bench` (`bench.plots`). Names may
-have wildcards. After `: ` comes the heading of the only section to show.
+a slash, are the facts, tables, text and plots of the reports FOLDER/NAME.json; tables of equal
+columns are one. Names may have wildcards. After `: ` comes the heading of the only section to show.
 """
 
 from __future__ import annotations
@@ -11,23 +10,24 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bench.plots import PLOTS
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
-from flyspec.tables import FittedTable
-from flyspec_lab.report import joined, markdown, write_into
+from flyspec.tables import FittedTable, markdown
 
 Documents = Mapping[str, Mapping[str, Any]]
 """Reports by their names."""
-_MARK = re.compile(r"<!-- ((measured|plotted) (.*?)) -->\n")
+_MEASURED = re.compile(
+    r"(<!-- measured ([^:\n]*?)(?:: ([^\n]*?))? -->\n).*?(<!-- /measured \2(?:: \3)? -->)",
+    re.DOTALL,
+)
 
 
 def read_documents(folder: Path, names: Sequence[str]) -> Documents:
@@ -71,9 +71,13 @@ def measured_part(folder: Path, documents: Documents, heading: str, images: Path
                 if beside.is_file():
                     shutil.copy(beside, images.with_name(file))
                 plots.append(f"![{plot['caption']}](images/{file})")
-    shown = "" if heading else "\n".join(facts)
-    parts = [shown, markdown(joined(tables)), *dict.fromkeys(text), *plots]
-    return "\n\n".join(part for part in parts if part)
+    shown = [] if heading else ["\n".join(facts)]
+    for joined in _joined(table for table in tables if table.rows):
+        if joined.title:
+            shown.append(f"{joined.title}:")
+        rows = [list(map(str, row)) for row in joined.rows]
+        shown.append(markdown(joined.columns, rows, joined.left))
+    return "\n\n".join([*shown, *dict.fromkeys(text), *plots])
 
 
 def _facts(document: Mapping[str, Any]) -> list[str]:
@@ -88,6 +92,23 @@ def _facts(document: Mapping[str, Any]) -> list[str]:
     return facts
 
 
+def _joined(tables: Iterable[FittedTable]) -> list[FittedTable]:
+    """Join tables of the same columns into one, with their titles as the first column."""
+    alike: dict[tuple[str, ...], list[FittedTable]] = {}
+    for table in tables:
+        alike.setdefault(tuple(table.columns), []).append(table)
+    return [
+        of[0]
+        if len(of) == 1
+        else FittedTable(
+            ["", *columns],
+            [[table.title or "", *row] for table in of for row in table.rows],
+            left=1 + of[0].left,
+        )
+        for columns, of in alike.items()
+    ]
+
+
 @with_flags
 def documents(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of JSON reports.")],
@@ -99,26 +120,23 @@ def documents(
     """
     if not document.is_file():
         raise ConfigError(f"--document {document}: no such file")
-    marks = _MARK.findall(document.read_text())
-    if not marks:
-        raise ConfigError(f"--document {document}: has no <!-- measured NAME --> mark")
-    images, parts = document.parent / "images" / document.stem, {}
+    images = document.parent / "images" / document.stem
     images.parent.mkdir(exist_ok=True)
-    for mark, kind, rest in marks:
-        named, _, heading = rest.partition(": ")
-        names = named.split()
-        if kind == "measured":
-            found = read_documents(folder, names)
-            parts[mark] = measured_part(folder, found, heading, images) if found else None
-        else:
-            plot = PLOTS[names[0]](list(read_documents(folder, names[1:]).values()))
-            if plot is not None:
-                file = images.with_name(f"{images.name}-{plot.name}.svg")
-                file.write_text(plot.svg)
-            parts[mark] = f"![{plot.caption}](images/{file.name})" if plot else None
-    if not any(parts.values()):
+    written = []
+
+    def measured(part: re.Match[str]) -> str:
+        begin, names, heading, end = part.groups()
+        if found := read_documents(folder, names.split()):
+            written.append(names)
+            return f"{begin}\n{measured_part(folder, found, heading or '', images)}\n\n{end}"
+        return part[0]
+
+    text, marks = _MEASURED.subn(measured, document.read_text())
+    if not marks:
+        raise ConfigError(f"--document {document}: has no <!-- measured NAME --> mark and its end")
+    if not written:
         raise ConfigError(f"{folder}: has none of the reports that {document} shows")
-    write_into(document, parts)
+    document.write_text(text)
     print(f"wrote {document}")
 
 

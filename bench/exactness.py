@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from flyspec.cli.options import with_flags
@@ -15,39 +14,27 @@ from flyspec.cli.program import run, say, single
 from flyspec.cli.runtime import run_async
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import HEAD_DRAFTERS, StackOptions
-from flyspec.client import AsyncClient, GenerateOptions, Prompt
+from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.concurrency import all_or_first_error
-from flyspec.config import DraftSettings, VerifySettings
+from flyspec.config import VerifySettings
 from flyspec.drafter_names import DRAFTER_KINDS, KINDS_LISTED, NEED_DATASTORE
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.flags import Flag
-from flyspec.prompts import read_prompts
+from flyspec.prompts import PromptFiles
 from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.tables import make_table
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.bench.conditions import parse_ks
-from flyspec_lab.bench.options import MaxTokens, names_listed, names_of
+from flyspec_lab.bench.options import MaxTokens, SpeedOptions, names_listed
+from flyspec_lab.bench.prompts import groups_of
 from flyspec_lab.bench.reference import Reference
-from flyspec_lab.bench.summaries import grouped
 from flyspec_lab.report import Report, Results
-from flyspec_lab.word_problems import word_problems
+from flyspec_lab.statistics import grouped
 
 CONCURRENCY = 8
 DRAFTERS = (*(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE), *HEAD_DRAFTERS)
 EXACT = Rule("exact")
-SETS = {
-    "humaneval": ("HumanEval.jsonl.gz", 82),
-    "gsm8k": ("gsm8k_test.jsonl", 200),
-    "problems": ("", 200),
-    "spec_bench": ("spec_bench_question.jsonl", 240),
-    "mgsm_de": ("mgsm_de.tsv", 125),
-    "mgsm_fr": ("mgsm_fr.tsv", 125),
-    "mgsm_th": ("mgsm_th.tsv", 125),
-    "acpbench": ("acp_prog_gen_dev.json", 40),
-}
-"""File and maximum prompts of each set; `problems` are freshly generated."""
-Data = Annotated[Path, Flag("Directory of the prompt files.")]
 
 
 # fmt: off
@@ -55,12 +42,15 @@ Data = Annotated[Path, Flag("Directory of the prompt files.")]
 class ExactnessOptions:
     """The texts to compare, and their reference."""
 
-    data: Data = Path("../shared/data")
+    prompt_file: PromptFiles = ()
+    problems: Annotated[int, Flag("Number of fresh word problems.", min=1)] = 200
+    limit: Annotated[int | None, Flag(
+        "Maximum problems, and prompts per file (or per category in it), evenly spaced.", min=1,
+    )] = None
     dtype: Annotated[Literal["float64", "float32", "bfloat16"], Flag(
         "Data type of both models.",
     )] = "float64"
     tensor_parallel_size: Annotated[int, setting(VerifySettings, "tensor_parallel_size")] = 1
-    datastore: Annotated[str | None, setting(DraftSettings, "datastore", default="none")] = None
     max_tokens: MaxTokens = 64
     max_model_len: Annotated[int, Flag(
         "Skip prompts that would get longer than this with their output.", min=0,
@@ -73,57 +63,40 @@ class ExactnessOptions:
         "Drafted tokens per round: numbers or auto, comma-separated.", name="--k",
         metavar="N|auto,...", listed=True, read=parse_ks,
     )] = (1, 4, 15, AUTO)
-    sets: Annotated[tuple[str, ...], Flag(
-        f"Sets of prompts, comma-separated: {', '.join(SETS)}.", metavar="SET,...", listed=True,
-        read=names_of(SETS),
-    )] = ("humaneval", "gsm8k", "problems")
     drafters: Annotated[tuple[str, ...], Flag(
         f"Drafters, comma-separated: {KINDS_LISTED}, or heads.",
         name="--drafter", metavar="NAME,...", listed=True, read=names_listed,
     )] = DRAFTERS
-    limit: Annotated[int | None, Flag("Maximum prompts per set.", min=1)] = None
     sampled_every: Annotated[int, Flag("Also sample every Nth prompt.", min=1)] = 4
     # fmt: on
 
 
 @dataclass(frozen=True, slots=True)
 class SeededPrompt:
-    """A prompt of a set, and its seed."""
+    """A prompt of a group, and its seed."""
 
-    set_name: str
+    group: str
     prompt: list[int]
     seed: int
-
-
-def prompts_of(name: str, data: Path, limit: int | None) -> list[Prompt]:
-    """Return the prompts of a set, at most `limit`, evenly spaced."""
-    file, most = SETS[name]
-    count = min(most, limit or most)
-    if name == "problems":
-        return [p.to_request() for p in word_problems(count, "exactness")]
-    if not (data / file).exists():
-        say(f"SKIPPED {name}: {data / file} does not exist")
-        return []
-    rows = read_prompts(str(data / file), most)
-    return [p.to_request() for p in rows[:: max(1, len(rows) // count)][:count]]
 
 
 async def tokenized(client: AsyncClient, o: ExactnessOptions) -> list[SeededPrompt]:
     """Tokenize the prompts that fit."""
     limit = (await client.list_models()).target.context_length
     only_tokenize = GenerateOptions(max_tokens=1, num_speculative_tokens=0)
-    found = []
-    for name in o.sets:
-        for index, prompt in enumerate(prompts_of(name, o.data, o.limit)):
+    problems, found = min(o.problems, o.limit or o.problems), []
+    speed = SpeedOptions(prompt_file=o.prompt_file, problems=problems, limit=o.limit)
+    for group in groups_of(speed):
+        for index, prompt in enumerate(group.prompts):
             try:
-                done = await client.complete(prompt, only_tokenize)
+                done = await client.complete(prompt.to_request(), only_tokenize)
                 ids = list(done.started.prompt_token_ids)
             except InvalidArgumentError:
                 ids = [0] * limit
             if len(ids) + o.max_tokens <= limit:
-                found.append(SeededPrompt(name, ids, index))
+                found.append(SeededPrompt(group.name, ids, index))
             else:
-                say(f"SKIPPED prompt {index} of {name}: it is too long")
+                say(f"SKIPPED prompt {index} of {group.name}: it is too long")
     return found
 
 
@@ -150,7 +123,6 @@ async def measure(o: ExactnessOptions) -> Report:
         draft_dtype=o.dtype,
         tensor_parallel_size=o.tensor_parallel_size,
         max_model_len=o.max_model_len,
-        datastore=o.datastore,
         log_level="warning",
     )
     plain = GenerateOptions(rule=EXACT, max_tokens=o.max_tokens, num_speculative_tokens=0)
@@ -169,11 +141,11 @@ async def measure(o: ExactnessOptions) -> Report:
         for drafter, k, (how, asked, expected) in product(o.drafters, o.ks, kinds):
             how = replace(how, drafter=drafter, num_speculative_tokens=k)
             found = zip(asked, expected, await generate_all(client, asked, how), strict=True)
-            for name, texts in grouped(found, lambda text: text[0].set_name).items():
+            for name, texts in grouped(found, lambda text: text[0].group).items():
                 equal = sum(one == other for _, one, other in texts)
                 rows.append({
                     "drafter": drafter, "k": k, "temperature": how.sampling.temperature,
-                    "set": name, "texts": len(texts), "equal": equal, "wrong": len(texts) - equal,
+                    "group": name, "texts": len(texts), "equal": equal, "wrong": len(texts) - equal,
                 })  # fmt: skip
                 say(str(rows[-1]))
     count, wrong = (sum(row[figure] for row in rows) for figure in ("texts", "wrong"))
@@ -194,8 +166,8 @@ def exactness(options: ExactnessOptions, results: Results) -> None:
     With --reference plain all texts are compared with plain decoding: a step whose bits depend on
     no other row gives the same text in any data type.
 
-    The exit code is 1 if a text differs that must not. Sets whose file is missing, and prompts that
-    do not fit the context, are skipped and reported.
+    The exit code is 1 if a text differs that must not. Prompts that do not fit the context are
+    skipped and reported.
     """
     results.of(lambda: run_async(measure(options)))
 

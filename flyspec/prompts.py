@@ -2,7 +2,8 @@
 
     plain        one prompt per line, blank lines skipped
     text         JSON lines with `text`, to be continued
-    chat         JSON lines with `messages` and other fields of `Chat`, such as `tools`
+    chat         JSON lines with `messages` and other fields of `Chat`, such as `tools`; those with
+                 OpenAI's `prediction` have a predicted output
     humaneval    JSON lines with `prompt`
     gsm8k        JSON lines with `question` and `answer`; the reference follows `####`
     spec_bench   JSON lines with `turns`, the first of which is the prompt, and `category`
@@ -53,7 +54,8 @@ class Prompt:
     """A prompt, its reference answer if known, and its location for error messages.
 
     `category` is Spec-Bench's. The kind `chat` has one, whose texts `text` shows. The kind
-    `token_ids` has those instead of text; files cannot contain it.
+    `token_ids` has those instead of text; files cannot contain it. `prediction` is a text that the
+    output is expected to resemble, such as the original of an edit.
     """
 
     text: str
@@ -63,6 +65,7 @@ class Prompt:
     category: str = ""
     token_ids: tuple[int, ...] = ()
     chat: Chat | None = None
+    prediction: str = ""
 
     @property
     def is_question(self) -> bool:
@@ -219,7 +222,11 @@ def _from_chat(row: dict[str, Any], where: str) -> Prompt:
         raise ConfigError(f"{where}: `messages` is empty; give at least one message")
     chat = Chat(**{name: row[name] for name in _CHAT_FIELDS & row.keys()})
     shown = [text for m in messages for text in strings_in(m.get("content"))]
-    return Prompt("\n".join(shown), "chat", None, where, chat=chat)
+    predicted = row.get("prediction") or {}
+    text = predicted.get("content", "") if isinstance(predicted, dict) else None
+    if not isinstance(text, str):
+        raise ConfigError(f"{where}: `prediction` is not an object whose `content` is a string")
+    return Prompt("\n".join(shown), "chat", None, where, chat=chat, prediction=text)
 
 
 def _text(value: Any, field: str, where: str) -> str:

@@ -78,6 +78,7 @@ def test_questions_are_told_from_code() -> None:
         ('{"txt": "a", "label": 1}', "file: line 1: fields txt, label; known are `text`"),
         ('{"messages": []}', "file: line 1: `messages` is empty"),
         ('{"messages": ["Hi"]}', "file: line 1: `messages` is not a list of objects"),
+        (row(messages=[{}], prediction="x"), "file: line 1: `prediction` is not an object"),
         ('{"prompt": ""}', "file: line 1: `prompt` is not a non-empty string"),
         ('{"question": 3}', "file: line 1: `question` is not a non-empty string"),
         ('{"turns": []}', "file: line 1: `turns` is not a list of strings"),

@@ -22,8 +22,7 @@ from flyspec.rules.presets import RULE_PRESETS
 from flyspec_lab.answered import ROUNDS, TIME, Answered
 from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
-from flyspec_lab.bench.summaries import grouped
-from flyspec_lab.statistics import Array, PairedBootstrap
+from flyspec_lab.statistics import Array, PairedBootstrap, grouped
 
 _WINDOW = "fly_window_size"
 

@@ -5,23 +5,17 @@ matplotlib is imported only when needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from flyspec_lab.statistics import Interval
 
 FORMATS = (".svg", ".png", ".pdf")
 
-# Comparisons: blue and orange, safe for the color-blind.
-BLUE, ORANGE, GREY = "#1764ab", "#d95f02", "#777777"
 # Okabe and Ito's colors, told apart by the color-blind, without black and yellow.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-MARKERS = "os^Dv<>p"
 _STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -59,32 +53,3 @@ def save(
         figure = Canvas(figsize=inches, layout="constrained")
         draw(figure)
         figure.savefig(to, format=form, metadata=metadata, dpi=150)
-
-
-def powers_of_two(ax: Axes, ticks: Sequence[float], label: str) -> None:
-    """Make the x axis logarithmic, with these ticks."""
-    ax.set_xscale("log", base=2)
-    ax.set_xticks(list(ticks), [f"{t:,}" for t in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel(label)
-
-
-def draw_intervals(
-    ax: Axes, points: Sequence[tuple[float | Interval, float | Interval]], **style: Any
-) -> None:
-    """Draw points with their intervals as bars; what is a number has none."""
-    if points:
-        (xs, x_bars), (ys, y_bars) = (_bars(values) for values in zip(*points, strict=True))
-        style = {"capsize": 2, "linewidth": 1.2, "elinewidth": 0.8, **style}
-        ax.errorbar(xs, ys, xerr=x_bars, yerr=y_bars, **style)
-
-
-def _bars(values: Sequence[float | Interval]) -> tuple[list[float], list[list[float]] | None]:
-    """Return values, and the lengths of their bars: an interval may lie beside its value."""
-    known: Sequence[Any] = values
-    if any(isinstance(v, float | int) for v in known):
-        return [float(v) for v in known], None
-    return [v.value for v in known], [
-        [max(0.0, v.value - v.low) for v in known],
-        [max(0.0, v.high - v.value) for v in known],
-    ]

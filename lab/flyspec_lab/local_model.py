@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from torch import Tensor
 from transformers.utils.logging import disable_progress_bar
 
 import draft_service.loading
@@ -17,9 +16,7 @@ import verify_service.ranks
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.model import Draw, Model, Rows, Step
-from flyspec.engine.native.model import NativeModel
 from flyspec.engine.out_of_memory import naming_memory
-from flyspec.engine.runner import ModelRunner
 from flyspec.engine.threads import set_threads
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.admin import ModelInfo
@@ -34,14 +31,11 @@ TokenIds = Sequence[int]
 class LocalModel:
     """The warm model of a draft or verify service with these settings, and its tokenizer.
 
-    Or not `native`: with transformers' modules, even where the native step could be used. Sets the
-    threads of this thread. `for_heads` also keeps what draft heads share with it (`head_target`).
-    Raises `ConfigError` with what to change.
+    Sets the threads of this thread. `for_heads` also keeps what draft heads share with it
+    (`head_target`). Raises `ConfigError` with what to change.
     """
 
-    def __init__(
-        self, settings: DraftSettings | VerifySettings, native: bool = True, for_heads: bool = False
-    ) -> None:
+    def __init__(self, settings: DraftSettings | VerifySettings, for_heads: bool = False) -> None:
         set_threads(settings.threads)
         disable_progress_bar()
         self.model: Model
@@ -49,9 +43,6 @@ class LocalModel:
             loaded, self.model = verify_service.ranks.load(settings, None)
         else:
             loaded, self.model = draft_service.loading.load(settings)
-        if not native and isinstance(self.model, NativeModel):
-            invariant = getattr(settings, "batch_invariant", False)  # of targets only
-            self.model = ModelRunner.planned(loaded, settings, batch_invariant=invariant)
         self.head_target = HeadTarget.of(loaded) if for_heads else None
         with naming_memory(loaded.info.name, "warming up"):
             self.model.warm_up()
@@ -110,21 +101,17 @@ class LocalModel:
             advance(len(part))
         return found
 
-    def logits(self, sequences: Sequence[TokenIds], num_rows: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the raw logits [n, vocab] after each of a sequence's last n tokens.
-
-        They are valid until the next ones are asked for.
-        """
-        for rows in self.rows(sequences, num_rows):
-            yield rows.logits
-
     def rows(
         self,
         sequences: Sequence[TokenIds],
         num_rows: Sequence[int],
         hidden_layers: tuple[int, ...] = (),
     ) -> Iterator[Rows]:
-        """Yield the same with the hidden rows of some layers."""
+        """Yield raw logits [n, vocab] and the hidden rows of some layers after each of a sequence's
+        last n tokens.
+
+        They are valid until the next ones are asked for.
+        """
         for at in range(0, len(sequences), self._batch):
             part = sequences[at : at + self._batch]
             counts = num_rows[at : at + self._batch]

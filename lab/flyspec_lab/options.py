@@ -126,7 +126,4 @@ class StudyOptions(ProblemOptions):
         "Texts of each problem and rule; 1 if greedy.", min=1, default=_OF_STUDY,
     )] = None
     concurrency: Annotated[int, Flag("Concurrent requests.", min=1)] = 8
-    repeats: Annotated[int, Flag(
-        "Runs of each batch size and rule, where a study measures speed by them.", min=1,
-    )] = 6
 # fmt: on

@@ -12,7 +12,7 @@ from flyspec_lab.arms import Arm
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.curves import curves_of, is_control, is_exact
-from flyspec_lab.drawing import COLORS, GREY, MARKERS, draw_intervals
+from flyspec_lab.drawing import COLORS
 from flyspec_lab.evaluation import Found
 from flyspec_lab.report import Plot
 from flyspec_lab.statistics import Interval
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_GREY, _MARKERS = "#777777", "os^Dv<>p"
 _PANEL_INCHES, _NAME_INCHES = (5.6, 4.2), 0.19
 
 
@@ -76,7 +77,7 @@ def _panel(
     label: str,
 ) -> None:
     """Draw each rule's conditions in one color, joined in the order of `across`."""
-    colors, markers = cycle(COLORS), cycle(MARKERS)
+    colors, markers = cycle(COLORS), cycle(_MARKERS)
     plain = {a.name: [a] for a in arms if a.k == 0 and across is _speed}
     for name, members in {**curves_of(arms), **plain}.items():
         drawn = [
@@ -86,9 +87,14 @@ def _panel(
         ]
         drawn.sort(key=lambda point: point[0].value)
         control = name in plain or is_control(members[0])
-        style = {"color": GREY if control else next(colors), "marker": next(markers)}
+        style = {"color": _GREY if control else next(colors), "marker": next(markers)}
         line = ":" if control else "-"
-        draw_intervals(ax, [(x, y) for x, y, _ in drawn], label=name, linestyle=line, **style)
+        if drawn:
+            xs, ys, _ = zip(*drawn, strict=True)
+            ax.errorbar(
+                [x.value for x in xs], [y.value for y in ys], xerr=_bars(xs), yerr=_bars(ys),
+                label=name, linestyle=line, capsize=2, linewidth=1.2, elinewidth=0.8, **style,
+            )  # fmt: skip
         if across is _accepted and len(drawn) > 1:
             for x, y, condition in drawn:
                 value = condition.rpartition("=")[2].strip()
@@ -97,9 +103,17 @@ def _panel(
     if across is _speed:
         _draw_allocations(ax, arms, of)
     if any(r.recovery for r in of.values()):
-        ax.axhline(1.0, color=GREY, linewidth=0.8, zorder=0)
+        ax.axhline(1.0, color=_GREY, linewidth=0.8, zorder=0)
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     ax.set_xlabel(label)
+
+
+def _bars(values: Sequence[Interval]) -> list[list[float]]:
+    """Return the lengths of bars on both sides: an interval may lie beside its value."""
+    return [
+        [max(0.0, v.value - v.low) for v in values],
+        [max(0.0, v.high - v.value) for v in values],
+    ]
 
 
 def _draw_allocations(ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionReport]) -> None:
@@ -114,5 +128,5 @@ def _draw_allocations(ax: Axes, arms: Sequence[Arm], of: Mapping[str, ConditionR
         larges = [end for end in known if is_exact(end[2]) and not end[2].rival]
         for index, (x0, y0, _) in enumerate(larges):
             label = None if index else "random allocation"
-            ax.plot(x0 + part * (x1 - x0), y0 + part * (y1 - y0), color=GREY, linewidth=1.0,
+            ax.plot(x0 + part * (x1 - x0), y0 + part * (y1 - y0), color=_GREY, linewidth=1.0,
                     zorder=0, label=label)  # fmt: skip

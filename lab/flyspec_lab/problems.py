@@ -12,7 +12,7 @@ from flyspec.spelling import did_you_mean
 from flyspec_lab.options import ProblemOptions
 from flyspec_lab.run_directory import digest
 from flyspec_lab.tasks import TASKS, Problem, Task
-from flyspec_lab.tasks.open_ended import PromptFile
+from flyspec_lab.tasks.open_ended import OpenEnded
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,9 @@ class TaskProblems:
             "task": task.name,
             "sha256": digest(task.path),
             "problem_seed": task.seed,
-            "num_shots": task.num_shots,
             "max_tokens": o.max_tokens or task.max_tokens,
             "stop": list(task.stop),
-            "chat": task.chat if isinstance(task, PromptFile) else None,
+            "chat": task.chat if isinstance(task, OpenEnded) else None,
         }
 
 
@@ -47,7 +46,7 @@ def read_problems(o: ProblemOptions) -> list[TaskProblems]:
     default = [] if o.prompt_file else [("word_problems", None)]
     named = [(name, _task(name, path, o)) for name, path in o.task or default]
     if o.prompt_file is not None:
-        file = PromptFile(o.prompt_file, chat=o.chat, limit=o.limit)
+        file = OpenEnded(o.prompt_file, chat=o.chat, limit=o.limit)
         named.append((Path(o.prompt_file).name.partition(".")[0] or "prompts", file))
     names = [name for name, _ in named]
     found: dict[str, TaskProblems] = {}
@@ -69,14 +68,9 @@ def _task(name: str, path: str | None, o: ProblemOptions) -> Task:
             f"--task {name}: must be one of {', '.join(TASKS)}{did_you_mean(name, TASKS)}"
         )
     kind = TASKS[name]
-    try:
-        return kind(
-            path,
-            limit=o.limit if kind.needs_path else o.problems,
-            seed=o.problem_seed,
-            allow_code_execution=o.allow_code_execution,
-        )
-    except ConfigError as error:
-        said = str(error).removeprefix(f"task {name} ")
-        said = said.replace("allow_code_execution", "--allow-code-execution")
-        raise ConfigError(f"--task {name}: {said}") from None
+    return kind(
+        path,
+        limit=o.limit if kind.needs_path else o.problems,
+        seed=o.problem_seed,
+        allow_code_execution=o.allow_code_execution,
+    )

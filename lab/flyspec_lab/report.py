@@ -1,14 +1,13 @@
 """The report of a measurement: sections of text, tables and plots, and what they are written to.
 
-A report is shown on a terminal, kept as JSON, made into one HTML page, or put between two marks of
-a document as Markdown.
+A report is shown on a terminal, kept as JSON, or made into one HTML page.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from html import escape
@@ -23,7 +22,6 @@ from flyspec.concurrency import StoppedEarly
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
 from flyspec.tables import FittedTable, result_console
-from flyspec.tables import markdown as markdown_table
 from flyspec_lab.drawing import FORMATS, save
 
 if TYPE_CHECKING:
@@ -75,7 +73,7 @@ class Section:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The section as JSON, without what its plots show."""
+        """The section as JSON, without plots and bars in tables."""
         return {
             "heading": self.heading,
             "paragraphs": list(self.paragraphs),
@@ -83,7 +81,7 @@ class Section:
                 {
                     "title": table.title,
                     "columns": list(table.columns),
-                    "rows": _text_of(table),
+                    "rows": [[c if isinstance(c, str) else "" for c in r] for r in table.rows],
                     "left": table.left,
                 }
                 for table in self.tables
@@ -170,66 +168,10 @@ class Report:
         return page
 
 
-def _text_of(table: FittedTable) -> list[list[str]]:
-    """Return the rows of a table; cells that are no text, such as bars, are empty."""
-    return [[cell if isinstance(cell, str) else "" for cell in row] for row in table.rows]
-
-
 def _alone(part: str | FittedTable | Plot) -> Section:
     if isinstance(part, str):
         return Section(paragraphs=[part])
     return Section(tables=[part]) if isinstance(part, FittedTable) else Section(plots=[part])
-
-
-# --- documents --------------------------------------------------------------------------------
-
-
-def markdown(tables: Iterable[FittedTable]) -> str:
-    """Return tables for a document, each below its title; those without rows are left out."""
-    parts = []
-    for table in tables:
-        if table.rows:
-            title = [f"{table.title}:"] if table.title else []
-            parts += [*title, markdown_table(table.columns, _text_of(table), table.left)]
-    return "\n\n".join(parts)
-
-
-def joined(tables: Iterable[FittedTable]) -> list[FittedTable]:
-    """Join tables of the same columns into one, with their titles as the first column."""
-    alike: dict[tuple[str, ...], list[FittedTable]] = {}
-    for table in tables:
-        alike.setdefault(tuple(table.columns), []).append(table)
-    return [
-        of[0]
-        if len(of) == 1
-        else FittedTable(
-            ["", *columns],
-            [[table.title or "", *row] for table in of for row in table.rows],
-            left=1 + of[0].left,
-        )
-        for columns, of in alike.items()
-    ]
-
-
-def write_into(path: Path, parts: Mapping[str, str | None]) -> None:
-    """Put each part between the marks <!-- NAME --> and <!-- /NAME --> of a document.
-
-    None leaves what is there. Raises `ConfigError`, before anything is written, if the document
-    has not both marks of every part once.
-    """
-    try:
-        text = path.read_text()
-        for name, part in parts.items():
-            marks = rf"(<!-- {re.escape(name)} -->\n).*?(<!-- /{re.escape(name)} -->)"
-            pieces = re.split(marks, text, flags=re.DOTALL)
-            if len(pieces) != 4:
-                raise ConfigError(f"{path}: must have <!-- {name} --> and <!-- /{name} --> once")
-            if part is not None:
-                text = f"{pieces[0]}{pieces[1]}\n{part}\n\n{pieces[2]}{pieces[3]}"
-        if any(part is not None for part in parts.values()):
-            path.write_text(text)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
 
 
 # --- where results go -------------------------------------------------------------------------
@@ -246,29 +188,16 @@ class Results:
     output: Annotated[Path | None, _results(
         "Also write the JSON document, with all samples, to a file.",
     )] = None
-    plot: Path | None = None
-    html: Path | None = None
     # fmt: on
 
     def check(self) -> None:
         """Raise `ConfigError` for files that cannot be written."""
-        check_file("--plot", self.plot, FORMATS)
-        check_file("--html", self.html, (".html",))
-        check_file("--output", self.document_file)
-
-    @property
-    def document_file(self) -> Path | None:
-        """The file of the JSON document."""
-        return self.output
+        check_file("--output", self.output)
 
     def write(self, report: Report) -> None:
-        """Write the files. `--plot` has the first plot."""
-        if self.document_file is not None:
-            self.document_file.write_text(report.json())
-        if self.plot is not None and report.plots:
-            save(self.plot, report.plots[0].inches, report.plots[0].draw)
-        if self.html is not None:
-            self.html.write_text(report.page())
+        """Write the files."""
+        if self.output is not None:
+            self.output.write_text(report.json())
 
     def finish(self, report: Report) -> int:
         """Write the files and print the report; return the exit code: 0 if it passed, else 1."""
@@ -297,26 +226,36 @@ class Results:
 
 
 # fmt: off
-_PlotFile = Annotated[Path | None, _results("Write a plot to a .svg, .png or .pdf file.")]
-
-
 @dataclass(frozen=True)
 class PageResults(Results):
-    """Destinations of a report that has a plot and a page as well."""
+    """Destinations of a report that has plots and a page as well; `plot` is of the first."""
 
-    plot: _PlotFile = None
+    plot: Annotated[Path | None, _results("Write a plot to a .svg, .png or .pdf file.")] = None
     html: Annotated[Path | None, _results(
         "Write the report with its plots as one HTML file.",
     )] = None
+    # fmt: on
+
+    def check(self) -> None:
+        super().check()
+        check_file("--plot", self.plot, FORMATS)
+        check_file("--html", self.html, (".html",))
+
+    def write(self, report: Report) -> None:
+        super().write(report)
+        if self.plot is not None and report.plots:
+            save(self.plot, report.plots[0].inches, report.plots[0].draw)
+        if self.html is not None:
+            self.html.write_text(report.page())
 
 
+# fmt: off
 @dataclass(frozen=True)
 class RunResults(Results):
-    """A run's directory, so that it can go on, and destinations of its report."""
+    """The directory of a run, which can go on in it, and of its report."""
 
-    plot: _PlotFile = None
     output: Annotated[Path | None, _results(
-        "Directory to keep the run in: each text as it is made, and the JSON document.",
+        "Directory to keep the run in: each text as it is made, and the report with its plots.",
         metavar="RUN",
     )] = None
     resume: Annotated[bool, _results(
@@ -325,7 +264,6 @@ class RunResults(Results):
     # fmt: on
 
     def check(self) -> None:
-        check_file("--plot", self.plot, FORMATS)
         if self.resume and self.output is None:
             raise ConfigError("--resume needs the --output of the run to go on with")
         if self.output is not None and self.output.suffix == ".json":
@@ -334,6 +272,6 @@ class RunResults(Results):
                 "texts; for the document alone use --json"
             )
 
-    @property
-    def document_file(self) -> Path | None:
-        return None if self.output is None else self.output / "report.json"
+    def write(self, report: Report) -> None:
+        if self.output is not None:
+            report.write(self.output)

@@ -1,4 +1,4 @@
-"""A run on disk: `run.json` (its settings), `samples.jsonl`, and `report.json` of its last end.
+"""A run on disk: `run.json` (its settings), `samples.jsonl`, and the report of its last end.
 
 The settings are what all samples have in common, kept beside them so that a run goes on as it
 began.

@@ -1,4 +1,4 @@
-"""Statistics of paired samples: intervals and tests. Pure functions on arrays.
+"""Statistics of samples: groups, medians, intervals and tests. Pure functions.
 
 The same problems are answered under every condition, so conditions are compared problem by problem,
 and all resamples draw whole problems with everything that was measured on them.
@@ -6,21 +6,47 @@ and all resamples draw whole problems with everything that was measured on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binomtest, norm
 
 Array = NDArray[np.float64]
+K = TypeVar("K")
+V = TypeVar("V")
 
 CONFIDENCE = 0.95
 RESAMPLES = 10_000
 POINT = 0.01
 """A difference of one percentage point."""
+
+
+def grouped(values: Iterable[V], key: Callable[[V], K]) -> dict[K, list[V]]:
+    """Return the values by key, in the order of the keys' first appearance."""
+    found: dict[K, list[V]] = defaultdict(list)
+    for value in values:
+        found[key(value)].append(value)
+    return dict(found)
+
+
+def median_or_none(values: Iterable[float]) -> float | None:
+    """Return the median of the finite values, if there are any."""
+    known = [value for value in values if math.isfinite(value)]
+    return float(np.median(known)) if known else None
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % percentile bootstrap interval of the median; seeded."""
+    rng = np.random.default_rng(0)
+    drawn = np.asarray(values)[rng.integers(len(values), size=(RESAMPLES, len(values)))]
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)
@@ -103,13 +129,13 @@ class PairedBootstrap:
     returns one of [...]. Seeded, so that a report of the same samples is the same.
     """
 
-    def __init__(self, num_problems: int, resamples: int = RESAMPLES, seed: int = 0) -> None:
-        self._size, self._resamples, self._seed = num_problems, resamples, seed
+    def __init__(self, num_problems: int, resamples: int = RESAMPLES) -> None:
+        self._size, self._resamples = num_problems, resamples
 
     @cached_property
     def _counts(self) -> NDArray[np.uint16]:
         """Counts of each problem in each resample, [resamples, problems]."""
-        rng, size = np.random.default_rng(self._seed), self._size
+        rng, size = np.random.default_rng(0), self._size
         counts = np.empty((self._resamples, size), np.uint16)
         for row in counts:
             row[:] = np.bincount(rng.integers(size, size=size), minlength=size)

@@ -48,6 +48,9 @@ _FIGURES: tuple[Column, ...] = (
     ("gap rejected", "{.mean_rejected_gap_nats:.2f}"),
     ("rollbacks", "{.rollbacks}"),
     ("loops", _rate("loops")),
+    ("new", _rate("new_loops")),
+    ("cut off", "{.cut_off}"),
+    ("log p", "{.log_likelihood_per_token:.4f}"),
     ("same", "{0.same_as_plain}/{0.samples}"),
     ("dist. B", "{.distribution_bytes_per_round:,.0f}"),
 )
@@ -55,9 +58,10 @@ _FIGURES_NOTES = (
     "Correct: answers; recovery: relative to plain decoding's; 95 %: bootstrap interval; loose: "
     "share of tokens; x: tokens per round, and per second, relative to it; gap: mean of log p(most "
     "likely token) - log p(token) of loose (and its 90 % quantile) and of rejected tokens, nats; "
-    "loops: texts that "
-    "start to repeat themselves, and the 95 % bound of their rate; same: texts that are plain "
-    "decoding's; dist. B: bytes of the drafts' distributions per round with drafts, mean."
+    "loops: texts that start to repeat themselves, new: and do not under `exact` with the same "
+    "seed, each with the exact 95 % bound of its rate (Clopper and Pearson); cut off: by the limit "
+    "of tokens; log p: the target's mean raw log-probability per token, nats; same: texts that are "
+    "plain decoding's; dist. B: bytes of the drafts' distributions per round with drafts, mean."
 )
 _TIMES: tuple[Column, ...] = (
     ("rule", "{.condition}"),
@@ -104,19 +108,6 @@ _EQUAL_NOTES = (
     "the rival alone, as if each problem went to one of them at random; beyond the rival's speed, "
     "from the rival's score."
 )
-_TEXTS: tuple[Column, ...] = (
-    ("rule", "{.condition}"),
-    ("loops", _rate("loops")),
-    ("new", _rate("new_loops")),
-    ("cut off", "{.cut_off}"),
-    ("log p", "{.log_likelihood_per_token:.4f}"),
-)
-_TEXTS_NOTES = (
-    "Loops: texts that start to repeat themselves; new: those that do not under `exact` with "
-    "the same seed; with the exact 95 % bounds of the rates for these prompts (Clopper and "
-    "Pearson). Cut off: by the limit of tokens. log p: the target's "
-    "mean raw log-probability per token, nats."
-)
 
 
 def task_section(found: Found, times: bool = False) -> Section:
@@ -127,11 +118,9 @@ def task_section(found: Found, times: bool = False) -> Section:
     title, reports = found.task, found.reports
     if not reports:
         return Section(title, ["No problem has an answer under every condition yet."])
-    texts = [r for r in reports if r.log_likelihood_per_token is not None]
     changed = [r for r in reports[1:] if r.flips]
     every = (
         (_FIGURES_NOTES, figures_table(title, reports)),
-        (_TEXTS_NOTES, record_table(_TEXTS, texts, "texts")),
         (_TIMES_NOTES, record_table(_TIMES, reports if times else (), "times of a round")),
         (_FLIPS_NOTES, record_table(_FLIPS, changed, f"answers against {reports[0].condition}")),
         (_EQUAL_NOTES, record_table(_EQUAL, found.equal_costs, "at equal cost", left=2)),

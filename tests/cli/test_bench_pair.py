@@ -1,4 +1,4 @@
-"""`flyspec bench pair`: its checkpoints and its report; nothing about times."""
+"""`flyspec bench` of pairs made for it: their checkpoints and the report; nothing about times."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_random_models_have_sane_logits() -> None:
 
 
 def run(*arguments: str) -> dict:
-    result = CliRunner().invoke(app, ["bench", "pair", *arguments])
+    result = CliRunner().invoke(app, ["bench", *arguments])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -100,7 +100,7 @@ def run(*arguments: str) -> dict:
 
 
 SMALL = ("--problems", "2", "--repeats", "1", "--max-tokens", "20", "--json",
-         "--num-speculative-tokens", "7", "--threads", "1")  # fmt: skip
+         "--num-speculative-tokens", "7", "--threads", "1", "--ignore-eos")  # fmt: skip
 
 
 def test_a_random_target_with_more_layers(target: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_random_target_with_more_layers(target: Path, tmp_path: Path) -> None:
         assert ratio["worst"] <= ratio["median"] * (1 + 1e-9)
         assert ratio["worst_prompt"] in (0, 1)
     assert document["shape"]["vocab_size"] == 6000
-    assert document["target"] == (
+    assert document["pair"] == (
         "random tiny, 1 of its layers as the draft model, 2 extra layers in the target"
     )
     assert document["num_speculative_tokens"] == [7]
@@ -139,6 +139,6 @@ def test_others_are_timed_greedily() -> None:
         )
 
 
-def test_pair_refuses_before_it_starts_anything(target: Path) -> None:
+def test_an_unknown_shape_is_refused_before_anything_starts(target: Path) -> None:
     with pytest.raises(ConfigError, match=r"--shape huge: must be one of llama-1b, .*tiny"):
         run("--model", str(target), "--shape", "huge")

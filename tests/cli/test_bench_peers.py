@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 from flyspec import bundled
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec_lab.bench.modes import Answer
-from flyspec_lab.bench.options import PEERS, parse_peers
-from flyspec_lab.bench.peers import Setup, Transformers, calibrate, described
+from flyspec_lab.bench.options import parse_peers
+from flyspec_lab.bench.peers import Setup, Transformers, described
 from flyspec_lab.bench.reference import Reference
 
 FLOAT32 = {"dtype": "float32", "threads": 1}
@@ -25,7 +25,7 @@ async def test_all_but_the_lossy_one_say_what_greedy_decoding_says() -> None:
     tokenizer = Tokenizer.from_file(f"{TARGET}/tokenizer.json")
     prompt = tokenizer.encode("def add(a, b):\n    return").ids
     expected = Reference(TARGET, "float32", threads=1).generate(prompt, 12)
-    peers = Transformers(tuple(PEERS.values()), TARGET, DRAFT, "cpu", ignore_eos=True)
+    peers = Transformers(TARGET, DRAFT, "cpu", ignore_eos=True)
     for more in (OWN, {"prompt_lookup_num_tokens": 4}, {}):
         answer = await peers.generate({**FLOAT32, **more}, prompt, 12)
         assert answer.token_ids == expected, more
@@ -37,30 +37,40 @@ async def test_all_but_the_lossy_one_say_what_greedy_decoding_says() -> None:
         await peers.generate({**FLOAT32, "nonsense": 1}, prompt, 3)
 
 
-async def test_the_fastest_setup_is_found_stage_by_stage() -> None:
-    took = {"a 1, b 1": 0.3, "a 2, b 1": 0.1, "a 2, b 2": 0.05, "a 2, b 3": 9.0}
-    runs: list[str] = []
+class Timed(Transformers):
+    """Takes a scripted time."""
 
-    async def generate(setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
-        runs.append(described(setup))
-        return Answer(max_tokens, took[described(setup)], None)
+    def __init__(self) -> None:
+        super().__init__(TARGET, DRAFT, "cpu")
+        self.runs: list[str] = []
 
-    stages = [[{"a": 1, "b": 1}, {"a": 2, "b": 1}], [{"b": 1}, {"b": 2}, {"b": 3}]]
-    found = await calibrate("peer", stages, generate, [[1], [2]])
-    assert found.setup == {"a": 2, "b": 2}
-    assert found.tried == pytest.approx({
-        "a 1, b 1": 0.6, "a 2, b 1": 0.2, "a 2, b 2": 0.1, "a 2, b 3": 9.0,
-    })  # fmt: skip
-    assert (runs.count("a 2, b 1"), runs.count("a 2, b 3")) == (5, 3)
+    async def generate(self, setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
+        self.runs.append(described(setup))
+        took = {4: 0.1, 8: 0.05, 15: 9.0}[setup["prompt_lookup_num_tokens"]]
+        return Answer(max_tokens, took * (3 if setup["dtype"] == "float32" else 1), None)
 
 
-def test_models_must_be_here(tmp_path: Path) -> None:
-    for peers, target, draft, message in (
-        (("transformers",), str(tmp_path), "", f"the target's directory.* {tmp_path} is not one"),
-        (("assisted",), TARGET, "", "the draft model's directory, which a running stack"),
+async def test_the_fastest_setup_is_found_stage_by_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flyspec_lab.bench.peers.THREADS", (1,))
+    peers = Timed()
+    found = await peers.calibrate("prompt lookup", [[1], [2]])
+    setup = {"dtype": "bfloat16", "threads": 1}
+    assert found.setup == {**setup, "prompt_lookup_num_tokens": 8}
+    names = [
+        "dtype float32, threads 1, prompt_lookup_num_tokens 4",
+        *(described({**setup, "prompt_lookup_num_tokens": k}) for k in (4, 8, 15)),
+    ]
+    assert found.tried == pytest.approx(dict(zip(names, (0.6, 0.2, 0.1, 9.0), strict=True)))
+    assert list(map(peers.runs.count, names)) == [5, 5, 5, 3]
+
+
+async def test_models_must_be_here(tmp_path: Path) -> None:
+    for peer, target, message in (
+        ("transformers", str(tmp_path), f"the target's directory.* {tmp_path} is not one"),
+        ("assisted", TARGET, "the draft model's directory for assisted, which a running stack"),
     ):
         with pytest.raises(ConfigError, match=message):
-            Transformers(peers, target, draft, "cpu")
+            await Transformers(target, "", "cpu").calibrate(peer, [[1]])
 
 
 def test_peers_are_named() -> None:

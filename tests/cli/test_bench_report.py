@@ -20,7 +20,7 @@ from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.prompts import groups_of, in_turn, random_tokens
 from flyspec_lab.bench.report import ModeReport, report, report_batches
 from flyspec_lab.bench.speed import BatchSample, hindsight
-from flyspec_lab.bench.summaries import interval
+from flyspec_lab.statistics import median_interval
 from tests.tiny import make_tokenizer
 
 
@@ -121,12 +121,12 @@ def test_hindsight_takes_each_prompt_s_fastest_fixed_k() -> None:
 def test_an_interval_is_that_of_resampled_medians() -> None:
     rng = random.Random(3)
     values = [rng.gauss(1.0, 0.2) for _ in range(12)]
-    low, high = interval(values)
-    assert (low, high) == interval(values)
+    low, high = median_interval(values)
+    assert (low, high) == median_interval(values)
     medians = sorted(statistics.median(rng.choices(values, k=12)) for _ in range(20_000))
     assert low == pytest.approx(medians[500], abs=0.03)
     assert high == pytest.approx(medians[19_500], abs=0.03)
-    assert interval([2.0]) == (2.0, 2.0)
+    assert median_interval([2.0]) == (2.0, 2.0)
 
 
 def test_requests_at_once_are_compared_within_their_repeat() -> None:
@@ -174,6 +174,16 @@ def test_problems_are_the_default_only_without_other_prompts(tmp_path: Path) -> 
     path.write_text("three")
     names = list(texts_of(prompt_file=[str(path), str(other)], problems=3))
     assert names == ["word problems", str(path), str(other)]
+
+
+def test_predictions_are_those_of_the_files(tmp_path: Path) -> None:
+    path = tmp_path / "edits.jsonl"
+    row = {"messages": [{"content": "Edit."}], "prediction": {"content": "old"}}
+    path.write_text(json.dumps(row))
+    (group,) = groups_of(SpeedOptions(prompt_file=[str(path)], prediction=True))
+    assert [p.prediction for p in group.prompts] == ["old"]
+    with pytest.raises(ConfigError, match="--prediction: problem 0 of seed 7 has none"):
+        groups_of(SpeedOptions(prediction=True))
 
 
 def test_a_file_is_split_by_category_and_each_is_thinned_evenly(tmp_path: Path) -> None:

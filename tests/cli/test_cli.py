@@ -281,19 +281,26 @@ def test_healthcheck_and_drafters(stack: Stack) -> None:
 
 def test_bench(stack: Stack, tmp_path: Path) -> None:
     path = tmp_path / "questions"
-    path.write_text('{"question": "the cat", "answer": "#### 1"}\n' * 2)
+    said = {"messages": [{"role": "user", "content": "the cat"}]}
+    edit = {**said, "prediction": {"type": "content", "content": "the cat sat"}}
+    path.write_text(f"{json.dumps(edit)}\n" * 2)
     bench = ["bench", "--address", stack.address, "--model", stack.options.model,
              "--prompt-file", str(path)]  # fmt: skip
     result = invoke(
         *bench, "--repeats", "1", "--max-tokens", "6", "--num-speculative-tokens", "4",
         "--peers", "greedy", "--json", "--random-prompts", "1", "--rules", "plain,exact,fly",
+        "--prediction",
     )  # fmt: skip
     assert result.code == 0, result.err
     (document,) = result.documents
     assert list(document["groups"]) == ["questions", "random tokens"]
     modes = {m["mode"]: m for m in document["groups"]["questions"]}
-    assert list(modes) == ["plain", "transformers", "plain again", "exact", "fly"]
-    assert modes["exact"]["same_as_plain"] == modes["exact"]["prompts"] == 2
+    assert list(modes) == [
+        "plain", "transformers", "plain again", "exact", "exact, prediction", "fly",
+        "fly, prediction",
+    ]  # fmt: skip
+    for mode in ("exact", "exact, prediction"):
+        assert modes[mode]["same_as_plain"] == modes[mode]["prompts"] == 2
     assert modes["plain"]["ratios"]["plain"]["median"] == 1.0
     assert set(modes["fly"]["ratios"]) == {"plain", "transformers"}
     assert modes["fly"]["first_token_ms"] > 0

@@ -29,7 +29,7 @@ def completed(line: str) -> list[str]:
         ("eval --rules exact,fu", ["exact,fuzzy", "exact,fuzzy-reference"]),
         ("eval --rules exact,ex", []),
         ("chat --color a", ["auto", "always"]),
-        ("bench pair --rep", ["--repeats"]),
+        ("bench --rep", ["--repeats"]),
     ],
 )
 def test_commands_flags_and_rules(line: str, found: list[str]) -> None:

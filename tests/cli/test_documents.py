@@ -11,9 +11,6 @@ from bench.documents import documents
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
 from flyspec.tables import make_table
-from flyspec_lab.bench.modes import Sample
-from flyspec_lab.bench.report import report, report_batches
-from flyspec_lab.bench.speed import BatchSample
 from flyspec_lab.report import Part, Plot, Report, Section
 
 MACHINE = {"processor": "CPU 9000", "cores": 2, "accelerator": "", "versions": {"torch": "2.0"}}
@@ -83,25 +80,6 @@ def test_pairs_of_studies_stand_beside_each_other(tmp_path: Path) -> None:
     ):
         assert expected in text, expected
     assert "<svg" in (tmp_path / "images" / "quality-one-window-words-quality.svg").read_text()
-
-
-def test_plots_are_of_the_reports_that_are_named(tmp_path: Path) -> None:
-    samples = [
-        Sample("words", prompt, 0, mode, seconds * (1 + prompt), 10, [1] * 10, 0.1, rounds=5)
-        for mode, seconds in {"plain": 1.0, "fly": 0.25, "transformers": 2.0}.items()
-        for prompt in range(3)
-    ]
-    several = [BatchSample("words", b, r, mode, 1.0 if mode == "plain" else 0.5, 100, 0.1)
-               for b in (2, 8) for r in range(2) for mode in ("plain", "fly")]  # fmt: skip
-    write(tmp_path, "a", groups=report(samples, ["transformers"]), repeats=5,
-          others=["transformers"], batches=report_batches(several))  # fmt: skip
-    document = tmp_path / "page.md"
-    names = [f"plotted {plot} a" for plot in ("groups", "others", "batches")]
-    document.write_text(marked(*names, "plotted groups none"))
-    documents(folder=tmp_path, document=document)
-    assert document.read_text().count("old") == 1
-    for plot in ("groups", "others", "batches"):
-        assert "<text" in (tmp_path / "images" / f"page-{plot}.svg").read_text()
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:

@@ -184,12 +184,12 @@ async def test_a_server_that_is_gone_ends_the_run(models: list[str], tmp_path: P
 
 
 async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) -> None:
-    run, plot = tmp_path / "run", tmp_path / "plot.svg"
+    run = tmp_path / "run"
     arguments = [
         "eval", "--address", stack.address, "--task", "word_problems", "--problems", "2",
         "--prompt-file", str(questions), "--rules", "typical", "--controls", "--seeds", "2",
         "--temperature", "1", "--max-tokens", "16", "--num-speculative-tokens", "5",
-        "--output", str(run), "--json", "--plot", str(plot), "--log-likelihood",
+        "--output", str(run), "--json", "--log-likelihood",
     ]  # fmt: skip
     result = await flyspec(*arguments)
     assert result.code == 0, result.err
@@ -204,7 +204,7 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
     rows = samples_of(run)
     seeds = {(r["prompt_id"], r["repeat"]): r["seed"] for r in rows if r["task"] == "questions"}
     assert len(set(seeds.values())) == len(seeds) == 8
-    assert "<svg" in plot.read_text()
+    assert "<svg" in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

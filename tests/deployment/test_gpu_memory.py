@@ -1,4 +1,4 @@
-"""What fits on which GPUs by the services' own planner: the overlays, and a document's tables."""
+"""Memory of the GPU overlays by the services' own planner."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 import torch
 import yaml
 
-from bench.sizes import FITTING, fit_of, fitting_tables
 from flyspec.config import ModelServerSettings
-from flyspec.engine.cache_size import Fit, KVCachePlan, plan_kv_cache
+from flyspec.engine.cache_size import Fit, KVCachePlan, plan_fit, plan_kv_cache
+from flyspec.engine.checkpoint import Checkpoint
+from flyspec.engine.device_memory import OUTSIDE_TORCH, DeviceMemory
 from flyspec.engine.supported import check_tensor_parallel
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.shapes import config_of
@@ -25,7 +26,6 @@ MODELS = {
     "verify": (LLAMA_70B, 70_553_706_496, 84_970_000_000),  # A100 of 80 GB
     "draft": (config_of("llama-1b"), 1_235_814_400, 23_600_000_000),  # L4 of 24 GB
 }
-DOCUMENT = ROOT / "docs" / "serve-your-own-models.md"
 
 
 def settings_of(component: str, overlay: str = "gpu") -> Any:
@@ -42,7 +42,10 @@ def settings_of(component: str, overlay: str = "gpu") -> Any:
 def planned(component: str, settings: ModelServerSettings) -> tuple[Fit, KVCachePlan]:
     config, parameters, total = MODELS[component]
     ranks = getattr(settings, "tensor_parallel_size", 1)
-    fit, plan = fit_of(settings, config, total, parameters, ranks)
+    device, length = torch.device("cuda", 0), settings.max_model_len
+    model = Checkpoint("model", config, torch.bfloat16, device, length, ranks, Path())
+    memory = DeviceMemory(total, total - OUTSIDE_TORCH, OUTSIDE_TORCH)
+    fit, plan = plan_fit(settings, model, memory, 2 * parameters)
     fit.require_one()
     return fit, plan()
 
@@ -90,15 +93,6 @@ def test_sixteen_ranks_of_two_nodes_hold_a_kv_head_each() -> None:
     shared = 2 * 70_553_706_496 // 16
     assert fit.taken["weights"] == shared + 80 * 2 * 128 * 8192 * 2 // 2
     assert plan.total_bytes + fit.taken["activations"] <= fit.left
-
-
-@pytest.mark.parametrize("name", FITTING)
-def test_the_tables_are_what_the_planner_says(name: str) -> None:
-    """Otherwise run `python -m bench.sizes`."""
-    text = DOCUMENT.read_text()
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
-    assert found
-    assert found[1].strip() == fitting_tables()[name]
 
 
 def test_packages_to_carry_are_of_the_versions_tested() -> None:

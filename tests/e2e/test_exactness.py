@@ -12,8 +12,8 @@ from tests.cli.processes import invoke
 @pytest.mark.parametrize(
     "flags",
     [
-        ("--limit", "1", "--k", "15"),
-        ("--limit", "1", "--k", "15,auto", "--dtype", "bfloat16", "--reference", "plain"),
+        ("--limit", "3", "--k", "15"),
+        ("--limit", "3", "--k", "15,auto", "--dtype", "bfloat16", "--reference", "plain"),
     ],
     ids=["float64", "bfloat16"],
 )

@@ -6,8 +6,6 @@ import pytest
 
 from flyspec.bundled import DRAFT, TARGET
 from flyspec.config import DraftSettings, VerifySettings
-from flyspec.engine.native.model import NativeModel
-from flyspec.engine.runner import ModelRunner
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
 from flyspec.values.chat import Chat
@@ -37,16 +35,6 @@ async def test_both_models_are_those_of_a_stack() -> None:
     assert target.encode(prompt) == text.started.prompt_token_ids
     (ids,) = target.continued([target.encode(prompt)], [32])
     assert ids == text.token_ids
-
-
-def test_the_native_step_can_be_left_out() -> None:
-    models = [
-        LocalModel(DraftSettings(model=str(DRAFT), **SAME), native) for native in (True, False)
-    ]
-    if not isinstance(models[0].model, NativeModel):
-        pytest.skip("no native step on this machine")
-    assert isinstance(models[1].model, ModelRunner)
-    assert models[0].info.numerics != models[1].info.numerics
 
 
 def test_more_sequences_than_sessions_take_turns() -> None:

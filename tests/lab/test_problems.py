@@ -1,4 +1,4 @@
-"""What the options' tasks and prompt files become."""
+"""Problems of the tasks and prompt files that options name."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 from flyspec.client import Chat
 from flyspec.errors import ConfigError
 from flyspec_lab.options import EvalOptions, read_tasks
-from flyspec_lab.problems import PromptFile, read_problems
+from flyspec_lab.problems import read_problems
 from flyspec_lab.tasks import Problem
+from flyspec_lab.tasks.open_ended import OpenEnded
 
 
 @pytest.mark.parametrize(
@@ -21,9 +22,9 @@ from flyspec_lab.tasks import Problem
     ],
 )
 def test_answers_of_a_prompt_file_are_numbers(text, answer):
-    score = PromptFile("file").score(Problem("1", "Q", "7"), text)
-    assert (score.answer, score.correct) == (answer, answer == "7")
-    assert PromptFile("file").score(Problem("1", "Q"), text) is None
+    score = OpenEnded("file").score(Problem("1", "Q", "7"), text)
+    assert (score.answer, score.value == 1) == (answer, answer == "7")
+    assert OpenEnded("file").score(Problem("1", "Q"), text) is None
 
 
 def test_word_problems_are_the_default():

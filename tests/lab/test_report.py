@@ -1,15 +1,12 @@
-"""A report: its page, its JSON, and its parts between the marks of a document."""
+"""A report: its page, its JSON, and what a terminal shows."""
 
 from __future__ import annotations
 
 import json
 import re
 
-import pytest
-
-from flyspec.errors import ConfigError
 from flyspec.tables import make_table
-from flyspec_lab.report import Plot, Report, Section, joined, markdown, write_into
+from flyspec_lab.report import Plot, Report, Section
 
 
 def draw(figure):
@@ -77,29 +74,3 @@ def test_a_terminal_gets_tables_and_text(capsys):
     printed = capsys.readouterr().out
     for text in ("Results & more", "fly<", "99 %", "A note.", "<script>"):
         assert printed.count(text) == 1
-
-
-def test_tables_of_equal_columns_become_one():
-    other = make_table(["rule", "correct"], [["kl", "97 %"]], "Another")
-    empty = make_table(["nothing"], [], "Empty")
-    (one, alone) = joined([TABLE, other, make_table(["x"], [["1"]])])
-    assert (one.columns, one.left) == (["", "rule", "correct"], 2)
-    assert [row[0] for row in one.rows] == ["A title", "A title", "Another"]
-    assert markdown([other, empty, alone]) == (
-        "Another:\n\n| rule | correct |\n| --- | ---: |\n| kl | 97 % |\n\n| x |\n| --- |\n| 1 |"
-    )
-
-
-def test_only_what_is_between_marks_is_written(tmp_path):
-    file = tmp_path / "page.md"
-    text = "<!-- a -->\nold\n<!-- /a -->\n<!-- b -->\nold\n<!-- /b -->\n"
-    file.write_text(text)
-    write_into(file, {"a": None, "b": None})
-    assert file.read_text() == text
-    write_into(file, {"a": None, "b": "new"})
-    assert file.read_text() == text.replace("<!-- b -->\nold\n", "<!-- b -->\n\nnew\n\n")
-    with pytest.raises(ConfigError, match="must have <!-- c --> and <!-- /c --> once"):
-        write_into(file, {"b": "newer", "c": "x"})
-    assert "newer" not in file.read_text()
-    with pytest.raises(ConfigError, match="No such file"):
-        write_into(tmp_path / "none.md", {"a": "x"})

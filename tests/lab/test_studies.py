@@ -21,8 +21,6 @@ from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.word_problems import WordProblems
 from tests.lab.test_compare import TARGET, rows_of
 
-EVALUATED = [study for study in STUDIES.values() if not study.batches]
-
 
 def drafter(name, kind, parameters=0, translated=False):
     model = ModelInfo(name, "", 100, 100, "bfloat16", "cpu", parameters, f"weights of {name}")
@@ -74,7 +72,7 @@ def verdicts(study, found):
     return [claim.check(found).holds for claim in study.claims]
 
 
-@pytest.mark.parametrize("study", EVALUATED, ids=lambda study: study.name)
+@pytest.mark.parametrize("study", STUDIES.values(), ids=lambda study: study.name)
 def test_a_study_compares_several_conditions(study) -> None:
     arms = arms_of(study)
     assert len(arms) > 3

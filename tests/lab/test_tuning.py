@@ -71,7 +71,7 @@ def test_the_models_continue_as_one_token_at_a_time(models, texts):
     prompts, outputs = texts
     sequence = list(prompts[0])
     for token in outputs[0][:12]:
-        (row,) = target.logits([sequence], [1])
+        (row,) = (of.logits for of in target.rows([sequence], [1]))
         assert int(row[-1].argmax()) == token
         sequence.append(token)
     assert outputs[0][-1] in target.eos
@@ -117,7 +117,7 @@ def whole(models, recording, texts):
     before = [prompts[r.text] + outputs[r.text][: r.start] for r in recording.rounds]
     sequences = [ids + r.draft_token_ids for ids, r in zip(before, recording.rounds, strict=True)]
     counts = [len(r.draft_token_ids) + 1 for r in recording.rounds]
-    logits = [rows.clone() for rows in models[0].logits(sequences, counts)]
+    logits = [of.logits.clone() for of in models[0].rows(sequences, counts)]
     return list(zip(before, logits, strict=True))
 
 
@@ -218,8 +218,8 @@ def test_divergences_are_those_of_both_models(models, recording, texts):
     for round_ in recording.rounds:
         before = prompts[round_.text] + outputs[round_.text][: round_.start]
         sequence, count = before + round_.draft_token_ids, len(round_.draft_token_ids)
-        (p,) = (rows.double().softmax(-1) for rows in target.logits([sequence], [count + 1]))
-        (q,) = (rows.double().softmax(-1) for rows in draft.logits([sequence[:-1]], [count]))
+        (p,) = (of.logits.double().softmax(-1) for of in target.rows([sequence], [count + 1]))
+        (q,) = (of.logits.double().softmax(-1) for of in draft.rows([sequence[:-1]], [count]))
         for i, token in enumerate(round_.draft_token_ids):
             listed = q[i].topk(round_.draft_ids.shape[1]).indices
             pair = [torch.cat([row[listed], 1 - row[listed].sum(0, True)]) for row in (p[i], q[i])]

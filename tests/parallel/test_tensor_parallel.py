@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.exactness import SETS
 from flyspec.bundled import TARGET
 from flyspec.cli.service import Child
 from flyspec.client import AsyncClient, GenerateOptions
@@ -46,6 +45,10 @@ from verify_service.ranks import EXIT_LOST_RANK, find_place
 ROOT = Path(__file__).resolve().parents[2]
 LONG = GenerateOptions(max_tokens=200, ignore_eos=True, rule=Rule("exact"))
 HEAD_DIM = 48 // 8
+DATA = (
+    "HumanEval.jsonl.gz", "gsm8k_test.jsonl", "spec_bench_question.jsonl", "mgsm_de.tsv",
+    "mgsm_fr.tsv", "mgsm_th.tsv", "acp_prog_gen_dev.json",
+)  # fmt: skip
 PROMPTS = [[0, 17, 45, 120], [0, 5, 6, 7, 5, 6, 7, 5, 6], [0, *range(40, 120)]]
 
 
@@ -435,10 +438,10 @@ def test_places_from_the_environment(target, monkeypatch):
 def test_exactness_of_tensor_parallel(size):
     """20 prompts of each kind against transformers, through all services."""
     command = [sys.executable, "-m", "bench.exactness", "--limit", "20", "--k", "15"]
-    command += ["--sets", ",".join(SETS)]
-    data = os.environ.get("FLYSPEC_DATA", "../shared/data")
+    data = ROOT / os.environ.get("FLYSPEC_DATA", "../shared/data")
+    command += [f"--prompt-file={data / name}" for name in DATA if (data / name).exists()]
     done = subprocess.run(
-        [*command, "--tensor-parallel-size", str(size), "--data", data],
+        [*command, "--tensor-parallel-size", str(size)],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -20,7 +20,7 @@ from flyspec.engine.logits import token_logprobs
 from flyspec.errors import InvalidArgumentError
 from flyspec.values.admin import BATCH_INVARIANT, ModelInfo
 from flyspec.values.generation import Recording
-from flyspec.values.rounds import Outcome, Verdict
+from flyspec.values.rounds import Outcome
 from flyspec_lab.audit.comparing import (
     TOLERANCE,
     NumberPair,
@@ -136,29 +136,28 @@ class Auditor:
     ) -> Rejudged:
         """Judge all rounds from their recorded state, whatever earlier ones turned out to be."""
         judged, length = Rejudged(), len(recording.started.prompt_token_ids)
-        for group in self.target.read(rounds):
-            for read, verdict in zip(group, self.target.judge(recording, group), strict=True):
-                judged.scores.update(_scores(read))
-                found = _compared(read, verdict, length)
-                if found.discrepancy is not None and tolerance:
-                    found, ties = within_rounding(
-                        read.rows, read.round.read_token_ids, found, tolerance,
-                        partial(self._rejudged, recording, read),
-                    )  # fmt: skip
-                    judged.num_ties += len(ties)
-                    changed = {len(read.round.prefix) - length + row for row in ties}
-                    # Numbers of changed rows are no longer the target's.
-                    kept = [pair for pair in found.numbers if pair.token_index not in changed]
-                    found = found._replace(numbers=kept)
-                judged.numbers += found.numbers
-                judged.discrepancies += [found.discrepancy] if found.discrepancy else []
+        for read in self.target.read(rounds):
+            judged.scores.update(_scores(read))
+            found = self._rejudged(recording, read, read.rows)
+            if found.discrepancy is not None and tolerance:
+                found, ties = within_rounding(
+                    read.rows, read.round.read_token_ids, found, tolerance,
+                    partial(self._rejudged, recording, read),
+                )  # fmt: skip
+                judged.num_ties += len(ties)
+                changed = {len(read.round.prefix) - length + row for row in ties}
+                # Numbers of changed rows are no longer the target's.
+                kept = [pair for pair in found.numbers if pair.token_index not in changed]
+                found = found._replace(numbers=kept)
+            judged.numbers += found.numbers
+            judged.discrepancies += [found.discrepancy] if found.discrepancy else []
         return judged
 
     def _rejudged(self, recording: Recording, read: ReadRound, rows: Tensor) -> RoundComparison:
-        """Judge a round with other logits."""
-        changed = read._replace(rows=rows)
-        (verdict,) = self.target.judge(recording, [changed])
-        return _compared(changed, verdict, len(recording.started.prompt_token_ids))
+        """Judge a round with these logits, and compare."""
+        verdict = self.target.judge(recording, read._replace(rows=rows))
+        length, scales = len(recording.started.prompt_token_ids), rows.abs().amax(dim=-1)
+        return compare(read.round, verdict, length, scales.tolist())
 
     def _excess(
         self, recording: Recording, rounds: Sequence[RetoldRound], pairs: Sequence[NumberPair]
@@ -171,7 +170,7 @@ class Auditor:
         alike = info.dtype == _dtype_of(recording) and (NATIVE in then) == (NATIVE in info.numerics)
         if not alike or info.dtype not in ("bfloat16", "float16") or self.load_reference is None:
             return
-        scores = {k: v for of in self._reference.read(rounds) for r in of for k, v in _scores(r)}
+        scores = {k: v for read in self._reference.read(rounds) for k, v in _scores(read)}
         for pair, exact in zip(pairs, _logprob_pairs(recording, scores), strict=True):
             yield abs(pair.recorded - exact.own) - abs(pair.own - exact.own)
 
@@ -185,10 +184,6 @@ def _dtype_of(recording: Recording) -> str:
     """Return the data type that a recording was made with: its numerics begin with it."""
     dtype = recording.started.numerics.split(",")[0]
     return dtype if dtype in TOLERANCE else "bfloat16"
-
-
-def _compared(read: ReadRound, verdict: Verdict | Exception, length: int) -> RoundComparison:
-    return compare(read.round, verdict, length, read.rows.abs().amax(dim=-1).tolist())
 
 
 def _scores(read: ReadRound) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:

@@ -1,7 +1,6 @@
 """A target that reads recorded tokens, and judges recorded rounds again.
 
-Rounds whose tokens were all kept are read together: one forward covers everything up to the next
-rejected draft. A batch-invariant engine computes the same bits as in the rounds' own forwards.
+Each round is a forward, as it was when the text was made.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from verify_service.rules import decide_all, prepare
 from verify_service.rules.inquiry import PendingVerdict
 from verify_service.warm_target import fitted
 
-_MOST_ROWS = 512
-"""Rows of logits in one forward, if rounds are no longer."""
 _EXACT = Rule("exact")
 
 
@@ -65,27 +62,24 @@ class AuditedTarget:
         judge = fitted(read_judge(Path(file).expanduser()), local.model, file) if file else None
         return cls(local, settings.prefill_chunk, judge)
 
-    def read(self, rounds: Sequence[RetoldRound]) -> Iterator[list[ReadRound]]:
-        """Yield the rounds with their logits, as many at a time as one forward covers.
+    def read(self, rounds: Sequence[RetoldRound]) -> Iterator[ReadRound]:
+        """Yield the rounds with their logits.
 
         Raises `InvalidArgumentError` for tokens that the target cannot read.
         """
         self._check_tokens(rounds)
         slot = self.local.model.cache.acquire().slot
         try:
-            first = 0
-            while first < len(rounds):
-                group = _together(rounds, first)
-                first += len(group)
-                yield self._forward(slot, group)
+            for round_ in rounds:
+                yield self._forward(slot, round_)
         finally:
             self.local.model.cache.release(slot)
 
-    def judge(self, recording: Recording, read: Sequence[ReadRound]) -> list[Verdict | Exception]:
-        """Judge rounds as they were judged, from the recorded state; plain tokens by `exact`.
+    def judge(self, recording: Recording, read: ReadRound) -> Verdict | Exception:
+        """Judge a round as it was judged, from the recorded state; plain tokens by `exact`.
 
-        Returns the error of a round that cannot be judged instead of its verdict. Raises
-        `InvalidArgumentError` if they need a judge and there is none.
+        Returns the error of a round that cannot be judged instead of a verdict. Raises
+        `InvalidArgumentError` if it needs a judge and there is none.
         """
         rules = recording.started.rules_by_index
         if self.autojudge is None and any(RULE_PRESETS[rule.name].hidden_layers for rule in rules):
@@ -93,14 +87,12 @@ class AuditedTarget:
                 f"{recording.started.rules}: needs the judge that it was recorded with; give its "
                 "file as --autojudge-file"
             )
-        prepared: list[PendingVerdict | InvalidArgumentError] = []
-        for each in read:
-            try:
-                prepared.append(self._prepare(recording, *each))
-            except InvalidArgumentError as error:
-                prepared.append(error)
-        decided = iter(decide_all([p for p in prepared if isinstance(p, PendingVerdict)]))
-        return [next(decided) if isinstance(p, PendingVerdict) else p for p in prepared]
+        try:
+            pending = self._prepare(recording, *read)
+        except InvalidArgumentError as error:
+            return error
+        (verdict,) = decide_all([pending])
+        return verdict
 
     def _prepare(
         self, recording: Recording, round_: RetoldRound, rows: Tensor, hidden: Tensor | None
@@ -155,32 +147,15 @@ class AuditedTarget:
                 )
 
     @torch.inference_mode()
-    def _forward(self, slot: int, group: Sequence[RetoldRound]) -> list[ReadRound]:
-        last = group[-1]
-        tokens = [*last.prefix, *last.read_token_ids]
-        counts = [len(round_.read_token_ids) + 1 for round_ in group]
-        first_row = len(group[0].prefix) - 1
+    def _forward(self, slot: int, round_: RetoldRound) -> ReadRound:
+        tokens = [*round_.prefix, *round_.read_token_ids]
+        first_row = len(round_.prefix) - 1
         start = min(num_same(self.local.model.cache.held(slot), tokens), first_row)
         while first_row - start > self.prefill_chunk:
             piece = tokens[start : start + self.prefill_chunk]
             self.local.model.forward([Step(slot, start, piece, 0)])
             start += len(piece)
         layers = (HIDDEN_LAYER,) if self.autojudge else ()
-        (rows,) = self.local.model.forward([Step(slot, start, tokens[start:], sum(counts), layers)])
-        hidden = rows.hidden[0].split(counts) if layers else [None] * len(group)
-        return [*map(ReadRound, group, rows.logits.split(counts), hidden)]
-
-
-def _together(rounds: Sequence[RetoldRound], first: int) -> list[RetoldRound]:
-    """Return the rounds from `first` on that one forward covers: each continues the one before."""
-    group, count = [rounds[first]], len(rounds[first].read_token_ids) + 1
-    for round_ in rounds[first + 1 :]:
-        last = group[-1]
-        read = (*last.read_token_ids, last.record.next_token_id)
-        count += len(round_.read_token_ids) + 1
-        if count > _MOST_ROWS or round_.prefix[len(last.prefix) :] != read:
-            break
-        if len(round_.prefix) <= len(last.prefix):
-            break
-        group.append(round_)
-    return group
+        count = len(round_.read_token_ids) + 1
+        (rows,) = self.local.model.forward([Step(slot, start, tokens[start:], count, layers)])
+        return ReadRound(round_, rows.logits, rows.hidden[0] if layers else None)

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt
@@ -63,23 +63,28 @@ class Item:
     prompt: Prompt
     prompt_token_ids: Sequence[int] = ()
     plain_tokens: int = 0
+    prediction: str = ""
 
 
 @dataclass
 class FlyspecMode:
-    """The services, with fixed request options."""
+    """The services, with fixed request options, and the item's prediction if it `predicts`."""
 
     name: str
     client: AsyncClient
     options: GenerateOptions
+    predicts: bool = False
     concurrent = True
 
     async def run(self, item: Item) -> Sample:
         """Time from the request to its completion; the caller fills in the repeat."""
         first = None
         token_ids: list[int] = []
+        options = self.options
+        if self.predicts:
+            options = replace(options, prediction=item.prediction)
         begin = time.perf_counter()
-        events = self.client.generate([*item.prompt_token_ids] or item.prompt, self.options)
+        events = self.client.generate([*item.prompt_token_ids] or item.prompt, options)
         async with aclosing(events):  # type: ignore[type-var]
             async for event in events:
                 match event:

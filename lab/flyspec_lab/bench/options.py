@@ -18,7 +18,7 @@ from flyspec.flags import Dtype, Flag
 from flyspec.prompts import PromptFiles
 from flyspec.speculation_length import AUTO, SpeculationLength
 from flyspec.values.requests import request_flag
-from flyspec_lab.bench.conditions import DEFAULT, EXACT, FLY, parse_conditions, parse_ks
+from flyspec_lab.bench.conditions import DEFAULT, EXACT, parse_conditions, parse_ks
 
 PEERS = {
     "greedy": "transformers",
@@ -88,22 +88,12 @@ RULES_HELP = (
     "Rules, comma-separated, with parameters after a colon, or phases: "
     "exact,margin:margin_threshold=0.2,relaxed until #### then exact."
 )
-Rules = Annotated[tuple[Condition, ...], Flag(
-    RULES_HELP, metavar="RULE,...", listed=True, read=parse_conditions,
-)]
 ProblemSeed = Annotated[int, Flag("Seed for generating the word problems.")]
 Chat = Annotated[bool | None, Flag(
     "Send prompts as chat messages.", default="only questions, not code",
 )]
-Ks = Annotated[tuple[SpeculationLength, ...], Flag(
-    "K: maximum drafted tokens per round, or auto to adapt it each round. A list such as "
-    "auto,0,4,8 measures each, and the best fixed K per prompt, chosen in hindsight.",
-    metavar="N|auto,...", listed=True, read=parse_ks,
-)]
 KOrAuto = Annotated[SpeculationLength, _request("num_speculative_tokens", default=None)]
 MaxTokens = Annotated[int, _request("max_tokens")]
-IgnoreEos = Annotated[bool, _request("ignore_eos")]
-Temperature = Annotated[float, _request("temperature")]
 Drafter = Annotated[str, _request("drafter")]
 
 
@@ -122,16 +112,26 @@ class SpeedOptions:
     limit: Annotated[int | None, Flag(
         "Maximum prompts per file (or per category in it), evenly spaced.", min=1,
     )] = None
-    rules: Rules = (EXACT, DEFAULT)
+    rules: Annotated[tuple[Condition, ...], Flag(
+        RULES_HELP, metavar="RULE,...", listed=True, read=parse_conditions,
+    )] = (EXACT, DEFAULT)
     drafters: Annotated[tuple[str, ...], Flag(
         f"Drafters, comma-separated: {KINDS_LISTED}, or names of heads or registered ones.",
         name="--drafter", metavar="NAME,...", listed=True, default="set by the server",
         read=names_listed,
     )] = ("",)
-    num_speculative_tokens: Ks = (AUTO,)
+    num_speculative_tokens: Annotated[tuple[SpeculationLength, ...], Flag(
+        "K: maximum drafted tokens per round, or auto to adapt it each round. A list such as "
+        "auto,0,4,8 measures each, and the best fixed K per prompt, chosen in hindsight.",
+        metavar="N|auto,...", listed=True, read=parse_ks,
+    )] = (AUTO,)
+    prediction: Annotated[bool, Flag(
+        "Also time each rule with the predicted output of each prompt, such as an edit's original: "
+        "`prediction` beside `messages` in the prompt files, as in OpenAI's requests.",
+    )] = False
     max_tokens: MaxTokens = 128
-    ignore_eos: IgnoreEos = False
-    temperature: Temperature = 0.0
+    ignore_eos: Annotated[bool, _request("ignore_eos")] = False
+    temperature: Annotated[float, _request("temperature")] = 0.0
     repeats: Annotated[int, Flag("Runs per prompt and mode.", min=1)] = 5
     chat: Chat = None
     peers: Annotated[tuple[str, ...], Flag(
@@ -146,36 +146,21 @@ class SpeedOptions:
     batch: Annotated[tuple[int, ...], Flag(
         "Concurrent requests, comma-separated.", metavar="N,...", listed=True, read=parse_numbers,
     )] = (1,)
-
-    @property
-    def disable_loop_guard(self) -> bool:
-        """Random weights repeat themselves."""
-        return False
-
-
-@dataclass(frozen=True)
-class PairOptions(SpeedOptions):
-    """`flyspec bench pair`. All texts have the same length, and the loop guard is off."""
-
     shape: Annotated[str, Flag(
         "Use a target with random weights of this shape (llama-1b, llama-8b, llama-70b, "
         "llama-405b or tiny), --model's tokenizer, and its first eighth as the draft model.",
     )] = ""
     pad_target_layers: Annotated[int, Flag("Add N no-op layers to the target.", min=0)] = 0
-    rules: Rules = (EXACT, FLY)
-    num_speculative_tokens: Ks = (15,)
-    max_tokens: MaxTokens = 64
-    ignore_eos: bool = True
-    repeats: Annotated[int, Flag("Runs per prompt and mode, after a warm-up run.", min=1)] = 3
 
     @property
-    def disable_loop_guard(self) -> bool:
-        return True
+    def makes_pair(self) -> bool:
+        """True if the pair of models is made for the measurement."""
+        return bool(self.shape or self.pad_target_layers)
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model of a benchmark without services."""
+    """A model that is read without a stack."""
 
     model: Annotated[str, Flag(
         "Model: a directory or hub id.", default="the bundled target model",

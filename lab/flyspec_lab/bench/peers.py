@@ -15,10 +15,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from flyspec.errors import ConfigError, FlyspecError
@@ -47,34 +46,6 @@ class Calibration:
     tried: dict[str, float]
 
 
-async def calibrate(
-    peer: str,
-    stages: Iterable[Iterable[Setup]],
-    generate: Callable[[Setup, Sequence[int], int], Awaitable[Answer]],
-    prompts: Sequence[Sequence[int]],
-) -> Calibration:
-    """Find the setup that continues these prompts fastest.
-
-    Each choice of a stage is tried on top of the fastest setup of the stage before. The time is the
-    sum of each prompt's better of two runs, after an uncounted one.
-    """
-    best, tried = dict[str, Any](), dict[str, float]()
-    for stage in stages:
-        setups = [{**best, **choice} for choice in stage]
-        for setup in setups:
-            if described(setup) in tried:
-                continue
-            least, seconds = min(tried.values(), default=math.inf), 0.0
-            await generate(setup, prompts[0], _TOKENS)
-            for prompt in prompts:
-                if seconds <= _SLOWER * least:
-                    done = [await generate(setup, prompt, _TOKENS) for _ in range(2)]
-                    seconds += min(answer.seconds for answer in done)
-            tried[described(setup)] = seconds
-        best = min([*setups, best], key=lambda setup: tried.get(described(setup), math.inf))
-    return Calibration(peer, best, tried)
-
-
 _ASSISTANT_FIELDS = ("num_assistant_tokens", "num_assistant_tokens_schedule",
                      "assistant_confidence_threshold")  # fmt: skip
 """Fields that transformers takes from the assistant's configuration rather than from the call."""
@@ -97,35 +68,44 @@ _CHOICES: Mapping[str, Sequence[Setup]] = {
 class Transformers:
     """Models of directories `model` and `draft`, as transformers runs them on a device.
 
-    Raises `ConfigError` if one that the peers need is not on this machine.
+    An empty `draft` is none, which only peers that need it refuse.
     """
 
-    def __init__(
-        self, peers: Sequence[str], model: str, draft: str, device: str, ignore_eos: bool = False
-    ) -> None:
-        needed = {"the target": model}
-        if {"assisted", "ensemble"} & {*peers}:
-            needed["the draft model"] = draft
-        for what, directory in needed.items():
-            if not directory:
-                raise ConfigError(
-                    f"transformers needs {what}'s directory, which a running stack does not tell "
-                    "and one without a draft model does not have; remove --address, or choose "
-                    "other --peers"
-                )
-            if not (Path(directory).expanduser() / "config.json").is_file():
-                raise ConfigError(
-                    f"transformers needs {what}'s directory on this machine; {directory} is not one"
-                )
+    def __init__(self, model: str, draft: str, device: str, ignore_eos: bool = False) -> None:
         self._model, self._draft, self._device = model, draft, device
         self._ignore_eos = ignore_eos
         self._loaded: dict[tuple[str, str], Any] = {}
         self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
 
     async def calibrate(self, peer: str, prompts: Sequence[Sequence[int]]) -> Calibration:
+        """Find the setup of a peer that continues these prompts fastest.
+
+        The first choice is tried in all data types and threads, then all choices in the fastest of
+        these. The time is the sum of each prompt's better of two runs, after an uncounted one.
+        Raises `ConfigError` if the peer needs a model that is not here.
+        """
         choices = _CHOICES[peer]
+        if any(name in choices[0] for name in _ASSISTANT_FIELDS) and not self._draft:
+            raise ConfigError(
+                f"transformers needs the draft model's directory for {peer}, which a running stack "
+                "does not tell; remove --address, or choose other --peers"
+            )
         frames = [{"dtype": d, "threads": t, **choices[0]} for d in DTYPES for t in THREADS]
-        return await calibrate(peer, [frames, choices], self.generate, prompts)
+        best, tried = dict[str, Any](), dict[str, float]()
+        for stage in (frames, choices):
+            setups = [{**best, **choice} for choice in stage]
+            for setup in setups:
+                if described(setup) in tried:
+                    continue
+                least, seconds = min(tried.values(), default=math.inf), 0.0
+                await self.generate(setup, prompts[0], _TOKENS)
+                for prompt in prompts:
+                    if seconds <= _SLOWER * least:
+                        done = [await self.generate(setup, prompt, _TOKENS) for _ in range(2)]
+                        seconds += min(answer.seconds for answer in done)
+                tried[described(setup)] = seconds
+            best = min([*setups, best], key=lambda setup: tried.get(described(setup), math.inf))
+        return Calibration(peer, best, tried)
 
     async def generate(self, setup: Setup, token_ids: Sequence[int], max_tokens: int) -> Answer:
         """Continue a prompt greedily. Raises `FlyspecError` with transformers' error."""
@@ -133,7 +113,7 @@ class Transformers:
             return await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._answer, setup, token_ids, max_tokens
             )
-        except (FlyspecError, OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             what = f"{type(error).__name__}: {error}"
             raise FlyspecError(f"transformers, {described(setup)}: {what}") from None
 

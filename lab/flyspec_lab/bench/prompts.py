@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from flyspec.errors import ConfigError
 from flyspec.prompts import Prompt, read_prompts
 from flyspec_lab.bench.options import SpeedOptions
-from flyspec_lab.bench.summaries import grouped
+from flyspec_lab.statistics import grouped
 from flyspec_lab.word_problems import word_problems
 
 DEFAULT_PROBLEMS = 20
@@ -34,7 +34,10 @@ class Group:
 
 
 def groups_of(o: SpeedOptions) -> list[Group]:
-    """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced."""
+    """Return fresh problems, and each file's prompts by category, `limit` of each evenly spaced.
+
+    Raises `ConfigError` if `prediction` is asked for and a prompt has none.
+    """
     default = 0 if o.prompt_file or o.random_prompts else DEFAULT_PROBLEMS
     problems = default if o.problems is None else o.problems
     found = []
@@ -50,6 +53,9 @@ def groups_of(o: SpeedOptions) -> list[Group]:
             count = min(len(prompts), o.limit or len(prompts))
             spread = [prompts[i * len(prompts) // count] for i in range(count)]
             found.append(Group(f"{label}/{category}" if category else label, spread))
+    lacking = next((p for group in found for p in group.prompts if not p.prediction), None)
+    if o.prediction and lacking:
+        raise ConfigError(f"--prediction: {lacking.where} has none; give files of prompts with one")
     return found
 
 

@@ -3,7 +3,7 @@
 A prompt's rate in a mode is its tokens per second, median over the repeats. Ratios are taken within
 a repeat, whose modes ran one after the other at the same speed of the machine; then their median
 per prompt, then over the prompts of a group. Its interval is the 95 % percentile bootstrap interval
-over the prompts (2,000 resamples).
+over the prompts (10,000 resamples).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flyspec.tables import Column, FittedTable, cell, make_table, record_table
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.speed import BatchSample
-from flyspec_lab.bench.summaries import grouped, interval, median_or_none
+from flyspec_lab.statistics import grouped, median_interval, median_or_none
 
 
 @dataclass(frozen=True)
@@ -101,25 +101,17 @@ def report_batches(samples: Sequence[BatchSample]) -> list[BatchReport]:
     """Summarize each group, batch and mode; ratios are taken within a repeat, then their median."""
     by_cell = grouped(samples, lambda s: (s.group, s.batch, s.mode))
     order = list(dict.fromkeys(name for group, _, mode in by_cell for name in (group, mode)))
-    return [
-        BatchReport(
-            group, batch, mode, _median(s.rate for s in of),
-            *batch_ratio(of, by_cell[group, batch, PLAIN]),
-            1e3 * _median(s.first_token_s for s in of),
-        )
-        for (group, batch, mode), of in sorted(
-            by_cell.items(), key=lambda c: (order.index(c[0][0]), c[0][1], order.index(c[0][2]))
-        )
-    ]  # fmt: skip
-
-
-def batch_ratio(
-    samples: Sequence[BatchSample], base: Sequence[BatchSample]
-) -> tuple[float, float, float]:
-    """Return the median of the ratios of rates within a repeat, and its interval."""
-    rates = {s.repeat: s.rate for s in base}
-    ratios = [s.rate / rates[s.repeat] for s in samples]
-    return _median(ratios), *interval(ratios)
+    found = []
+    for (group, batch, mode), of in sorted(
+        by_cell.items(), key=lambda c: (order.index(c[0][0]), c[0][1], order.index(c[0][2]))
+    ):
+        plain = {s.repeat: s.rate for s in by_cell[group, batch, PLAIN]}
+        ratios = [s.rate / plain[s.repeat] for s in of]
+        found.append(BatchReport(
+            group, batch, mode, _median(s.rate for s in of), _median(ratios),
+            *median_interval(ratios), 1e3 * _median(s.first_token_s for s in of),
+        ))  # fmt: skip
+    return found
 
 
 class _Mode:
@@ -200,7 +192,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
 def _ratio(ratios: Mapping[int, float]) -> Ratio:
     worst = min(ratios, key=lambda p: ratios[p])
     values = list(ratios.values())
-    return Ratio(_median(values), *interval(values), ratios[worst], worst)
+    return Ratio(_median(values), *median_interval(values), ratios[worst], worst)
 
 
 def _with_hindsight(

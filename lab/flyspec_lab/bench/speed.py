@@ -56,7 +56,7 @@ class BatchSample:
 
 
 def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMode]:
-    """Return plain decoding, then the rules at each K, by drafter.
+    """Return plain decoding, then the rules at each K, by drafter, and also with predictions.
 
     Texts that are sampled are so with the same seed in all modes: the target draws the same tokens.
     """
@@ -67,7 +67,7 @@ def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMod
         ignore_eos=options.ignore_eos,
         rule=Rule("exact"),
         num_speculative_tokens=0,
-        disable_loop_guard=options.disable_loop_guard,
+        disable_loop_guard=options.makes_pair,  # random weights repeat themselves
     )
     modes = [FlyspecMode(PLAIN, client, plain)]
     for condition in by_k(options.rules, options.num_speculative_tokens):
@@ -84,6 +84,8 @@ def flyspec_modes(client: AsyncClient, options: SpeedOptions) -> list[FlyspecMod
             by = replace(asked, drafter=drafter)
             name = _by_drafter(condition.name, drafter, options)
             modes.append(FlyspecMode(name, client, by))
+            if options.prediction:
+                modes.append(FlyspecMode(f"{name}, prediction", client, by, predicts=True))
     return modes
 
 
@@ -118,7 +120,8 @@ async def read_items(
             request = prompt.to_request(chat)
             done = await plain.client.complete(request, plain.options)
             token_ids = tuple(done.started.prompt_token_ids)
-            items.append(Item(group.name, i, request, token_ids, len(done.token_ids)))
+            plain_tokens = len(done.token_ids)
+            items.append(Item(group.name, i, request, token_ids, plain_tokens, prompt.prediction))
         found.append(items)
     return found
 

@@ -12,7 +12,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
-from flyspec_lab.commands import Address, Local, models_of
+from flyspec_lab.commands import Address
 from flyspec_lab.commands.other_models import (
     Drafts,
     drafters_of,
@@ -37,13 +37,12 @@ def evaluate(
     results: RunResults,
     draft: Drafts = (),
     address: Address = None,
-    local: Local = False,
 ) -> None:
     """Compare the outputs of plain decoding and acceptance rules on tasks; record every text."""
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
     from flyspec_lab.problems import read_problems
 
-    refuse_model_flags(models, local or address is None, address)
+    refuse_model_flags(models, address is None, address)
     if address is not None and (options.rival or draft):
         raise ConfigError(
             f"--{'rival' if options.rival else 'draft'}: is started beside a stack that this "
@@ -61,7 +60,8 @@ def evaluate(
         progressed, found = await evaluate_on(
             client, stack, options, tasks, results.output, results.resume
         )
-        return _report(options, progressed, found, models_of(target, stack), results)
+        models = {"target": target, "stack": stack.options if stack else None}
+        return _report(options, progressed, found, models, results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
     results.of(lambda: run_async(with_server(stack, address, use, connection)))
@@ -121,4 +121,5 @@ def _report(
         "equal_costs": [cost for of in found for cost in of.equal_costs],
         "missing": missing,
     }
-    return Report(document, parts, passed=not (progressed.failed or progressed.lost))
+    passed = not (progressed.failed or progressed.lost)
+    return Report(document, parts, passed=passed, title=f"Rules on {models['target'].name}")

@@ -45,7 +45,6 @@ def study(
     """
     from flyspec.cli.runtime import run_async, with_server
     from flyspec.spelling import did_you_mean
-    from flyspec_lab.studies.batch import SPARE_SLOTS
     from flyspec_lab.studies.catalogue import STUDIES
 
     if not names:
@@ -59,12 +58,11 @@ def study(
             )
     chosen = [each for name, each in STUDIES.items() if name in names or _ALL in names]
     tasks = {each.name: each.problems(options) for each in chosen}
-    drafts, slots = dict(draft), StackOptions.max_sessions
-    for each in chosen:
-        slots = max([slots, *(batch + SPARE_SLOTS for batch in each.batches)])
-        if models.model is None:  # the bundled pair
-            drafts = {name: str(path) for name, path in each.draft_models.items()} | drafts
-    settings = StackOptions(**vars(models), log_level="warning", max_sessions=slots).resolved()
+    drafts = dict(draft)
+    if models.model is None:  # the bundled pair
+        own = ((name, str(path)) for each in chosen for name, path in each.draft_models.items())
+        drafts = {**dict(own), **drafts}
+    settings = StackOptions(**vars(models), log_level="warning").resolved()
     # Before the stack starts, which needs the devices, too.
     further = {
         each.name: each.of_models(tasks[each.name], settings, options)
@@ -92,7 +90,6 @@ async def _answer(
 
     `further` are sections of a study's report that are made already.
     """
-    from flyspec_lab.studies import batch
     from flyspec_lab.studies.study import evaluated, facts_of
 
     command = shlex.join(["flyspec", *sys.argv[1:]])
@@ -105,19 +102,12 @@ async def _answer(
             say(f"{each.name}: skipped: {missing}")
             continue
         say(f"{each.name}: {each.question}")
-        if each.batches:
-            samples = await batch.measure(each, of, client, target, o)
-            sections = [batch.section_of(samples)]
-            claims = [claim.row(samples) for claim in each.claims]
-            used = {drafter.name for drafter in drafters if drafter.active}
-        else:
-            _, found = await evaluate_on(client, stack, run, of, o.output / each.name, resume=True)
-            sections, claims = evaluated(each, found)
-            used = {arm.drafter for arm in found[0].arms}
+        directory = o.output / each.name
+        _, found = await evaluate_on(client, stack, run, of, directory, resume=True)
+        sections, claims = evaluated(each, found)
+        used = {arm.drafter for arm in found[0].arms}
         facts = facts_of(command, of, o, target, [d for d in drafters if d.name in used])
         report = each.report([*sections, *further.get(each.name, ())], claims, facts)
-        directory = o.output / each.name
-        directory.mkdir(parents=True, exist_ok=True)
         file = report.write(directory)
         report.show()
         say(f"wrote {file}")

@@ -12,12 +12,7 @@ from flyspec.rules.presets import DEFAULT_RULE
 from flyspec_lab.bench.conditions import parse_conditions
 from flyspec_lab.compare import ConditionReport, flips, score_difference
 from flyspec_lab.evaluation import Found
-from flyspec_lab.statistics import (
-    exact_interval,
-    is_larger,
-    wins_more,
-)
-from flyspec_lab.studies.batch import BATCHES, FLY
+from flyspec_lab.statistics import exact_interval, is_larger, wins_more
 from flyspec_lab.studies.fuzzy import FUZZY, FUZZY_SAMPLED, TOTAL_VARIATION
 from flyspec_lab.studies.study import (
     MODEL,
@@ -28,6 +23,7 @@ from flyspec_lab.studies.study import (
     with_bounds,
 )
 
+FLY = "FLy, arXiv 2511.22972"
 LLAMA_CPP = "llama.cpp, discussion 24804 (of margin)"
 MULTI_LEVEL = "multi_level"
 """The drafter with prompt lookup before its model, as a stack names it."""
@@ -251,7 +247,6 @@ _STUDIES: tuple[Study, ...] = (
         # target.
         draft_models={"bytes": bundled.DRAFT_BYTES, "target": bundled.TARGET},
     ),
-    BATCHES,
     Study(
         name="temperature",
         question="Do rules keep answers that are sampled?",

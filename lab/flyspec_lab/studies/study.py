@@ -42,9 +42,8 @@ class ClaimFinding(NamedTuple):
 class PaperClaim:
     """A source's claim; `check` decides by figures whether it holds here.
 
-    It gets the findings on a task; of a claim about tasks against each other, on all of them; of a
-    study of concurrent requests, all that was measured. Raises `LookupError` if there is nothing to
-    decide by.
+    It gets the findings on a task, or on all tasks for a claim about tasks against each other.
+    Raises `LookupError` if there is nothing to decide by.
     """
 
     text: str
@@ -78,10 +77,8 @@ def with_bounds(estimate: Interval | None, form: str, less: float = 0.0) -> str:
 class Study:
     """One question about rules.
 
-    `grid` is as on the command line of `flyspec eval`. `settings` are further options;
-    with `batches`, the study is of concurrent requests (`flyspec_lab.studies.batch`), in ascending
-    order. `tasks` are asked where the user names none, and of those that are generated (with
-    `batches`, of all) no more than `max_problems`.
+    `grid` is as on the command line of `flyspec eval`, `settings` are further options. `tasks` are
+    asked where the user names none, with no more than `max_problems` of those that are generated.
 
     With `draft_models`, it compares all draft models of the stack; the bundled pair gets these
     further ones for it, by name. `of_models` returns what it measures of target and draft model
@@ -95,7 +92,6 @@ class Study:
     claims: Sequence[PaperClaim] = ()
     tasks_claims: Sequence[PaperClaim] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    batches: Sequence[int] = ()
     tasks: TaskPaths = ()
     max_problems: int | None = None
     draft_models: Mapping[str, Path] = field(default_factory=dict)
@@ -148,8 +144,7 @@ class Study:
     def _with_own_tasks(self, o: StudyOptions) -> StudyOptions:
         tasks = o.task if o.task or o.prompt_file is not None else self.tasks
         most = self.max_problems or o.problems
-        limit = min(o.limit or most, most) if self.batches else o.limit
-        return replace(o, task=tasks, problems=min(o.problems, most), limit=limit)
+        return replace(o, task=tasks, problems=min(o.problems, most))
 
     def report(
         self, sections: Sequence[Section], claims: Sequence[Sequence[str]], facts: Mapping[str, str]

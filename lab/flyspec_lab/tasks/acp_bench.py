@@ -24,13 +24,12 @@ class AcpBench(Task):
 
     name = "acp_bench"
     reads = "a JSON array with `context`, `question` and `answer` of `pos` and `neg` (acp_prog_gen)"
-    default_shots = 2
+    num_shots = 2
     max_tokens = 1000
     stop = ("\n\n", "**Question**:", "**Question:**", "Q:")
 
     def problems(self) -> list[Problem]:
-        splits = ("dev", "validation", "val")
-        rows, pool = read_with_examples(self.path, self.num_shots, splits)
+        rows, pool = read_with_examples(self.path, ("dev", "validation", "val"))
         return [self._problem(row, pool) for row in rows[: self.limit]]
 
     def score(self, problem: Problem, text: str) -> Score:

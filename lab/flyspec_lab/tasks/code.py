@@ -84,12 +84,12 @@ class Mbpp(CodeTask):
         "mbpp.jsonl (`text`, `code`, `test_list`, `test_setup_code`) or sanitized-mbpp.json "
         "(`prompt`, `code`, `test_list`, `test_imports`), or the hub's parquet files"
     )
-    default_shots = 3
+    num_shots = 3
     max_tokens = 256
     stop = ("[DONE]",)
 
     def problems(self) -> list[Problem]:
-        rows, pool = read_with_examples(self.path, self.num_shots, ("prompt",))
+        rows, pool = read_with_examples(self.path, ("prompt",))
         shown = "".join(self._examples(pool))
         tests = [row for row in rows if _id(row) in _TEST]
         if not tests:

@@ -108,11 +108,11 @@ class Mmlu(MultipleChoice):
         "the hub's parquet files, or JSON lines with `question`, `subject`, `choices` and "
         "`answer`; with the dev split"
     )
-    default_shots = 5
+    num_shots = 5
 
     def problems(self) -> list[Problem]:
-        rows, pool = read_with_examples(self.path, self.num_shots, ("dev",))
-        if self.num_shots and pool is rows:
+        rows, pool = read_with_examples(self.path, ("dev",))
+        if pool is rows:
             raise ConfigError(
                 f"{self.path}: examples need the dev split beside it; give the data set's directory"
             )

@@ -58,11 +58,11 @@ class Gsm8k(Task):
 
     name = "gsm8k"
     reads = "JSON lines or parquet with `question` and `answer`, whose last line is `#### N`"
-    default_shots = 5
+    num_shots = 5
     stop = ("Question:", "</s>", "<|im_end|>")
 
     def problems(self) -> list[Problem]:
-        rows, pool = read_with_examples(self.path, self.num_shots)
+        rows, pool = read_with_examples(self.path)
         return [self._problem(row, pool) for row in rows[: self.limit]]
 
     def score(self, problem: Problem, text: str) -> Score:

@@ -13,48 +13,26 @@ from flyspec_lab.tasks.task import Problem, Score, Task
 class OpenEnded(Task):
     """Prompts of any file that `flyspec generate --prompt-file` reads, questions as chats.
 
-    Their texts are searched for loops.
+    `chat` sends all of them as chats, or none. Where the file has answers, they are numbers.
     """
 
     name = "open_ended"
     reads = "any prompt file: lines, JSON lines with `text` or `messages`, and the data sets'"
-    max_tokens = 512
-
-    def problems(self) -> list[Problem]:
-        return self._read(chat=None, answers=False)
-
-    def score(self, problem: Problem, text: str) -> Score | None:
-        return None
-
-    def _read(self, chat: bool | None, answers: bool) -> list[Problem]:
-        prompts = read_prompts(self.path, self.limit)
-        known = [answers and prompt.reference is not None for prompt in prompts]
-        if any(known) and not all(known):
-            where = prompts[known.index(False)].where
-            raise ConfigError(f"{where}: has no answer, but other prompts have one")
-        return [
-            Problem(
-                p.where.rpartition(": ")[2],
-                p.to_request(chat),
-                p.reference if answers else None,
-                p.category,
-            )
-            for p in prompts
-        ]
-
-
-class PromptFile(OpenEnded):
-    """The same, of `--prompt-file`; where the file has answers, they are numbers."""
-
-    name = "prompts"
-    max_tokens = 256
 
     def __init__(self, path: str | None = None, *, chat: bool | None = None, **known: Any) -> None:
         super().__init__(path, **known)
         self.chat = chat
 
     def problems(self) -> list[Problem]:
-        return self._read(self.chat, answers=True)
+        prompts = read_prompts(self.path, self.limit)
+        known = [prompt.reference is not None for prompt in prompts]
+        if any(known) and not all(known):
+            where = prompts[known.index(False)].where
+            raise ConfigError(f"{where}: has no answer, but other prompts have one")
+        return [
+            Problem(p.where.rpartition(": ")[2], p.to_request(self.chat), p.reference, p.category)
+            for p in prompts
+        ]
 
     def score(self, problem: Problem, text: str) -> Score | None:
         return score_last_number(problem, text)

@@ -63,7 +63,7 @@ def read_rows(files: Sequence[Path]) -> list[DataRow]:
 
 
 def read_with_examples(
-    path: str, num_shots: int, examples: Sequence[str] = _EXAMPLES
+    path: str, examples: Sequence[str] = _EXAMPLES
 ) -> tuple[list[DataRow], list[DataRow]]:
     """Read the questions, and the rows that their examples are taken from.
 
@@ -71,7 +71,7 @@ def read_with_examples(
     """
     files = question_files(path)
     rows = read_rows(files)
-    beside = _example_files(files, examples) if num_shots else []
+    beside = _example_files(files, examples)
     return rows, read_rows(beside) if beside else rows
 
 

@@ -37,18 +37,15 @@ class Score:
     answer: str | None = None
     detail: str = ""
 
-    @property
-    def correct(self) -> bool:
-        return self.value >= 1.0
-
 
 class Task(ABC):
     """A data set with templates, few-shot examples and scoring as its benchmark does it.
 
     `path`: the data set's file or directory, None where problems are generated (`needs_path` says
-    which). `num_shots`: examples before each question, None for the benchmark's own number.
+    which), `limit` the largest number of problems, which says how many are generated.
     `allow_code_execution`: whether tasks that score by running generated code (`runs_code`) may.
-    `max_tokens` and `stop` are the benchmark's own limits. Raises `ConfigError` for arguments that
+    `max_tokens` and `stop` are the benchmark's own limits, `num_shots` its examples before each
+    question. Raises `ConfigError` for arguments that
     the task cannot work with, and, with file and line, if the file is not in the data set's format.
     """
 
@@ -57,8 +54,7 @@ class Task(ABC):
     """The data set's files, for the error if there is no path."""
     needs_path: ClassVar[bool] = True
     runs_code: ClassVar[bool] = False
-    default_shots: ClassVar[int | None] = None
-    """The benchmark's number of examples; None if the task never has any."""
+    num_shots: ClassVar[int] = 0
     max_tokens: ClassVar[int] = 256
     stop: Sequence[str] = ()
 
@@ -68,22 +64,18 @@ class Task(ABC):
         *,
         limit: int | None = None,
         seed: int = 7,
-        num_shots: int | None = None,
         allow_code_execution: bool = False,
     ) -> None:
         if self.needs_path and path is None:
-            raise ConfigError(f"task {self.name} needs the path of its data set: {self.reads}")
+            raise ConfigError(f"--task {self.name}: needs the path of its data set: {self.reads}")
         if not self.needs_path and path is not None:
-            raise ConfigError(f"task {self.name} generates its problems; leave the path out")
-        if num_shots is not None and (self.default_shots is None and num_shots > 0):
-            raise ConfigError(f"task {self.name} has no examples; leave num_shots out")
+            raise ConfigError(f"--task {self.name}: generates its problems; leave the path out")
         if self.runs_code and not allow_code_execution:
             raise ConfigError(
-                f"task {self.name} scores answers by running generated code, in a sandbox; allow "
-                "that (allow_code_execution) or choose another task"
+                f"--task {self.name}: scores answers by running generated code, in a sandbox; "
+                "allow that (--allow-code-execution) or choose another task"
             )
         self.path, self.limit, self.seed = path or "", limit, seed
-        self.num_shots = (self.default_shots or 0) if num_shots is None else num_shots
 
     @property
     def num_generated(self) -> int:

@@ -19,7 +19,6 @@ from flyspec.engine.draft_heads.target import HeadTarget
 from flyspec.engine.native.family import head_dim
 from flyspec.errors import ConfigError
 from flyspec.progress import progress, working
-from flyspec.prompts import read_prompts
 from flyspec.values.tokens import SamplingParams
 from flyspec.version import __version__
 from flyspec_lab.interrupting import UntilCtrlC, whatever_reached
@@ -72,7 +71,7 @@ def train(o: HeadTrainOptions) -> Report:
     facts = {
         "target": target.name,
         "target_weights_fingerprint": target.weights_fingerprint,
-        "learnt_from": [*(name for name, _ in o.tasks), *(Path(file).name for file in o.data)],
+        "learnt_from": [Path(path or name).name for name, path in o.tasks],
         "continued": before is not None,
         "seed": o.seed,
         "ttt_steps": o.ttt_steps,
@@ -134,11 +133,7 @@ def write_texts(model: LocalModel, o: HeadTrainOptions) -> list[LearntText]:
 
     Raises `ConfigError`.
     """
-    prompts = [problem.prompt for _, problem in o.read()]
-    prompts += [prompt.to_request() for file in o.data for prompt in read_prompts(file, o.problems)]
-    if not prompts:
-        raise ConfigError("--data: no prompts; name a --task as well, or other files")
-    encoded = [*map(model.encode, prompts)]
+    encoded = [model.encode(problem.prompt) for _, problem in o.read()]
     found: list[LearntText] = []
     with progress("writing texts", len(encoded)) as advance:
         for part, temperature in ((encoded[::2], 0.0), (encoded[1::2], 1.0)):

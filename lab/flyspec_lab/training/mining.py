@@ -50,7 +50,6 @@ class Mined:
     """
 
     mismatches: list[Mismatch] = field(default_factory=list)
-    problems: int = 0
     unanswered: int = 0
     num_tokens: int = 0
 
@@ -106,7 +105,6 @@ class Miner:
                 running = going_on
                 self._try(running, mined)
                 for text in finished:
-                    mined.problems += 1
                     mined.unanswered += text.answer is None
                     mined.mismatches += text.found
                     until.reached = True
@@ -179,8 +177,8 @@ class Miner:
         """Note the draft model's choices from the text's next token on."""
         count = len(text.output) - text.at
         if count:
-            (logits,) = self._draft.logits([[*text.prompt, *text.output[:-1]]], [count])
-            text.choices[text.at :] = likeliest(logits).tolist()
+            (rows,) = self._draft.rows([[*text.prompt, *text.output[:-1]]], [count])
+            text.choices[text.at :] = likeliest(rows.logits).tolist()
 
     def _answer(self, text: _Text, output: Sequence[int]) -> str | None:
         score = text.task.score(text.problem, self._target.tokenizer.decode(output))

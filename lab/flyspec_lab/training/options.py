@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -34,8 +33,6 @@ class TrainOptions(ModelOptions):
 
     def read(self) -> list[tuple[Task, Problem]]:
         """Return the problems, of each task an equal share. Raises `ConfigError`."""
-        if not self.tasks:
-            return []
         share = -(-self.problems // len(self.tasks))
         o = ProblemOptions(task=self.tasks, problems=share, limit=share, problem_seed=self.seed)
         return [(each.task, problem) for each in read_problems(o) for problem in each.problems]
@@ -68,13 +65,7 @@ class JudgeTrainOptions(TrainOptions):
 class HeadTrainOptions(TrainOptions):
     """`flyspec heads train`."""
 
-    data: Annotated[Sequence[str], Flag(
-        "File of prompts to learn from instead, or with --task besides, in any format of "
-        "--prompt-file; repeatable.",
-    )] = ()
-    problems: Annotated[int, Flag(
-        "Maximum problems, of all tasks together, and prompts of each file.", min=10,
-    )] = 8000
+    problems: Annotated[int, Flag("Maximum problems, of all tasks together.", min=10)] = 8000
     max_tokens: Annotated[int, Flag(
         "Tokens with which the target continues a prompt.", min=1,
     )] = 160
@@ -94,8 +85,4 @@ class HeadTrainOptions(TrainOptions):
     head_directory: Annotated[Path, Flag(
         "Directory to write, for the verify service's --heads.",
     )] = Path("eagle3")
-    # fmt: on
-
-    @property
-    def tasks(self) -> TaskPaths:
-        return () if self.data and not self.task else super().tasks
+# fmt: on

@@ -229,13 +229,13 @@ class Recorder:
         assert self._spec is not None
         counts = [len(drafts) for _, _, drafts, _ in rounds]
         sequences = [before + drafts for _, _, drafts, before in rounds]
-        target = self._target.logits(sequences, [count + 1 for count in counts])
-        drawn = self._draft.logits([sequence[:-1] for sequence in sequences], counts)
+        target = self._target.rows(sequences, [count + 1 for count in counts])
+        drawn = self._draft.rows([sequence[:-1] for sequence in sequences], counts)
         found = []
-        for (text, start, drafts, _), raw, logits in zip(rounds, target, drawn, strict=True):
-            rows = raw.float()
+        for (text, start, drafts, _), raw, own in zip(rounds, target, drawn, strict=True):
+            rows = raw.logits.float()
             top = rows.topk(min(TOP_LOGITS, rows.shape[-1]), dim=-1)
-            rounded = round_off(logits, self._spec)
+            rounded = round_off(own.logits, self._spec)
             assert rounded.token_ids is not None
             found.append(
                 RecordedRound(

@@ -13,11 +13,9 @@ from flyspec_lab.word_problems.families import WordProblem as WordProblem
 from flyspec_lab.word_problems.families import stream
 
 
-def problems(
-    seed: int | str, n: int, *, hard: bool = False, zipf: bool = False
-) -> list[WordProblem]:
+def problems(seed: int | str, n: int, *, hard: bool = False) -> list[WordProblem]:
     """Return `n` problems; only training uses `train-...` seeds, so numbers give fresh ones."""
-    return list(islice(stream(seed, hard=hard, zipf=zipf), n))
+    return list(islice(stream(seed, hard=hard), n))
 
 
 def word_problems(count: int, seed: int | str) -> list[Prompt]:

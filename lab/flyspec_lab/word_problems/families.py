@@ -12,13 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flyspec_lab.word_problems import wording
 
 LIMIT = 99  # maximum result
 START = 50  # maximum number in a question, except for money
-_MANY = 20  # of these or more, Zipf's law chooses
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,21 +321,12 @@ def _assemble(rng: random.Random, draft: _Draft) -> WordProblem:
     return WordProblem(draft.question, "\n".join([*lines, f"#### {draft.answer}"]), draft.answer)
 
 
-class _Zipf(random.Random):
-    """Chooses among many words or sentences by Zipf's law, as people do, among few uniformly."""
-
-    def choice(self, seq: Any) -> Any:
-        if len(seq) < _MANY:
-            return super().choice(seq)
-        return self.choices(seq, [1 / rank for rank in range(1, 1 + len(seq))])[0]
-
-
-def stream(seed: int | str, *, hard: bool = False, zipf: bool = False) -> Iterator[WordProblem]:
+def stream(seed: int | str, *, hard: bool = False) -> Iterator[WordProblem]:
     """Yield problems forever; the same on any machine for the same seed.
 
-    `hard`: more of the families that are hard to learn. `zipf`: wording by Zipf's law, not uniform.
+    `hard`: more of the families that are hard to learn.
     """
-    rng = (_Zipf if zipf else random.Random)(f"flyspec-problems-{seed}")
+    rng = random.Random(f"flyspec-problems-{seed}")
     while True:
         family = rng.choice(_HARD if hard else _FAMILIES)
         while True:  # keep the family, so that those with strict limits are not rarer

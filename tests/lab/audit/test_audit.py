@@ -98,7 +98,7 @@ def test_a_quantised_target_is_caught(mixed, folder) -> None:
 
 
 async def test_another_rule_is_caught(auditor, stack) -> None:
-    """Where a draft was judged at all otherwise; a text can follow from two rules."""
+    """A text can follow from two rules, if no draft is judged otherwise."""
     done = await record(stack.client, [GenerateOptions(rule=Rule("fly"), **DRAFTED)] * 3)
     claims = [Rule("exact"), Rule("margin"), Rule("fly", fly_entropy_threshold=0.9)]
     caught = 0
@@ -204,7 +204,7 @@ async def test_a_repeating_output_follows_with_its_loop_guard(auditor, stack) ->
 
 
 def test_rounding_to_half_precision_is_told_from_other_weights(mixed, folder) -> None:
-    """Where bits may differ by rounding, it hides what quantisation changes of one number."""
+    """Allowed rounding hides what quantisation changes of a single number."""
     elsewhere = [claiming(line, numerics="bfloat16, native step of another machine")
                  for line in mixed[:5]]  # fmt: skip
     for model, other in ((TARGET, False), (folder, True)):

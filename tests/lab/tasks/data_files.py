@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from flyspec_lab.tasks import Task
 
 # Real data sets, which are no part of the project: `make check-exact` has them from there as well.
 DATA = Path(os.environ.get("DATA", Path(__file__).resolve().parents[4] / "shared/data"))
@@ -21,6 +23,11 @@ def real(name: str) -> str:
     if not path.exists():
         pytest.skip(f"{name} is not in {DATA}; set DATA to where it is")
     return str(path)
+
+
+def shots(task: type[Task], count: int) -> Callable[..., Any]:
+    """Return the task with another number of examples before each question."""
+    return type(task.__name__, (task,), {"num_shots": count})
 
 
 def json_lines(path: Path, rows: Sequence[Any]) -> str:

@@ -11,7 +11,7 @@ import pytest
 from flyspec.errors import ConfigError
 from flyspec_lab.tasks.code import HumanEval, Mbpp
 from tests.lab.sandboxes import needs_bubblewrap
-from tests.lab.tasks.data_files import json_array, json_lines, parquet, real
+from tests.lab.tasks.data_files import json_array, json_lines, parquet, real, shots
 
 PROMPT = 'def twice(x: int) -> int:\n    """Return x two times."""\n'
 ROW = {
@@ -29,7 +29,7 @@ def humaneval(path: Path) -> HumanEval:
 
 @pytest.mark.parametrize("task", [HumanEval, Mbpp])
 def test_code_is_run_only_if_asked_for(task: type[HumanEval | Mbpp], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"running generated code, .*allow_code_execution"):
+    with pytest.raises(ConfigError, match=r"running generated code, .*--allow-code-execution"):
         task(str(tmp_path))
 
 
@@ -63,8 +63,8 @@ def test_humaneval_scores(tmp_path: Path, text: str, detail: str | None) -> None
     assert (problem.prompt_id, problem.prompt) == ("Own/0", PROMPT)
     score = task.score(problem, text)
     if text:
-        assert (score.correct, score.detail) == (detail is None, detail or "")
-    assert score.correct == (detail is None and text != "")
+        assert (score.value == 1, score.detail) == (detail is None, detail or "")
+    assert (score.value == 1) == (detail is None and text != "")
     assert score.answer
     assert score.answer.startswith(PROMPT)
 
@@ -79,10 +79,10 @@ def test_all_canonical_solutions_of_real_humaneval_pass_and_no_empty_body_does()
     failed = {
         p.prompt_id: score.detail
         for p in problems
-        if not (score := task.score(p, solutions[p.prompt_id])).correct
+        if (score := task.score(p, solutions[p.prompt_id])).value < 1
     }
     assert failed == {}
-    assert not any(task.score(p, "    pass\n").correct for p in problems[::8])
+    assert all(task.score(p, "    pass\n").value < 1 for p in problems[::8])
 
 
 MBPP = [
@@ -115,7 +115,7 @@ def test_mbpp_shows_tasks_2_to_4_and_asks_the_test_split(tmp_path: Path) -> None
     assert problems[0].prompt == "".join(shown) + ASKED.format(11, 12)
     assert task.stop == ("[DONE]",)
     with pytest.raises(ConfigError, match="5 examples are asked for, and it has 4"):
-        Mbpp(task.path, num_shots=5, allow_code_execution=True).problems()
+        shots(Mbpp, 5)(task.path, allow_code_execution=True).problems()
     rest = json_lines(tmp_path / "few.jsonl", MBPP[:4])
     with pytest.raises(ConfigError, match="no task of the test split, whose ids are 11 to 510"):
         Mbpp(rest, allow_code_execution=True).problems()
@@ -136,6 +136,6 @@ def test_mbpp_scores_in_every_format(tmp_path: Path, form: str) -> None:
     (problem,) = task.problems()
     good = "def f(x):\n  return x + 11"
     for text in (good, f"{good}\n[DONE]\n[BEGIN] 1/0", f"Here:\n```python\n{good}\n```\nDone."):
-        assert task.score(problem, text).correct, text
+        assert task.score(problem, text).value == 1, text
     for text in ("def g(x): return x", "def f(x): return 0.5", "```\nprose", ""):
-        assert not task.score(problem, text).correct, text
+        assert task.score(problem, text).value < 1, text

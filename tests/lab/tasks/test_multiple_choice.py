@@ -8,7 +8,7 @@ import pytest
 
 from flyspec.errors import ConfigError
 from flyspec_lab.tasks.multiple_choice import CommonsenseQa, Mmlu, choose_letter
-from tests.lab.tasks.data_files import json_lines, parquet
+from tests.lab.tasks.data_files import json_lines, parquet, shots
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_commonsense_qa_in_both_formats(tmp_path: Path) -> None:
             ("id1", ASKED.format(1)), ("id2", ASKED.format(2)),
         ]  # fmt: skip
         task = CommonsenseQa(path)
-        assert task.score(problems[0], " B").correct
-        assert task.score(problems[0], "\n\nB. green\nC").correct
-        assert not task.score(problems[0], " E").correct
+        assert task.score(problems[0], " B").value == 1
+        assert task.score(problems[0], "\n\nB. green\nC").value == 1
+        assert task.score(problems[0], " E").value < 1
         assert task.score(problems[0], "F").answer is None
 
 
@@ -104,12 +104,12 @@ def test_mmlu_shows_the_first_rows_of_the_subjects_dev_split(tmp_path: Path) -> 
     parquet(tmp_path / "all/test-00000-of-00001.parquet", mmlu_rows(1))
     parquet(tmp_path / "all/dev-00000-of-00001.parquet", mmlu_rows(3, 4, 5))
     parquet(tmp_path / "all/auxiliary_train-00000-of-00001.parquet", mmlu_rows(9))
-    task = Mmlu(str(tmp_path / "all"), num_shots=2)
+    task = shots(Mmlu, 2)(str(tmp_path / "all"))
     first, second = task.problems()
     assert first.prompt == f"{HEADER}{mmlu_asked(3)} A\n\n{mmlu_asked(4)} A\n\n{mmlu_asked(1)}"
     assert second.category == "zoology"
-    assert task.score(first, " A").correct
-    assert not task.score(second, " B").correct
+    assert task.score(first, " A").value == 1
+    assert task.score(second, " B").value < 1
     with pytest.raises(ConfigError, match="dev split has 3 rows of own_maths for 5 examples"):
         Mmlu(task.path).problems()
 
@@ -118,8 +118,7 @@ def test_mmlu_needs_its_dev_split_for_examples(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "rows.jsonl", mmlu_rows(1))
     with pytest.raises(ConfigError, match="examples need the dev split beside it"):
         Mmlu(path).problems()
-    first, _ = Mmlu(path, num_shots=0).problems()
-    assert first.prompt == HEADER + mmlu_asked(1)
-    path = json_lines(tmp_path / "rows.jsonl", [{**mmlu_rows(1)[0], "answer": 4}])
+    path = json_lines(tmp_path / "own_test.jsonl", [{**mmlu_rows(1)[0], "answer": 4}])
+    json_lines(tmp_path / "own_dev.jsonl", mmlu_rows(3))
     with pytest.raises(ConfigError, match="`answer` is not the index of a choice"):
-        Mmlu(path, num_shots=0).problems()
+        shots(Mmlu, 1)(path).problems()

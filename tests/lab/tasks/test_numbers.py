@@ -8,7 +8,7 @@ import pytest
 
 from flyspec.errors import ConfigError
 from flyspec_lab.tasks.numbers import Gsm8k, Mgsm
-from tests.lab.tasks.data_files import json_lines, parquet, real
+from tests.lab.tasks.data_files import json_lines, parquet, real, shots
 
 ROWS = [
     {
@@ -20,21 +20,19 @@ ROWS = [
 
 
 def test_gsm8k_shows_other_questions_with_their_answers(tmp_path: Path) -> None:
-    task = Gsm8k(json_lines(tmp_path / "rows.jsonl", ROWS), limit=4, num_shots=9)
+    task = shots(Gsm8k, 9)(json_lines(tmp_path / "rows.jsonl", ROWS), limit=4)
     problems = task.problems()
     assert [p.reference for p in problems] == ["2000", "2002", "2004", "2006"]
-    assert problems == Gsm8k(task.path, limit=4, num_shots=9).problems()
-    assert problems[:2] == Gsm8k(task.path, limit=2, num_shots=9).problems()
+    assert problems == shots(Gsm8k, 9)(task.path, limit=4).problems()
+    assert problems[:2] == shots(Gsm8k, 9)(task.path, limit=2).problems()
     for row, problem in zip(ROWS, problems, strict=False):
         assert isinstance(problem.prompt, str)
         assert problem.prompt.endswith(f"\n\nQuestion: {row['question']}\nAnswer:")
         assert problem.prompt.count("Question: ") == 10
         assert row["answer"] not in problem.prompt  # all nine others, never itself
-    assert (
-        Gsm8k(task.path, num_shots=9, seed=8).problems() != Gsm8k(task.path, num_shots=9).problems()
-    )
+    assert shots(Gsm8k, 9)(task.path, seed=8).problems() != shots(Gsm8k, 9)(task.path).problems()
     with pytest.raises(ConfigError, match="has 9 other rows for 10 examples"):
-        Gsm8k(task.path, num_shots=10).problems()
+        shots(Gsm8k, 10)(task.path).problems()
 
 
 def test_gsm8k_takes_examples_from_the_train_split_beside_it(tmp_path: Path) -> None:
@@ -42,7 +40,7 @@ def test_gsm8k_takes_examples_from_the_train_split_beside_it(tmp_path: Path) -> 
     json_lines(tmp_path / "gsm8k_train.jsonl", ROWS[5:])
     json_lines(tmp_path / "other_train.jsonl", [{"question": "no", "answer": "#### 1"}])
     for path in (test, str(tmp_path)):
-        prompt = Gsm8k(path, num_shots=5).problems()[0].prompt
+        prompt = shots(Gsm8k, 5)(path).problems()[0].prompt
         assert isinstance(prompt, str)
         assert all(row["answer"] in prompt for row in ROWS[5:])
 
@@ -72,35 +70,35 @@ def test_gsm8k_of_the_hub(tmp_path: Path) -> None:
 )
 def test_gsm8k_scores(tmp_path: Path, text: str, right: bool, elsewhere: bool) -> None:
     row = {"question": "9 + 9?", "answer": "#### 18"}
-    task = Gsm8k(json_lines(tmp_path / "rows.jsonl", [row]), num_shots=0)
+    task = shots(Gsm8k, 0)(json_lines(tmp_path / "rows.jsonl", [row]))
     score = task.score(task.problems()[0], text)
-    assert (score.correct, score.detail != "") == (right, elsewhere)
+    assert (score.value == 1, score.detail != "") == (right, elsewhere)
 
 
 def test_gsm8k_refuses_other_formats(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [ROWS[0], {"question": "x", "answer": "1"}])
     with pytest.raises(ConfigError, match=r"line 2: the answer has no `####`"):
-        Gsm8k(path, num_shots=0).problems()
+        shots(Gsm8k, 0)(path).problems()
     path = json_lines(tmp_path / "rows.jsonl", [{"text": "x"}])
     with pytest.raises(ConfigError, match=r"line 1: `question` is not .* its fields are text"):
-        Gsm8k(path, num_shots=0).problems()
+        shots(Gsm8k, 0)(path).problems()
     (tmp_path / "prose").write_text("It was a dark night.\n")
     with pytest.raises(ConfigError, match="neither JSON lines nor a JSON array"):
         Gsm8k(str(tmp_path / "prose")).problems()
     with pytest.raises(ConfigError, match="cannot be read"):
         Gsm8k(str(tmp_path / "nowhere")).problems()
-    with pytest.raises(ConfigError, match="gsm8k needs the path of its data set"):
+    with pytest.raises(ConfigError, match="gsm8k: needs the path of its data set"):
         Gsm8k()
 
 
 def test_real_gsm8k_answers_itself() -> None:
-    task = Gsm8k(real("gsm8k_test.jsonl"), num_shots=1)
+    task = shots(Gsm8k, 1)(real("gsm8k_test.jsonl"))
     problems = task.problems()
     assert len({p.prompt_id for p in problems}) == len(problems) > 500
     import json
 
     rows = [json.loads(line) for line in Path(str(task.path)).read_text().splitlines()]
-    assert all(task.score(p, r["answer"]).correct for p, r in zip(problems, rows, strict=True))
+    assert all(task.score(p, r["answer"]).value == 1 for p, r in zip(problems, rows, strict=True))
 
 
 def mgsm(path: Path, text: str) -> Mgsm:
@@ -140,7 +138,7 @@ def test_mgsm_reads_the_language_from_the_name(tmp_path: Path) -> None:
 )
 def test_mgsm_scores(tmp_path: Path, text: str, right: bool) -> None:
     task = mgsm(tmp_path / "mgsm_de.tsv", "999 plus 1?\t1000\n")
-    assert task.score(task.problems()[0], text).correct == right
+    assert task.score(task.problems()[0], text).value == right
 
 
 def test_mgsm_of_the_hub(tmp_path: Path) -> None:
@@ -155,4 +153,4 @@ def test_real_mgsm(language: str) -> None:
     task = Mgsm(real(f"mgsm_{language}.tsv"))
     problems = task.problems()
     assert len(problems) == 125
-    assert all(task.score(p, f" = {p.reference}.").correct for p in problems)
+    assert all(task.score(p, f" = {p.reference}.").value == 1 for p in problems)

@@ -16,7 +16,7 @@ from flyspec_lab.tasks.open_ended import OpenEnded
 from flyspec_lab.tasks.python_code import PythonCode
 from flyspec_lab.tasks.turns import SpecBench, SpeedBench
 from flyspec_lab.tasks.word_problems import WordProblems
-from tests.lab.tasks.data_files import json_array, json_lines, parquet, real
+from tests.lab.tasks.data_files import json_array, json_lines, parquet, real, shots
 
 ROOT = Path(__file__).resolve().parents[3]
 ACP = [
@@ -36,14 +36,14 @@ def acp_asked(i: int) -> str:
 
 def test_acp_bench_shows_the_first_other_rows(tmp_path: Path) -> None:
     path = json_array(tmp_path / "acp_prog_gen_test.json", ACP)
-    problems = AcpBench(path, num_shots=1).problems()
+    problems = shots(AcpBench, 1)(path).problems()
     first = f"{acp_asked(0)} [(on l0), (Bright)] []\n\n"
     assert problems[1].prompt == first + acp_asked(1)
     assert problems[0].prompt == (
         f"{acp_asked(1)} [(on l1), (Bright)] [(off l1)]\n\n{acp_asked(0)}"
     )
     json_array(tmp_path / "acp_prog_gen_dev.json", ACP[3:])
-    assert "l3" in str(AcpBench(path, num_shots=1).problems()[1].prompt)
+    assert "l3" in str(shots(AcpBench, 1)(path).problems()[1].prompt)
     with pytest.raises(ConfigError, match="has 1 other rows for 2 examples"):
         AcpBench(path).problems()
 
@@ -66,12 +66,12 @@ def test_acp_bench_shows_the_first_other_rows(tmp_path: Path) -> None:
 )
 def test_acp_bench_compares_sets_of_facts(tmp_path: Path, text: str, right: bool) -> None:
     task = AcpBench(json_array(tmp_path / "acp.json", ACP))
-    assert task.score(task.problems()[1], text).correct == right
+    assert task.score(task.problems()[1], text).value == right
 
 
 def test_acp_bench_takes_an_absent_second_list_as_empty(tmp_path: Path) -> None:
     task = AcpBench(json_array(tmp_path / "acp.json", ACP))
-    assert task.score(task.problems()[0], "[(on l0), (bright)]").correct
+    assert task.score(task.problems()[0], "[(on l0), (bright)]").value == 1
     assert task.score(task.problems()[0], "[(on l0)]").detail == "positive facts differ"
 
 
@@ -81,7 +81,7 @@ def test_real_acp_bench_answers_itself() -> None:
     assert len(problems) == 40
     for problem in problems:
         lists = [f"[{', '.join(problem.reference[name])}]" for name in ("pos", "neg")]
-        assert task.score(problem, " " + " ".join(lists)).correct
+        assert task.score(problem, " " + " ".join(lists)).value == 1
 
 
 def test_needles_are_in_the_text_and_count_one_by_one() -> None:
@@ -98,7 +98,7 @@ def test_needles_are_in_the_text_and_count_one_by_one() -> None:
         question = problem.prompt.rsplit("\n", 1)[1]
         assert question.startswith("What are all the special magic numbers for ")
         assert not any(value in question for value in values)
-        assert task.score(problem, ", ".join(values)).correct
+        assert task.score(problem, ", ".join(values)).value == 1
         assert task.score(problem, f"{values[0]} and {values[3]}.").value == 0.5
         assert task.score(problem, "1 and 2").value == 0
     assert len({p.prompt for p in problems}) == 3
@@ -118,9 +118,9 @@ def test_spec_bench_scores_where_there_is_a_number(tmp_path: Path) -> None:
     assert task.score(first, "It makes 7.") == task.score(first, "#### 7\n8")
     right, wrong = task.score(first, "It makes 7."), task.score(first, "7 or 8")
     assert right
-    assert right.correct
+    assert right.value == 1
     assert wrong
-    assert not wrong.correct
+    assert wrong.value < 1
     assert task.score(second, "7") is None
     assert task.score(third, "7") is None
     assert [task.is_open(problem) for problem in (first, second, third)] == [False, False, True]
@@ -180,23 +180,19 @@ def test_code_to_continue_was_held_out_from_training() -> None:
 def test_word_problems_are_scored_by_their_last_line() -> None:
     task = WordProblems(limit=2)
     problem = task.problems()[0]
-    assert task.score(problem, f"So\n#### {problem.reference}").correct
-    assert not task.score(problem, f"#### {problem.reference}\nindeed").correct
+    assert task.score(problem, f"So\n#### {problem.reference}").value == 1
+    assert task.score(problem, f"#### {problem.reference}\nindeed").value < 1
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 def test_arguments_that_a_task_cannot_work_with_are_refused(task: type[Task]) -> None:
     allowed = {"allow_code_execution": True} if task.runs_code else {}
     if task.needs_path:
-        with pytest.raises(ConfigError, match=rf"task {task.name} needs the path of its data set"):
+        with pytest.raises(ConfigError, match=rf"--task {task.name}: needs the path"):
             task(**allowed)
     else:
         with pytest.raises(ConfigError, match="generates its problems; leave the path out"):
             task("x")
-    path = "x" if task.needs_path else None
-    if task.default_shots is None:
-        with pytest.raises(ConfigError, match="has no examples"):
-            task(path, num_shots=1, **allowed)
     assert task.reads or not task.needs_path
 
 
@@ -207,6 +203,6 @@ def test_the_documentation_has_every_task() -> None:
     for name, task in TASKS.items():
         _, reads, examples, _, tokens = (cell.strip() for cell in rows[name].split("|")[1:-1])
         assert reads == (task.reads or "nothing: generated")
-        assert examples == ("–" if task.default_shots is None else str(task.default_shots))
+        assert examples == str(task.num_shots or "–")
         assert tokens == f"{task.max_tokens:,}"
         assert f"**{name}**" in document

@@ -104,7 +104,10 @@ def test_every_other_text_is_sampled_and_repeats(model, tmp_path):
 
     def written(seed):
         options = HeadTrainOptions(
-            task=(("word_problems", None),), problems=3, max_tokens=6, data=[str(data)], seed=seed
+            task=(("word_problems", None), ("open_ended", str(data))),
+            problems=6,
+            max_tokens=6,
+            seed=seed,
         )
         return write_texts(model, options)
 

@@ -77,7 +77,7 @@ def miner_of(num_slots: int) -> tuple[Miner, list[tuple[Task, Problem]]]:
 
 @pytest.fixture(scope="module")
 def expected(pair: Any) -> list[list[Any] | None]:
-    """What the algorithm finds in each problem."""
+    """Findings of the algorithm in each problem."""
     bundle, task = pair[0].tokenizer, TASKS["word_problems"]()
     tokenizer = Tokenizer(bundle)
     ids = set(bundle.eos_token_ids), set(bundle.control_token_ids)
@@ -100,7 +100,7 @@ def test_mining_is_the_algorithm(expected: list[list[Any] | None], concurrency: 
     miner, problems = miner_of(concurrency)
     advanced: list[int] = []
     mined = miner.run(problems, lambda: advanced.append(1))
-    assert mined.problems == len(advanced) == COUNT
+    assert len(advanced) == COUNT
     assert mined.unanswered == expected.count(None)
     assert mined.mismatches
     for number, wanted in enumerate(expected):
@@ -126,7 +126,6 @@ def test_ctrl_c_keeps_the_finished_problems() -> None:
     with pytest.raises(StoppedEarly) as caught:
         miner.run(problems, advance)
     kept = caught.value.reached
-    assert kept.problems == 2
     assert [m.output_token_index for m in kept.mismatches] == [
         m.output_token_index for m in whole.mismatches if m.problem < 2
     ]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import metadata
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -14,10 +18,9 @@ from flyspec.client import AsyncClient
 from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import error_console, working
-from flyspec_lab.bench.machine import this_machine
 from flyspec_lab.bench.modes import Mode, Noise, OtherMode, Sample
 from flyspec_lab.bench.openai import OpenAIServer
-from flyspec_lab.bench.options import PairOptions, SpeedOptions
+from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.peers import Calibration, Transformers, described
 from flyspec_lab.bench.prompts import Group, random_tokens
 from flyspec_lab.bench.report import (
@@ -35,10 +38,10 @@ from flyspec_lab.bench.speed import (
     measure_batches,
     read_items,
 )
-from flyspec_lab.commands import models_of
 from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
+_PACKAGES = ("flyspec", "torch", "transformers", "numpy", "grpcio")
 
 
 async def compare(
@@ -51,9 +54,8 @@ async def compare(
     """Measure everything. `facts` go into the document besides; `model` is where the files of a
     running stack's target are, if known.
 
-    On a pair, every prompt runs once in every mode before it counts, and what is cached stays so.
+    On a pair that is made, every prompt runs once in every mode before it counts, and stays cached.
     """
-    rehearsed = isinstance(o, PairOptions)
     console = error_console()
     target = (await client.list_models()).target
     source = str(stack.options.model) if stack else facts["model"] or target.name
@@ -62,14 +64,12 @@ async def compare(
         groups = [*groups, random_tokens(o.random_prompts, source, o.problem_seed)]
     ours = flyspec_modes(client, o)
     # Others may be using a running stack, so its caches are left alone.
-    slots = stack.options.max_sessions if stack and not rehearsed else 0
+    slots = stack.options.max_sessions if stack and not o.makes_pair else 0
     noise = Noise(client, target.vocab_size, slots)
     names = [*(mode.name for mode in ours), *o.peers, *(name for name, _ in o.against)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
-    transformers = None
-    if o.peers and 1 in o.batch:
-        transformers = Transformers(o.peers, source, draft, target.device, o.ignore_eos)
+    transformers = Transformers(source, draft, target.device, o.ignore_eos)
     samples: list[Sample] = []
     batch_samples: list[BatchSample] = []
     with working("decoding all prompts plainly, for their lengths"):
@@ -82,7 +82,7 @@ async def compare(
     console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
     if 1 in o.batch:
         with working("warming up all modes"):
-            for mode, item in product(modes, chain(*items) if rehearsed else items[0][:1]):
+            for mode, item in product(modes, chain(*items) if o.makes_pair else items[0][:1]):
                 await mode.run(item)
         samples = await measure(modes, items, o.repeats, noise)
     batches = [batch for batch in o.batch if batch > 1]
@@ -101,10 +101,11 @@ async def compare(
     shown += [f"{c.peer}: {described(c.setup)} was fastest" for c in calibrations]
     document = {
         **vars(o),
-        **models_of(target, stack),
+        "target": target,
+        "stack": stack.options if stack else None,
         **facts,
         "command": ["flyspec", *sys.argv[1:]],
-        "machine": this_machine(),
+        "machine": _this_machine(),
         "prompts_cached": not slots,
         "others": others,
         "calibrations": calibrations,
@@ -116,13 +117,12 @@ async def compare(
 
 
 async def _others(
-    o: SpeedOptions, prompts: Sequence[Sequence[int]], transformers: Transformers | None
+    o: SpeedOptions, prompts: Sequence[Sequence[int]], transformers: Transformers
 ) -> tuple[list[OtherMode], list[Calibration]]:
     """Return the modes of other software, and how transformers' fastest setups were found."""
     modes: list[OtherMode] = []
     calibrations: list[Calibration] = []
-    for peer in o.peers if transformers is not None else ():
-        assert transformers is not None
+    for peer in o.peers if 1 in o.batch else ():
         with working(f"trying setups of {peer}"):
             calibrations.append(await transformers.calibrate(peer, prompts))
         complete = partial(transformers.generate, calibrations[-1].setup)
@@ -132,3 +132,23 @@ async def _others(
         await server.connect(prompts[0])
         modes.append(OtherMode(name, server.complete, concurrent=True))
     return modes, calibrations
+
+
+def _this_machine() -> dict[str, Any]:
+    """Return facts that results depend on: processor, accelerator, versions."""
+    import torch
+
+    path = Path("/proc/cpuinfo")
+    known = re.search(r"model name\s*:\s*(.+)", path.read_text() if path.is_file() else "")
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": known[1] if known else platform.processor() or platform.machine(),
+        "cores": os.cpu_count() or 1,
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+        "versions": versions,
+    }
