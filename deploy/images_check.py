@@ -19,7 +19,6 @@ import yaml
 
 from deploy.containers import CommandError, Containers
 from deploy.findings import Log
-from deploy.http_check import check_http
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
@@ -125,26 +124,28 @@ def look_inside(containers: Containers, log: Log) -> None:
 
 
 def test(containers: Containers, overlay: str, log: Log) -> None:
-    """Run an overlay as kubectl renders it; send HTTP requests and tests/e2e to it."""
+    """Run an overlay as kubectl renders it; run tests/e2e and a load test over HTTP against it."""
     manifest = containers.run("kubectl", "kustomize", ROOT / "k8s/overlays" / overlay)
     flags = [f"--{name}address=127.0.0.1:{port}" for name, port in PORTS.items()]
-    folder = containers.work / "certificates" if overlay.endswith("-tls") else None
-    if folder is not None:
+    http = ["ramp", "--protocol", "http", "--seconds", "10", "--steps", "1"]
+    if overlay.endswith("-tls"):
+        folder = containers.work / "certificates"
         make_certificates(folder)
         manifest = mount_directories(manifest, folder)
         flags.append(f"--certificates={folder}")
+        names = {"ca-certs": "ca.crt", "certfile": "tls.crt", "keyfile": "tls.key"}
+        http += [f"--ssl-{flag}={folder}/client/{name}" for flag, name in names.items()]
     log.say(f"podman play kube runs k8s/overlays/{overlay}")
     with containers.play(manifest):
-        check_http(log, overlay, folder)
-        pytest = [sys.executable, "-m", "pytest", "-v", "-s", "-rfEs", "-m", "not full"]
-        done = subprocess.run(
-            [*pytest, "tests/e2e", "--podman", *flags],
-            cwd=ROOT,
-            env=containers.environment,
-            check=False,
-        )
-        log.check(f"{overlay}: tests/e2e", done.returncode == 0)
-        if done.returncode:
+        pytest = ["pytest", "-v", "-s", "-rfEs", "-m", "not full", "tests/e2e", "--podman", *flags]
+        passed = []
+        for name, command in (("tests/e2e", pytest), ("HTTP", ["loadtest", *http])):
+            done = subprocess.run(
+                [sys.executable, "-m", *command], cwd=ROOT, env=containers.environment, check=False
+            )
+            passed.append(done.returncode == 0)
+            log.check(f"{overlay}: {name}", passed[-1])
+        if not all(passed):
             for service in ADDRESSES:
                 logs = containers.run("podman", "logs", "--tail", "400",
                                       f"{service}-pod-0-{service}")  # fmt: skip
