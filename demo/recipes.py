@@ -10,14 +10,9 @@ from demo.batches import Mix
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Size and training of one model."""
+    """Sizes of one model, as in its configuration, and its training."""
 
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
+    sizes: Mapping[str, int]
     phases: tuple[tuple[float, Mix], ...]  # rows, up to that fraction of the training
     steps: int
     minutes: float
@@ -28,12 +23,14 @@ class Recipe:
 
 
 _DRAFT = Recipe(
-    hidden=128,
-    intermediate=384,
-    layers=2,
-    heads=4,
-    kv_heads=4,
-    head_size=32,
+    sizes={
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+    },
     phases=(
         (0.3, Mix(256, problems=15, drills=4, code=5, copying=True)),
         (1.0, Mix(256, problems=18, drills=1, code=5, copying=True)),
@@ -46,12 +43,14 @@ _DRAFT = Recipe(
 )
 RECIPES: Mapping[str, Recipe] = {
     "target": Recipe(
-        hidden=384,
-        intermediate=1024,
-        layers=6,
-        heads=8,
-        kv_heads=4,
-        head_size=64,
+        sizes={
+            "hidden_size": 384,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+        },
         phases=(
             (0.3, Mix(256, problems=11, drills=6, code=7)),  # the arithmetic is learnt first
             (0.6, Mix(256, problems=15, drills=1, code=8, copying=True)),
@@ -67,7 +66,7 @@ RECIPES: Mapping[str, Recipe] = {
     "draft": _DRAFT,
     "draft-bytes": replace(
         _DRAFT,
-        layers=4,
+        sizes={**_DRAFT.sizes, "num_hidden_layers": 4},
         phases=(
             (0.3, Mix(640, problems=9, drills=4, code=3, copying=True)),
             (1.0, Mix(640, problems=12, drills=1, code=3, copying=True)),

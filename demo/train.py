@@ -32,12 +32,7 @@ def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     ids = {token: int(tokenizer.token_to_id(token) or 0) for token in corpus.SPECIAL_TOKENS}
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.intermediate,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.head_size,
+        **recipe.sizes,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=ids[corpus.BOS],
@@ -99,10 +94,9 @@ class Trainer:
         batches: Batches,
         checkpoint: Path,
         teacher: LlamaForCausalLM | None,
-        device: torch.device,
     ) -> None:
         self.recipe, self.batches = recipe, batches
-        self.model = build(recipe, tokenizer).to(device)  # type: ignore[arg-type]
+        self.model = build(recipe, tokenizer)
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
         for name, parameter in self.model.named_parameters():
@@ -120,7 +114,7 @@ class Trainer:
         self.body: Any = torch.compile(self.model.model, dynamic=False)
         self.loss = torch.compile(_loss, dynamic=False)
         if checkpoint.exists():
-            state = torch.load(checkpoint, weights_only=True, map_location=device)
+            state = torch.load(checkpoint, weights_only=True)
             self.model.load_state_dict(state["model"])
             for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
@@ -158,7 +152,7 @@ class Trainer:
             "position_ids": batch.positions,
             "use_cache": False,
         }
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             guide = None
             if self.teacher is not None and self.teacher_head is not None:
                 with torch.no_grad():
@@ -186,7 +180,7 @@ class Trainer:
             # Long rows cover the code separately, at their own length.
             batch = self.batches.batch(self.step, mix, self.code_rows)
             self.code_rows += mix.code if mix is not self.recipe.long else 0
-            value = float(self.train_step(batch.to(self.model.device), progress))
+            value = float(self.train_step(batch, progress))
             shown = value if shown == 0.0 else 0.95 * shown + 0.05 * value
             self.step += 1
             self.tokens += batch.ids.numel()
@@ -214,13 +208,12 @@ class TrainOptions:
     )
     seed: Annotated[int, Flag("Random seed.")] = 1
     threads: Annotated[int, Flag("CPU threads.", min=1)] = 2
-    device: Annotated[str, Flag("Device of PyTorch to train on.")] = "cpu"
     models: Annotated[Path, Flag("Folder to write the models to.")] = MODELS
     checkpoints: Annotated[Path, Flag("Folder for checkpoints.")] = Path("out")
 
 
 def train(what: str, o: TrainOptions) -> None:
-    recipe, device = RECIPES[what], torch.device(o.device)
+    recipe = RECIPES[what]
     texts = [*python_files(lambda path: not is_held_out(path)).values()]
     tokenizer = get_tokenizer(what, texts, o.seed, o.models)
     save(tokenizer, o.models / what)
@@ -230,10 +223,10 @@ def train(what: str, o: TrainOptions) -> None:
     if recipe.distilled:
         teacher = LlamaForCausalLM.from_pretrained(
             o.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
-        ).to(device)  # type: ignore[arg-type]
+        )
     torch.manual_seed(o.seed)
     checkpoint = o.checkpoints / f"{what}.pt"
-    trainer = Trainer(recipe, tokenizer, batches, checkpoint, teacher, device)
+    trainer = Trainer(recipe, tokenizer, batches, checkpoint, teacher)
     print(f"{what}: {trainer.model.num_parameters()} parameters", flush=True)
     trainer.run()
     save_model(trainer.model, tokenizer, o.models / what)
