@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Annotated
 
@@ -71,20 +69,6 @@ def find_base(containers: Containers, asked: str, log: Log) -> str:
         raise CommandError(f"--base {asked}: cannot be pulled")
     log.say(f"base image: cannot pull {DEFAULT_BASE}; making one with debootstrap")
     return containers.make_base()
-
-
-def torch_index(asked: str | None, log: Log) -> dict[str, str]:
-    """Return the build argument for the index of CPU builds of torch, if one is needed."""
-    if asked is not None:
-        return {"TORCH_CPU_INDEX": asked}
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    (default,) = re.findall(r"^ARG TORCH_CPU_INDEX=(\S+)$", dockerfile, re.MULTILINE)
-    try:
-        urllib.request.urlopen(default, timeout=20).close()
-    except OSError:
-        log.say("cannot reach PyTorch's index; torch comes from where pip is configured to look")
-        return {"TORCH_CPU_INDEX": ""}
-    return {}
 
 
 def build(containers: Containers, arguments: dict[str, str], log: Log) -> None:
@@ -183,6 +167,7 @@ def images_check(
     )] = "",
     torch_cpu_index: Annotated[str | None, Flag(
         "Build argument TORCH_CPU_INDEX; '' uses pip's own configuration.",
+        default="the Dockerfile's",
     )] = None,
     work: Annotated[Path | None, Flag("Directory for images, kept for the next run.")] = None,
 ) -> None:  # fmt: skip
@@ -202,8 +187,10 @@ def images_check(
         log.say(f"{containers.run('podman', '--version')}, "
                 f"{containers.run('buildah', '--version').split(' (')[0]}, "
                 f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}")  # fmt: skip
-        arguments = torch_index(torch_cpu_index, log)
-        build(containers, arguments | {"BASE_IMAGE": find_base(containers, base, log)}, log)
+        arguments = {"BASE_IMAGE": find_base(containers, base, log)}
+        if torch_cpu_index is not None:
+            arguments["TORCH_CPU_INDEX"] = torch_cpu_index
+        build(containers, arguments, log)
         look_inside(containers, log)
         for overlay in ("cpu-demo", "cpu-demo-tls"):
             test(containers, overlay, log)

@@ -22,13 +22,12 @@ from flyspec.flags import Flag
 from flyspec.tables import make_table
 from flyspec_lab.audit import AuditedTarget, Auditor
 from flyspec_lab.report import Report, Results
-from loadtest.admin import left_open
 from loadtest.chaos.faults import FAULTS, play
-from loadtest.chaos.fleet import FOREIGN_DRAFTER, proxied_fleet
+from loadtest.chaos.fleet import proxied_fleet
 from loadtest.chaos.work import Request, Work, fault_free
 from loadtest.figures import Check, Spread
 from loadtest.report import checked
-from loadtest.sampler import resident_mib
+from loadtest.sampler import left_open, resident_mib
 
 SETTLE_S = 45.0
 """So long after the last fault, all has to be as before: a service finds out by keepalive that a
@@ -43,14 +42,16 @@ MAX_SHOWN = 20
 # fmt: off
 @dataclass(frozen=True)
 class ChaosOptions:
-    """A run; a `small` one has a smaller fleet, and only faults from outside of the services."""
+    """A run."""
 
-    seconds: Annotated[float, Flag("Seconds of faults; 0: each fault once.", min=0)] = 300.0
+    seconds: Annotated[float, Flag(
+        "Seconds of faults; 0: each fault from outside of a service once, on a smaller fleet.",
+        min=0,
+    )] = 300.0
     streams: Annotated[int, Flag("Concurrent requests.", min=1)] = 32
     texts: Annotated[int, Flag("Number of different texts.", min=1)] = 96
     lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
     seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
-    small: bool = False
     # fmt: on
 
 
@@ -72,11 +73,11 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}; starting the services")
     async with (
-        proxied_fleet(options.small) as fleet,
+        proxied_fleet(small=not options.seconds) as fleet,
         AsyncClient(f"{LOOPBACK}:{fleet.orchestrator.port}", max_retries=0) as client,
     ):
         child = fleet.orchestrator.child
-        names = await _drafters(client, options.small)
+        names = list((await client.list_models()).drafters)
         say(f"drafters: {', '.join(names)}; generating {options.texts} texts without faults")
         texts = await fault_free(client, seed, options.texts)
         warm, begun = resident_mib(child.pid) or 0.0, time.monotonic()
@@ -90,17 +91,6 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
         left, lost = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}")
         mib = warm, resident_mib(child.pid) or 0.0
     return ChaosRun(seed, seconds, work.requests, faults, left, lost, mib)
-
-
-async def _drafters(client: AsyncClient, small: bool) -> list[str]:
-    """Return the drafters' names once all are available."""
-    deadline = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline:
-        names = list((await client.list_models()).drafters)
-        if small or FOREIGN_DRAFTER in names:
-            return names
-        await asyncio.sleep(0.1)
-    raise FlyspecError(f"no drafter {FOREIGN_DRAFTER!r} among {', '.join(names)}")
 
 
 async def _settle(admin_address: str) -> tuple[dict[str, int], set[str]]:

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transformers.utils import SAFE_WEIGHTS_NAME
-
 from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
-from flyspec.cli.service import Child
+from flyspec.cli.fork_server import ForkServer, can_fork
+from flyspec.cli.service import Child, child_environment
 from flyspec.cli.stack_options import LOOPBACK
 from flyspec.errors import ConfigError
 from loadtest.ports import free_port
@@ -28,18 +27,25 @@ Role = Literal["target", "drafter", "orchestrator"]
 MODULES = {
     "target": "verify_service", "drafter": "draft_service", "orchestrator": "orchestrator",
 }  # fmt: skip
+IMPORTS = (
+    "verify_service.server", "draft_service.server", "flyspec.engine.native.choice",
+    "transformers.models.llama.modeling_llama",
+)  # fmt: skip
+"""Modules of services with a model, imported before they are forked."""
 
 
 class Replica:
     """A service as a child process with the same `port` after every restart, behind a `proxy`.
 
-    `lock` is held while a fault is injected.
+    `lock` is held while a fault is injected. A `server` forks the process, if it runs.
     """
 
     child: Child
 
-    def __init__(self, name: str, role: Role, flags: Sequence[str]) -> None:
-        self.name, self.role, self.port = name, role, free_port()
+    def __init__(
+        self, name: str, role: Role, flags: Sequence[str], server: ForkServer | None = None
+    ) -> None:
+        self.name, self.role, self.port, self._server = name, role, free_port(), server
         self.proxy = Proxy(LOOPBACK, self.port)
         self.lock = asyncio.Lock()
         self._flags = [*flags, "--port", str(self.port), *COMMON]
@@ -53,7 +59,9 @@ class Replica:
         module, arguments = MODULES[self.role], [*self._flags, *flags]
         if illness:
             module, arguments = "loadtest.chaos.sick_service", [*illness, module, *arguments]
-        self.child = await Child.start(self.name, module, arguments, 1, _log)
+        imports = IMPORTS if self._server else ()
+        self.child = await Child.launch(self.name, 1, _log, imports, self._server)
+        self.child.run(module, arguments, {})
 
     async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Signal it and wait for its end. Raises `TimeoutError` if it does not end."""
@@ -69,12 +77,11 @@ class Replica:
 
 @dataclass
 class Fleet:
-    """Two targets, drafters, and an orchestrator; a `small` one has fewer drafters."""
+    """Two targets, drafters, and an orchestrator."""
 
     targets: list[Replica]
     drafters: list[Replica]
     orchestrator: Replica
-    small: bool
 
     @property
     def replicas(self) -> list[Replica]:
@@ -86,17 +93,21 @@ class Fleet:
 async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
     """Start a fleet: two targets, two drafters, and one of bytes unless it is `small`."""
     for model in (TARGET, DRAFT, DRAFT_BYTES):
-        if not (model / SAFE_WEIGHTS_NAME).is_file():
+        if not (model / "model.safetensors").is_file():
             raise ConfigError(f"{model} has no weights; run `make models`")
     async with AsyncExitStack() as exits:
+        server = ForkServer()
+        if can_fork(["auto"]):
+            await server.start(child_environment(1))
 
         async def started(role: Role, name: str, model: Path) -> Replica:
             limits = ["--threads", "1", "--max-sessions", "64", "--step-timeout-s", "5"]
-            replica = Replica(name, role, ["--model", str(model), *limits])
+            replica = Replica(name, role, ["--model", str(model), *limits], server)
             await replica.proxy.start()
             exits.push_async_callback(replica.proxy.close)
             await replica.start()
             exits.push_async_callback(replica.end)
+            exits.push_async_callback(server.close)
             return replica
 
         targets = [await started("target", f"target {i}", TARGET) for i in (1, 2)]
@@ -116,7 +127,7 @@ async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
         await orchestrator.start()
         exits.push_async_callback(orchestrator.end)
         await orchestrator.child.ready()
-        yield Fleet(targets, [*drafters, *foreign], orchestrator, small)
+        yield Fleet(targets, [*drafters, *foreign], orchestrator)
 
 
 def _log(line: str) -> None:
