@@ -24,8 +24,8 @@ from flyspec_lab.python_source import is_held_out, python_files, python_version
 from flyspec_lab.word_problems import problems
 
 VOCAB_SIZE = 4096
-CHECKPOINT_S = 300.0
-"""Seconds of training between checkpoints."""
+CHECKPOINTS, CHECKPOINT_S = Path("out"), 300.0
+"""Folder of checkpoints, and seconds of training between them."""
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
@@ -207,9 +207,7 @@ class TrainOptions:
         "all"
     )
     seed: Annotated[int, Flag("Random seed.")] = 1
-    threads: Annotated[int, Flag("CPU threads.", min=1)] = 2
     models: Annotated[Path, Flag("Folder to write the models to.")] = MODELS
-    checkpoints: Annotated[Path, Flag("Folder for checkpoints.")] = Path("out")
 
 
 def train(what: str, o: TrainOptions) -> None:
@@ -225,8 +223,7 @@ def train(what: str, o: TrainOptions) -> None:
             o.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
         )
     torch.manual_seed(o.seed)
-    checkpoint = o.checkpoints / f"{what}.pt"
-    trainer = Trainer(recipe, tokenizer, batches, checkpoint, teacher)
+    trainer = Trainer(recipe, tokenizer, batches, CHECKPOINTS / f"{what}.pt", teacher)
     print(f"{what}: {trainer.model.num_parameters()} parameters", flush=True)
     trainer.run()
     save_model(trainer.model, tokenizer, o.models / what)
@@ -240,7 +237,6 @@ def train_models(options: TrainOptions) -> None:
     All randomness depends on the seed. A recipe has so many steps; on slow machines its minutes end
     the schedule earlier, with the learning rate decaying accordingly.
     """
-    torch.set_num_threads(options.threads)
     for what in RECIPES if options.what == "all" else [options.what]:
         train(what, options)
 

@@ -39,7 +39,7 @@ class StackFlags:
     serve: Annotated[str, Flag("Flags of `flyspec serve`.", group="Stack", metavar="FLAGS")] = ""
 
 
-def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
+def start(scenario: type[LoadTest], load: LoadOptions, own: Any, stack: StackFlags) -> int:
     """Start the stack and run the test; its exit code."""
     load.validate()
     http = load.requests.protocol == "http"

@@ -1,4 +1,4 @@
-"""A load: phases, their requests and the records of these, and the state that users share."""
+"""A load: prompts, phases, their requests and the records of these, and what users share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Literal, Protocol, get_args
 
 from flyspec.client import GenerateOptions, Prompt
+from flyspec.prompts import read_prompts
 from flyspec.values.admin import ModelInfo
+from flyspec_lab.word_problems import word_problems
 
+PROBLEMS = 2000
 Outcome = Literal["complete", "refused", "cancelled", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Metric = Literal["ttft", "tpot", "e2e"]
@@ -48,6 +52,19 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the connections."""
+
+
+def prompts_in_turn(files: Sequence[str], seed: int) -> Callable[[], Prompt]:
+    """Return a function that gives the next prompt of all these files, in an order of the seed.
+
+    Without files, they are word problems as in the bundled models' training data. Questions are
+    sent as chats, code is continued. Raises `ConfigError` for a file that cannot be read.
+    """
+    found = [prompt for file in files for prompt in read_prompts(file)]
+    prompts = found if files else word_problems(PROBLEMS, f"loadtest-{seed}")
+    random.Random(seed).shuffle(prompts)
+    turn = cycle(prompts)
+    return lambda: next(turn).to_request()
 
 
 # --- phases -----------------------------------------------------------------------------------

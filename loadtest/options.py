@@ -16,8 +16,7 @@ from flyspec.speculation_length import SpeculationLength
 from flyspec.values.requests import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.report import PageResults
-from loadtest.load import METRICS, Control, Metric, Transport
-from loadtest.prompts import prompts_in_turn
+from loadtest.load import METRICS, Control, Metric, Transport, prompts_in_turn
 from loadtest.protocols import TRANSPORTS, ProtocolName
 
 DEFAULT_ADDRESSES: Mapping[ProtocolName, str] = {

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import gevent
 
@@ -32,7 +32,6 @@ SETTLE_S = 10.0
 SAMPLE_S = 0.5
 MAX_LATE_MS = 100.0
 """p99 of how late requests are sent, beyond which the generator measures itself."""
-F = TypeVar("F")
 
 
 class Interrupted(BaseException):
@@ -48,9 +47,7 @@ def describe(options: GenerateOptions) -> str:
     return f"{rule}, K = {k}" if k is not None else rule
 
 
-def run_test(
-    kind: type[LoadTest[Any]], load: LoadOptions, own: Any, say: Callable[[str], None]
-) -> int:
+def run_test(kind: type[LoadTest], load: LoadOptions, own: Any, say: Callable[[str], None]) -> int:
     """Run a test and write its report; the exit code. Raises `FlyspecError` if it cannot begin."""
     main = gevent.getcurrent()
     for signal_ in (signal.SIGINT, signal.SIGTERM):
@@ -66,12 +63,12 @@ def run_test(
     return load.results.finish(report)
 
 
-class LoadTest(ABC, Generic[F]):
+class LoadTest(ABC):
     """A scenario, run against an installation with its own flags `own`, and told to `say`.
 
     `defaults_of_load` and `defaults` are the defaults of its flags. `slots` are the generations
-    that the installation runs at once, None if unknown; `done` grows as phases end. `found` has
-    figures for the JSON, `lines` sentences, `checks` what had to hold.
+    that the installation runs at once, None if unknown. `found` has figures for the JSON, `lines`
+    sentences, `checks` what had to hold.
     """
 
     name: ClassVar[str]
@@ -80,13 +77,12 @@ class LoadTest(ABC, Generic[F]):
     defaults: ClassVar[Any]
 
     def __init__(
-        self, load: LoadOptions, own: F, control: Control, say: Callable[[str], None] = print
+        self, load: LoadOptions, own: Any, control: Control, say: Callable[[str], None] = print
     ) -> None:
         self.load, self.own, self.control, self.say = load, own, control, say
         self.seconds, self.options = load.seconds, load.requests.options()
         self.sampler = Sampler(dict(load.watch), control.now, lambda: len(control.records))
         self.slots: int | None = None
-        self.done: list[PhaseResult] = []
         self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
         self.found, self.lines, self.checks = dict[str, Any](), list[str](), list[Check]()
 
@@ -118,7 +114,6 @@ class LoadTest(ABC, Generic[F]):
         try:
             for phase in self.phases():
                 self._phase(runner, phase)
-                self.done.append(self._result(*self._phases[-1]))
         except Interrupted:
             self.checks.append(Check("interrupted", False, "the test was stopped before its end"))
         finally:
@@ -126,19 +121,24 @@ class LoadTest(ABC, Generic[F]):
             self._drain()
             runner.quit()
             looking.kill()
-        # Requests of a phase that was not drained have ended since.
-        self.done = [self._result(*phase) for phase in self._phases]
+        done = self.done
         with suppress(KeyError):  # interrupted before a phase that it judges
-            self.judge({result.name: result for result in self.done})
-        checks = [*check_goals(self.load.goals, self.done), *self._left(before), *self.checks]
-        lines = [*self.lines, *self._warnings(), NOTES]
+            self.judge({result.name: result for result in done})
+        checks = [*check_goals(self.load.goals, done), *self._left(before), *self.checks]
+        late = [
+            f"warning: {r.name}: requests were sent {r.figures.late_p99_ms:.0f} ms late (p99): the "
+            "load generator is too slow for its own load and measures itself"
+            for r in done
+            if r.figures.late_p99_ms > MAX_LATE_MS
+        ]
+        lines = [*self.lines, *late, NOTES]
         options = self.load.shown(self.own)
         failed = (r.error for r in self.control.records if r.outcome == "failed")
         begun, seconds = began.strftime("%Y-%m-%d %H:%M UTC"), self.control.now()
-        section = Section("Phases", lines, [phase_table(self.done)], curves(self.done))
+        section = Section("Phases", lines, [phase_table(done)], curves(done))
         report = checked(checks, [section], {
             "scenario": self.name, "begun": begun, "seconds": seconds, "target": target,
-            "options": options, "found": self.found, "phases": self.done,
+            "options": options, "found": self.found, "phases": done,
             "errors": dict(Counter(failed).most_common(10)), "memory": self.sampler.memory,
         })  # fmt: skip
         return replace(
@@ -179,9 +179,11 @@ class LoadTest(ABC, Generic[F]):
         while self.control.in_flight and self.control.now() < until:
             gevent.sleep(0.02)
 
-    def _result(self, phase: LoadPhase, began: float, sent_until: float) -> PhaseResult:
-        limits = self.load.goals.latency
-        return PhaseResult.of(phase, began, sent_until, self.control.records, limits)
+    @property
+    def done(self) -> list[PhaseResult]:
+        """The phases that are over; requests of one that was not drained may still be running."""
+        records, limits = self.control.records, self.load.goals.latency
+        return [PhaseResult.of(*phase, records, limits) for phase in self._phases]
 
     def _look(self) -> None:
         while True:
@@ -210,12 +212,4 @@ class LoadTest(ABC, Generic[F]):
         return [
             Check("left open", not more, f"{said} more than before"),
             Check("target", not lost, target),
-        ]
-
-    def _warnings(self) -> list[str]:
-        return [
-            f"warning: {r.name}: requests were sent {r.figures.late_p99_ms:.0f} ms late (p99): the "
-            "load generator is too slow for its own load and measures itself"
-            for r in self.done
-            if r.figures.late_p99_ms > MAX_LATE_MS
         ]

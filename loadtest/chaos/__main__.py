@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -55,21 +55,8 @@ class ChaosOptions:
     # fmt: on
 
 
-@dataclass
-class ChaosRun:
-    """A run that is over: `faults` by kind and service, sessions `left`, drafters `lost`."""
-
-    seed: int
-    seconds: float
-    requests: Sequence[Request]
-    faults: Sequence[tuple[str, str]]
-    left: dict[str, int]
-    lost: set[str]
-    orchestrator_mib: tuple[float, float]
-
-
-async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> ChaosRun:
-    """Make a run. Raises `FlyspecError` when a service does not come back."""
+async def disturb(options: ChaosOptions) -> Report:
+    """Make a run, and judge it. Raises `FlyspecError` when a service does not come back."""
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}; starting the services")
     async with (
@@ -85,12 +72,18 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
         async with asyncio.TaskGroup() as streams:
             for number in range(options.streams):
                 streams.create_task(work.stream(random.Random(f"{seed} stream {number}")))
-            faults = await play(fleet, seed, options.seconds, say)
+            faults = await play(fleet, seed, options.seconds)
             work.over = True
         seconds = time.monotonic() - begun
         left, lost = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}")
-        mib = warm, resident_mib(child.pid) or 0.0
-    return ChaosRun(seed, seconds, work.requests, faults, left, lost, mib)
+        end = resident_mib(child.pid) or 0.0
+    checks = [
+        Check("sessions left", not left, f"{left or 'none'}"),
+        Check("drafters", not lost, f"not ready again: {sorted(lost) or 'none'}"),
+        Check("memory", end <= MAX_GROWTH * warm + MAX_GROWTH_MIB,
+              f"orchestrator {warm:.0f} MiB before, {end:.0f} MiB after"),
+    ]  # fmt: skip
+    return report(f"{seconds:.0f} s, seed {seed}", work.requests, faults, checks)
 
 
 async def _settle(admin_address: str) -> tuple[dict[str, int], set[str]]:
@@ -122,35 +115,33 @@ def judge_again(requests: Sequence[Request]) -> dict[str, str]:
     return found
 
 
-def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
-    """Judge a run, and sum it up."""
-    complete = [(r, r.generation) for r in done.requests if r.generation is not None]
+def report(
+    title: str, requests: Sequence[Request], faults: Sequence[tuple[str, str]], others: list[Check]
+) -> Report:
+    """Judge the requests of a run, and sum it up, with its faults by kind and service."""
+    complete = [(r, r.generation) for r in requests if r.generation is not None]
     lossy = [request for request, _ in complete if request.lossy]
     rounds = sum(len(generation.rounds) for request, generation in complete if request.lossy)
     say(f"judging {rounds} rounds of {len(lossy)} requests again")
-    bad = {str(request): request.problem for request in done.requests if request.problem}
+    bad = {str(request): request.problem for request in requests if request.problem}
     bad |= judge_again(lossy)
-    warm, end = done.orchestrator_mib
     checks = [
         *(Check(name, False, said) for name, said in list(bad.items())[:MAX_SHOWN]),
-        Check("requests", not bad, f"{len(bad)} of {len(done.requests)} ended badly"),
-        Check("sessions left", not done.left, f"{done.left or 'none'}"),
-        Check("drafters", not done.lost, f"not ready again: {sorted(done.lost) or 'none'}"),
-        Check("memory", end <= MAX_GROWTH * warm + MAX_GROWTH_MIB,
-              f"orchestrator {warm:.0f} MiB before, {end:.0f} MiB after"),
-    ]  # fmt: skip
+        Check("requests", not bad, f"{len(bad)} of {len(requests)} ended badly"),
+        *others,
+    ]
     delays = defaultdict[str, list[float]](list)
     for _, generation in complete:
         for recovery in generation.completion.recoveries:
             delays[recovery.kind.name.lower().replace("_", " ")].append(recovery.delay_ns / 1e6)
     spreads = {kind: Spread.of(of) for kind, of in sorted(delays.items())}
-    counts, services = Counter(done.faults), sorted({service for _, service in done.faults})
+    counts, services = Counter(faults), sorted({service for _, service in faults})
     by_kind = {f.name: [counts[f.name, service] for service in services] for f in FAULTS}
+    ended = {"exact": len(complete) - len(lossy), "lossy": len(lossy)}
     tokens = sum(len(generation.token_ids) for _, generation in complete)
     line = (
-        f"{done.seconds:.0f} s, seed {done.seed}: {len(done.requests)} requests, "
-        f"{len(complete) - len(lossy)} completed with exact, {len(lossy)} with lossy rules "
-        f"({rounds} rounds judged again); {tokens} tokens"
+        f"{title}: {len(requests)} requests, {ended['exact']} completed with exact, {ended['lossy']} "
+        f"with lossy rules ({rounds} rounds judged again); {tokens} tokens"
     )
     return checked(checks, [
         make_table(["fault", *services, "all"], [
@@ -159,7 +150,7 @@ def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
             [kind, str(s.count), *(f"{ms:,.0f}" for ms in (s.p50, s.p99, s.max))]
             for kind, s in spreads.items()]),
         line,
-    ], {"seed": done.seed, "faults": by_kind, "recoveries": spreads})  # fmt: skip
+    ], {"run": title, "faults": by_kind, "complete": ended, "recoveries": spreads})  # fmt: skip
 
 
 @with_flags
@@ -175,7 +166,7 @@ def chaos(results: Results, options: ChaosOptions) -> None:
     may fail or exceed its deadline; at the end no session may be left, and every drafter must be
     ready again. The exit code is 1 if any of this does not hold; --seed repeats a schedule.
     """
-    results.of(lambda: report(asyncio.run(disturb(options))))
+    results.of(lambda: asyncio.run(disturb(options)))
 
 
 if __name__ == "__main__":

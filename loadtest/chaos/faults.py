@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flyspec.bundled import DRAFT
+from flyspec.cli.program import say
 from flyspec.errors import FlyspecError
 from flyspec.serving import EXIT_LOST
 from loadtest.chaos.fleet import Fleet, Replica, Role
@@ -137,9 +138,7 @@ was held back, `cut` also refuses new connections, `forget` is silence on existi
 OUTER = [fault for fault in FAULTS if not fault.inner]
 
 
-async def play(
-    fleet: Fleet, seed: int, seconds: float, say: Callable[[str], None]
-) -> list[tuple[str, str]]:
+async def play(fleet: Fleet, seed: int, seconds: float) -> list[tuple[str, str]]:
     """Inject random faults for so long, or each of `OUTER` once, and shortly, if that is 0.
 
     Returns each with the service's name, or `BOTH`.

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from flyspec.client import Chat, GenerateOptions
 from flyspec.errors import ConfigError
-from loadtest.load import Closed, LoadPhase, Open
-from loadtest.prompts import prompts_in_turn
+from loadtest.load import Closed, LoadPhase, Open, prompts_in_turn
 
 
 def test_gaps_are_exponential_and_counts_have_the_variance_of_a_poisson_process():

@@ -35,14 +35,14 @@ def made(make, count, **more):
     return [(make, i / count, more) for i in range(count)]
 
 
-def overload(slow=1.9, refusal=0.1, retry=0.5, late=0.0, probe=1.0, served=True, grown_mib=0.0):
+def overload(slow=1.9, refusal=0.1, retry=0.5, probe=1.0, served=True, grown_mib=0.0):
     refused = [(other, 0.5, {"outcome": "refused", "retry_after_s": 1.0})]
     return played("overload", {
         "before": made(done, 20, seconds=1.0),
         "burst": [
             *made(done, 20, seconds=slow),
-            *((other, i / 20, {"outcome": "refused", "retry_after_s": retry, "seconds": refusal,
-                               "sent": 10.0 + i / 20 + late}) for i in range(20)),
+            *((other, i / 20, {"outcome": "refused", "retry_after_s": retry, "seconds": refusal})
+               for i in range(20)),
         ],
         "after": [(done, 0.5, {"seconds": 3.0}), (done, probe, {"seconds": 0.9})]
         if served else refused,
@@ -68,7 +68,6 @@ def test_a_run_within_its_bounds_passes():
         ({"slow": 2.1}, "p99 of accepted requests", "2.10 times that"),
         ({"refusal": 0.6}, "time to a refusal", "600 ms"),
         ({"retry": None}, "refusals", "20 of 20"),
-        ({"late": 0.2}, "generator", "200 ms late"),
         ({"probe": 6.0}, "normal latency", "after 6.0 s"),
         ({"grown_mib": 60.0}, "memory of verify", "bound +5%"),
     ],

@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from flyspec.client import AdminClient
 from flyspec.errors import ConfigError
-from loadtest import prompts
+from loadtest import scenarios
 from loadtest.scenarios import SCENARIOS, scenario_app
 from tests.loadtest.conftest import address_of
 from tests.waiting import until
 
-LOCUSTFILE = str(Path(prompts.__file__).with_name("locustfile.py"))
+LOCUSTFILE = str(Path(scenarios.__file__).with_name("locustfile.py"))
 SHORT = "--max-tokens 16 --seed 1"
 SLOW = {"latency of p50", "latency of p99", "p99 of accepted requests", "time to a refusal",
-        "generator", "normal latency"}  # fmt: skip
+        "normal latency"}  # fmt: skip
 """Checks that fail where others use the machine."""
 
 
