@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import typer
 import yaml
 
-from deploy.findings import Log
 from flyspec.cli.program import run as run_program
 from flyspec.cli.program import single
 
@@ -28,6 +28,26 @@ KUBERNETES = ("1.30", "1.37")
 CUSTOM = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
 """APIs of custom resources, of which no tool here has the schemas."""
 Object = dict[str, Any]
+
+
+class Log:
+    """Prints findings with the seconds since the start, and counts failures."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print something worth knowing."""
+        print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)
+
+    def check(self, what: str, right: bool, found: object = "") -> None:
+        """Print whether something is as it must be, and details."""
+        self.failures += not right
+        self.say(f"{'ok' if right else 'FAILED'}: {what}{f' ({found})' if found != '' else ''}")
+
+    def skipped(self, what: str, why: object) -> None:
+        print(f"{'*' * 75}\n*** SKIPPED: {what}: {why}\n{'*' * 75}")
 
 
 class Missing(Exception):

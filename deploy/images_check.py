@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 import yaml
 
+from deploy.check_manifests import Log
 from deploy.containers import CommandError, Containers
-from deploy.findings import Log
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT

@@ -140,8 +140,8 @@ def report(
     ended = {"exact": len(complete) - len(lossy), "lossy": len(lossy)}
     tokens = sum(len(generation.token_ids) for _, generation in complete)
     line = (
-        f"{title}: {len(requests)} requests, {ended['exact']} completed with exact, {ended['lossy']} "
-        f"with lossy rules ({rounds} rounds judged again); {tokens} tokens"
+        f"{title}: {len(requests)} requests, {ended['exact']} completed with exact, "
+        f"{ended['lossy']} with lossy rules ({rounds} rounds judged again); {tokens} tokens"
     )
     return checked(checks, [
         make_table(["fault", *services, "all"], [
