@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from inspect import cleandoc
-from typing import Any, get_args
+from typing import Any
 
 import typer.main
 
@@ -87,17 +87,24 @@ def http_api() -> str:
     parts.append("## Objects\n\n")
     for name, known in sorted(schema["components"]["schemas"].items()):
         parts.append(f"(schema-{name.lower()})=\n### {name}\n\n{known.get('description', '')}\n\n")
-        required = known.get("required", ())
-        rows = [
-            (f"`{field}`", _type(told), _default(told.get("default"), field in required),
-             told.get("description", "").replace("*", "\\*"))
-            for field, told in known.get("properties", {}).items()
-        ]  # fmt: skip
-        if rows:
+        if rows := [(f"`{name}`", *told) for name, *told in _fields(known)]:
             parts.append(table(["field", "type", "default", ""], rows) + "\n")
         elif "enum" in known:
             parts.append(", ".join(f"`{value}`" for value in known["enum"]) + "\n\n")
     return "".join(parts)
+
+
+def _fields(schema: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield name, type, default and description of each property in a JSON schema."""
+    for name, told in schema.get("properties", {}).items():
+        default = told.get("default")
+        if name in schema.get("required", ()):
+            shown = "required"
+        elif default in (None, "", [], {}):
+            shown = ""
+        else:
+            shown = f"`{str(default).lower() if isinstance(default, bool) else default}`"
+        yield name, _type(told), shown, told.get("description", "").replace("*", "\\*")
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -124,17 +131,11 @@ def _type(schema: dict[str, Any]) -> str:
     return f"{kind}, {', '.join(bounds)}" if bounds else str(kind)
 
 
-def _default(default: Any, required: bool) -> str:
-    if required or default in (None, "", [], {}):
-        return "required" if required else ""
-    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
-
-
 # --- settings, from their classes ---------------------------------------------------------------
 
 
 def settings() -> str:
-    """Return each service's flags, variables, defaults and meanings."""
+    """Return each service's flags, variables, types, defaults and meanings."""
     parts = [
         "# Settings\n\nEvery setting of a service is a flag and an environment variable; the flag "
         "takes precedence. `flyspec serve` passes the variables on to the services that it "
@@ -143,25 +144,9 @@ def settings() -> str:
     for module, service in SERVICES.items():
         prefix = service.model_config["env_prefix"]
         rows = [
-            (f"`--{name.replace('_', '-')}`", f"`{(prefix + name).upper()}`",
-             _default(field.default, field.is_required()),
-             f"{field.description or ''}{_range(field)}")
-            for name, field in service.model_fields.items()
-        ]  # fmt: skip
-        parts += [f"## python -m {module}\n\n", table(["flag", "variable", "default", ""], rows)]
-        parts.append("\n")
+            (f"`--{name.replace('_', '-')}`", f"`{(prefix + name).upper()}`", *told)
+            for name, *told in _fields(service.model_json_schema())
+        ]
+        head = ["flag", "variable", "type", "default", ""]
+        parts.append(f"## python -m {module}\n\n{table(head, rows)}\n")
     return "".join(parts)
-
-
-def _range(field: Any) -> str:
-    """Return the permitted values, from the field's type and bounds."""
-    bounds = [
-        f"{words} {value}"
-        for words, attribute in (("at least", "ge"), ("above", "gt"), ("at most", "le"))
-        for metadata in field.metadata
-        if (value := getattr(metadata, attribute, None)) is not None
-    ]
-    choices = [str(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
-    if choices:
-        bounds.append(" or ".join(f"`{choice}`" for choice in choices))
-    return f" ({', '.join(bounds)})" if bounds else ""
