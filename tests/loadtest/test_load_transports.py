@@ -1,4 +1,4 @@
-"""Both protocols against a stack: the same tokens, the same errors, and nothing left behind."""
+"""Both protocols against a stack: the same tokens, the same errors, and nothing left behind; TLS."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 import gevent
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec.client import AdminClient, AsyncClient, Chat, Credentials, GenerateOptions
 from flyspec.errors import (
+    ConfigError,
     DeadlineExceededError,
     FlyspecError,
     InvalidArgumentError,
@@ -20,10 +23,12 @@ from flyspec.errors import (
 )
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
-from loadtest.protocols import TRANSPORTS
+from loadtest.protocols import TRANSPORTS, connect
 from loadtest.sampler import left_open
 from tests.loadtest.conftest import address_of
 from tests.observability.scraping import scrape
+from tests.security.authority import Authority, credentials, files
+from tests.security.ports import listening
 from tests.waiting import idle, until
 
 CHAT = Chat.of_user("Mia has 12 stamps and buys 30 more. How many has she now?")
@@ -154,3 +159,33 @@ async def test_nobody_there(protocol):
             list(transport.stream(CHAT, EXACT))
 
     await using("127.0.0.1:1", protocol, both)
+
+
+# --- gRPC connections -------------------------------------------------------------------------
+
+
+async def health(address, credentials):
+    """Ask, in a thread."""
+
+    def ask():
+        with connect(address, credentials) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            return stub.Check(request, timeout=5.0).status
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_grpc_tls_with_and_without_a_certificate(tmp_path):
+    ours = Authority(tmp_path, "ours")
+    async with listening(files(ours.server("service"), ours)) as address:
+        known = credentials(ours, ours.pair("load"))
+        assert await health(address, known) == health_pb2.HealthCheckResponse.SERVING
+        for refused in (credentials(ours), Credentials()):
+            with pytest.raises(grpc.RpcError):
+                await health(address, refused)
+
+
+def test_a_key_goes_not_in_the_clear():
+    with pytest.raises(ConfigError, match="unencrypted"):
+        connect("10.0.0.1:1", Credentials(api_key="secret"))
