@@ -1,4 +1,4 @@
-"""Both protocols against a stack: the same tokens, the same errors, and nothing left behind; TLS."""
+"""Both protocols against a stack: the same tokens, the same errors, nothing left behind; TLS."""
 
 from __future__ import annotations
 
