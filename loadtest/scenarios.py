@@ -132,7 +132,7 @@ class Ramp(LoadTest):
                 yield LoadPhase(name, load, each, options, series)
 
     def judge(self, phases: Mapping[str, PhaseResult]) -> None:
-        curves = self.found["curves"] = []
+        curves = []
         for series in dict.fromkeys(p.series for p in phases.values() if p.series):
             steps = [p for p in phases.values() if p.series == series]
             most = max(p.figures.tokens_per_s for p in steps)
@@ -147,6 +147,7 @@ class Ramp(LoadTest):
             self.lines.append(f"{series}: {said}; at most {number(most)} tokens/s")
             curves.append({"series": series, "knee": None if at is None else steps[at].load,
                            "most_tokens_per_s": most})  # fmt: skip
+        self.found["curves"] = curves
 
 
 # --- soak -------------------------------------------------------------------------------------

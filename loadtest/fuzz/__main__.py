@@ -15,7 +15,7 @@ from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.flags import Flag
-from flyspec.tables import make_table
+from flyspec.tables import FittedTable, make_table
 from flyspec_lab.report import Report, Results
 from loadtest.figures import Check
 from loadtest.fuzz.bodies import attack
@@ -56,11 +56,12 @@ def fuzz(options: FuzzOptions, results: Results) -> None:
 
 
 async def _fuzz(options: FuzzOptions) -> Report:
-    checks, rows, tables = list[Check](), [], []
+    checks, rows, tables = list[Check](), list[list[str]](), list[FittedTable]()
     for name in (*FILES, "http") if options.server == "all" else [options.server]:
         if name == "http":
             found, table = await attack(options.only)
-            checks, tables = [*checks, *found], [table]
+            checks += found
+            tables.append(table)
             continue
         done = await _attack(name, options)
         for check in done.checks():
