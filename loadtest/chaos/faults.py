@@ -169,11 +169,10 @@ async def play(fleet: Fleet, seed: int, seconds: float) -> list[tuple[str, str]]
                 say(f"{fault.name}: {name}, {duration:.1f} s")
                 await asyncio.sleep(CALM_S)
 
-    once = [*OUTER[-1:], *OUTER[:-1]]  # services are the slowest to find out what is forgotten
     async with asyncio.TaskGroup() as tasks:
         for number, replica in enumerate(fleet.replicas):
             own = [fault for fault in FAULTS if fault.role in (None, replica.role)]
-            mine = own if seconds else once[number :: len(fleet.replicas)]
+            mine = own if seconds else OUTER[number :: len(fleet.replicas)]
             pause_s = PAUSE_S[replica.role] if seconds else ONCE_PAUSE_S
             tasks.create_task(track(replica.name, [replica], mine, pause_s))
         if seconds:
