@@ -311,7 +311,6 @@ loadtest: $(VENV)/.installed-dev ## load the bundled models; SCENARIO=ramp, soak
 MESSAGES ?= 200000
 fuzz: $(VENV)/.installed-dev ## send hostile messages to every server, and large bodies (45 minutes)
 	@$(BIN)/python -m loadtest.fuzz --num-messages $(MESSAGES) $(ARGS)
-	@$(BIN)/python -m loadtest.fuzz.bodies
 
 audit: $(VENV)/.installed-dev ## look for known vulnerabilities in pinned dependencies
 	@$(call install,audit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -54,12 +54,9 @@ class Batch:
         """Return an additive mask, causal within each document."""
         n = self.ids.shape[1]
         same = self.documents[:, :, None] == self.documents[:, None, :]
-        seen = same & torch.ones(n, n, dtype=torch.bool, device=same.device).tril()
-        zero = torch.zeros(seen.shape, dtype=torch.bfloat16, device=seen.device)
+        seen = same & torch.ones(n, n, dtype=torch.bool).tril()
+        zero = torch.zeros(seen.shape, dtype=torch.bfloat16)
         return zero.masked_fill_(~seen, -3e4)[:, None]
-
-    def to(self, device: torch.device) -> Batch:
-        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 Row = tuple[np.ndarray, np.ndarray]  # ids, weights

@@ -8,10 +8,8 @@ rotates neighbouring elements where transformers rotates halves; vectors stay in
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import gguf
 from gguf import GGMLQuantizationType, LlamaFileType, TokenType
@@ -19,11 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flyspec import bundled
-from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
-from flyspec.flags import Flag
-from flyspec.model_files import find_weights, finder, weight_files
-from flyspec_lab.bench.options import names_of
 
 ARCHITECTURE = gguf.MODEL_ARCH.LLAMA
 PRE_TOKENIZER = "smollm"
@@ -54,8 +48,7 @@ def convert(model: Path, kind: str, path: Path) -> None:
     _add_shape(writer, config)
     _add_tokenizer(writer, model)
     names = gguf.get_tensor_name_map(ARCHITECTURE, config["num_hidden_layers"])
-    tensors = chain.from_iterable(load_file(file).items() for file in _files(model))
-    for name, tensor in tensors:
+    for name, tensor in load_file(model / "model.safetensors").items():
         matrix = tensor.dim() > 1
         values = _reordered(name, tensor, config).float().numpy()
         stored = element if matrix else GGMLQuantizationType.F32
@@ -67,10 +60,6 @@ def convert(model: Path, kind: str, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-
-
-def _files(model: Path) -> list[Path]:
-    return weight_files(find_weights(str(model), finder(str(model))))
 
 
 def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -123,27 +112,12 @@ def _reordered(name: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
     return halves.transpose(1, 2).reshape(rows, columns)
 
 
-@dataclass(frozen=True)
-class GgufOptions:
-    """The types to write, and the folder."""
-
-    types: Annotated[
-        tuple[str, ...],
-        Flag(
-            "Types of the matrices, comma-separated.",
-            name="--type", metavar="TYPE,...", listed=True, read=names_of(TYPES),
-        ),
-    ] = tuple(TYPES)  # fmt: skip
-    folder: Annotated[Path, Flag("Folder of the files.")] = FOLDER
-
-
-@with_flags
-def write(options: GgufOptions) -> None:
-    """Write the bundled target and draft model as GGUF files, one for each type."""
-    options.folder.mkdir(parents=True, exist_ok=True)
+def write() -> None:
+    """Write the bundled target and draft model as GGUF files, one of each type, to build/gguf."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
     for model in (bundled.TARGET, bundled.DRAFT):
-        for kind in options.types:
-            path = options.folder / file_name(model, kind)
+        for kind in TYPES:
+            path = FOLDER / file_name(model, kind)
             convert(model, kind, path)
             print(f"{path}  {path.stat().st_size / 1e6:.1f} MB")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,8 +14,7 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from demo import corpus
-from demo.batches import Batch, Batches
-from demo.recipes import RECIPES, Recipe
+from demo.batches import Batch, Batches, Mix
 from demo.tokenizer import build_bytes, save, train_bpe
 from flyspec.bundled import MODELS
 from flyspec.cli.options import with_flags
@@ -24,20 +24,85 @@ from flyspec_lab.python_source import is_held_out, python_files, python_version
 from flyspec_lab.word_problems import problems
 
 VOCAB_SIZE = 4096
-CHECKPOINT_S = 300.0
-"""Seconds of training between checkpoints."""
+CHECKPOINTS, CHECKPOINT_S = Path("out"), 300.0
+"""Folder of checkpoints, and seconds of training between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Sizes of one model, as in its configuration, and its training."""
+
+    sizes: Mapping[str, int]
+    phases: tuple[tuple[float, Mix], ...]  # rows, up to that fraction of the training
+    steps: int
+    minutes: float
+    muon_lr: float
+    adam_lr: float
+    long: Mix | None = None  # replaces every 16th batch
+    distilled: bool = False
+
+
+_DRAFT = Recipe(
+    sizes={
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+    },
+    phases=(
+        (0.3, Mix(256, problems=15, drills=4, code=5, copying=True)),
+        (1.0, Mix(256, problems=18, drills=1, code=5, copying=True)),
+    ),
+    steps=1225,
+    minutes=12,
+    muon_lr=2e-2,
+    adam_lr=4e-3,
+    distilled=True,
+)
+RECIPES: Mapping[str, Recipe] = {
+    "target": Recipe(
+        sizes={
+            "hidden_size": 384,
+            "intermediate_size": 1024,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+        },
+        phases=(
+            (0.3, Mix(256, problems=11, drills=6, code=7)),  # the arithmetic is learnt first
+            (0.6, Mix(256, problems=15, drills=1, code=8, copying=True)),
+            (0.745, Mix(256, problems=19, drills=1, code=4, copying=True)),
+            (1.0, Mix(256, problems=21, drills=1, code=2, copying=True, hard=True)),
+        ),
+        long=Mix(1024, problems=0, drills=0, code=6),
+        steps=3600,
+        minutes=90,
+        muon_lr=1e-2,
+        adam_lr=2e-3,
+    ),
+    "draft": _DRAFT,
+    "draft-bytes": replace(
+        _DRAFT,
+        sizes={**_DRAFT.sizes, "num_hidden_layers": 4},
+        phases=(
+            (0.3, Mix(640, problems=9, drills=4, code=3, copying=True)),
+            (1.0, Mix(640, problems=12, drills=1, code=3, copying=True)),
+        ),
+        steps=1500,
+        minutes=7,
+        distilled=False,
+    ),
+}
 
 
 def build(recipe: Recipe, tokenizer: Tokenizer) -> LlamaForCausalLM:
     ids = {token: int(tokenizer.token_to_id(token) or 0) for token in corpus.SPECIAL_TOKENS}
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
-        hidden_size=recipe.hidden,
-        intermediate_size=recipe.intermediate,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.kv_heads,
-        head_dim=recipe.head_size,
+        **recipe.sizes,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=ids[corpus.BOS],
@@ -99,10 +164,9 @@ class Trainer:
         batches: Batches,
         checkpoint: Path,
         teacher: LlamaForCausalLM | None,
-        device: torch.device,
     ) -> None:
         self.recipe, self.batches = recipe, batches
-        self.model = build(recipe, tokenizer).to(device)  # type: ignore[arg-type]
+        self.model = build(recipe, tokenizer)
         matrices: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
         for name, parameter in self.model.named_parameters():
@@ -120,7 +184,7 @@ class Trainer:
         self.body: Any = torch.compile(self.model.model, dynamic=False)
         self.loss = torch.compile(_loss, dynamic=False)
         if checkpoint.exists():
-            state = torch.load(checkpoint, weights_only=True, map_location=device)
+            state = torch.load(checkpoint, weights_only=True)
             self.model.load_state_dict(state["model"])
             for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
@@ -158,7 +222,7 @@ class Trainer:
             "position_ids": batch.positions,
             "use_cache": False,
         }
-        with torch.autocast(self.model.device.type, dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
             guide = None
             if self.teacher is not None and self.teacher_head is not None:
                 with torch.no_grad():
@@ -186,7 +250,7 @@ class Trainer:
             # Long rows cover the code separately, at their own length.
             batch = self.batches.batch(self.step, mix, self.code_rows)
             self.code_rows += mix.code if mix is not self.recipe.long else 0
-            value = float(self.train_step(batch.to(self.model.device), progress))
+            value = float(self.train_step(batch, progress))
             shown = value if shown == 0.0 else 0.95 * shown + 0.05 * value
             self.step += 1
             self.tokens += batch.ids.numel()
@@ -213,14 +277,11 @@ class TrainOptions:
         "all"
     )
     seed: Annotated[int, Flag("Random seed.")] = 1
-    threads: Annotated[int, Flag("CPU threads.", min=1)] = 2
-    device: Annotated[str, Flag("Device of PyTorch to train on.")] = "cpu"
     models: Annotated[Path, Flag("Folder to write the models to.")] = MODELS
-    checkpoints: Annotated[Path, Flag("Folder for checkpoints.")] = Path("out")
 
 
 def train(what: str, o: TrainOptions) -> None:
-    recipe, device = RECIPES[what], torch.device(o.device)
+    recipe = RECIPES[what]
     texts = [*python_files(lambda path: not is_held_out(path)).values()]
     tokenizer = get_tokenizer(what, texts, o.seed, o.models)
     save(tokenizer, o.models / what)
@@ -230,10 +291,9 @@ def train(what: str, o: TrainOptions) -> None:
     if recipe.distilled:
         teacher = LlamaForCausalLM.from_pretrained(
             o.models / "target", dtype=torch.bfloat16, attn_implementation="eager"
-        ).to(device)  # type: ignore[arg-type]
+        )
     torch.manual_seed(o.seed)
-    checkpoint = o.checkpoints / f"{what}.pt"
-    trainer = Trainer(recipe, tokenizer, batches, checkpoint, teacher, device)
+    trainer = Trainer(recipe, tokenizer, batches, CHECKPOINTS / f"{what}.pt", teacher)
     print(f"{what}: {trainer.model.num_parameters()} parameters", flush=True)
     trainer.run()
     save_model(trainer.model, tokenizer, o.models / what)
@@ -247,7 +307,6 @@ def train_models(options: TrainOptions) -> None:
     All randomness depends on the seed. A recipe has so many steps; on slow machines its minutes end
     the schedule earlier, with the learning rate decaying accordingly.
     """
-    torch.set_num_threads(options.threads)
     for what in RECIPES if options.what == "all" else [options.what]:
         train(what, options)
 

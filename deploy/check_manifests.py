@@ -7,14 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
 import yaml
 
-from deploy.findings import Log
 from flyspec.cli.program import run as run_program
 from flyspec.cli.program import single
 
@@ -28,6 +28,26 @@ KUBERNETES = ("1.30", "1.37")
 CUSTOM = ("monitoring.coreos.com/v1", "cert-manager.io/v1")
 """APIs of custom resources, of which no tool here has the schemas."""
 Object = dict[str, Any]
+
+
+class Log:
+    """Prints findings with the seconds since the start, and counts failures."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print something worth knowing."""
+        print(f"{time.monotonic() - self._began:6.0f} s  {text}", flush=True)
+
+    def check(self, what: str, right: bool, found: object = "") -> None:
+        """Print whether something is as it must be, and details."""
+        self.failures += not right
+        self.say(f"{'ok' if right else 'FAILED'}: {what}{f' ({found})' if found != '' else ''}")
+
+    def skipped(self, what: str, why: object) -> None:
+        print(f"{'*' * 75}\n*** SKIPPED: {what}: {why}\n{'*' * 75}")
 
 
 class Missing(Exception):
@@ -88,8 +108,7 @@ def pods_of(workload: Object) -> Iterator[Object]:
 
 
 def check_objects(overlays: dict[str, list[Object]], log: Log) -> None:
-    """Check what Kubernetes itself knows, and LeaderWorkerSets. Raises `Missing`."""
-    install_python_tools()
+    """Check what Kubernetes itself knows, and LeaderWorkerSets."""
     paths = []
     for overlay, objects in overlays.items():
         sets = [o for o in objects if o["kind"] == "LeaderWorkerSet"]
@@ -129,13 +148,6 @@ def check_safety(paths: list[Path], log: Log) -> None:
     ))  # fmt: skip
 
 
-def check_compose(log: Log) -> None:
-    """Check the compose files against the schema. Raises `Missing`."""
-    install_python_tools()
-    check(log, " and ".join(COMPOSE_FILES), TOOLS / "bin" / "check-jsonschema",
-          "--builtin-schema", "vendor.compose-spec", *COMPOSE_FILES)  # fmt: skip
-
-
 def check_manifests() -> None:
     """Check Kubernetes manifests and compose files, within a minute on one core.
 
@@ -145,23 +157,18 @@ def check_manifests() -> None:
     templates as Pods. checkov looks for unsafe settings; k8s/checkov.yaml lists what is skipped,
     with reasons. Compose files are checked against the Compose Specification.
 
-    The tools are installed into .venv-manifests. If they cannot be installed, their checks are
-    skipped, visibly. The exit code is 1 if a check failed.
+    Without kubectl only compose files are checked, and nothing if the other tools cannot be
+    installed into .venv-manifests; both are said visibly. The exit code is 1 if a check failed.
     """
     log = Log()
     OUTPUT.mkdir(parents=True, exist_ok=True)
-    steps: dict[str, Callable[[], None]] = {"compose files": lambda: check_compose(log)}
     try:
-        overlays = render(log)
+        install_python_tools()
+        check(log, " and ".join(COMPOSE_FILES), TOOLS / "bin" / "check-jsonschema",
+              "--builtin-schema", "vendor.compose-spec", *COMPOSE_FILES)  # fmt: skip
+        check_objects(render(log), log)
     except Missing as error:
-        log.skipped("Kubernetes manifests", error)
-    else:
-        steps["Kubernetes objects"] = lambda: check_objects(overlays, log)
-    for what, step in steps.items():
-        try:
-            step()
-        except Missing as error:
-            log.skipped(what, error)
+        log.skipped("Kubernetes manifests, or all deployment files", error)
     raise typer.Exit(log.failures > 0)
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from pathlib import Path
 from typing import Annotated
 
 import typer
 import yaml
 
+from deploy.check_manifests import Log
 from deploy.containers import CommandError, Containers
-from deploy.findings import Log
-from deploy.http_check import check_http
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import run, single
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
@@ -74,20 +71,6 @@ def find_base(containers: Containers, asked: str, log: Log) -> str:
     return containers.make_base()
 
 
-def torch_index(asked: str | None, log: Log) -> dict[str, str]:
-    """Return the build argument for the index of CPU builds of torch, if one is needed."""
-    if asked is not None:
-        return {"TORCH_CPU_INDEX": asked}
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    (default,) = re.findall(r"^ARG TORCH_CPU_INDEX=(\S+)$", dockerfile, re.MULTILINE)
-    try:
-        urllib.request.urlopen(default, timeout=20).close()
-    except OSError:
-        log.say("cannot reach PyTorch's index; torch comes from where pip is configured to look")
-        return {"TORCH_CPU_INDEX": ""}
-    return {}
-
-
 def build(containers: Containers, arguments: dict[str, str], log: Log) -> None:
     for target in TARGETS:
         name, began = f"flyspec-{target}:{TAG}", time.monotonic()
@@ -125,26 +108,28 @@ def look_inside(containers: Containers, log: Log) -> None:
 
 
 def test(containers: Containers, overlay: str, log: Log) -> None:
-    """Run an overlay as kubectl renders it; send HTTP requests and tests/e2e to it."""
+    """Run an overlay as kubectl renders it; run tests/e2e and a load test over HTTP against it."""
     manifest = containers.run("kubectl", "kustomize", ROOT / "k8s/overlays" / overlay)
     flags = [f"--{name}address=127.0.0.1:{port}" for name, port in PORTS.items()]
-    folder = containers.work / "certificates" if overlay.endswith("-tls") else None
-    if folder is not None:
+    http = ["ramp", "--protocol", "http", "--seconds", "10", "--steps", "1"]
+    if overlay.endswith("-tls"):
+        folder = containers.work / "certificates"
         make_certificates(folder)
         manifest = mount_directories(manifest, folder)
         flags.append(f"--certificates={folder}")
+        names = {"ca-certs": "ca.crt", "certfile": "tls.crt", "keyfile": "tls.key"}
+        http += [f"--ssl-{flag}={folder}/client/{name}" for flag, name in names.items()]
     log.say(f"podman play kube runs k8s/overlays/{overlay}")
     with containers.play(manifest):
-        check_http(log, overlay, folder)
-        pytest = [sys.executable, "-m", "pytest", "-v", "-s", "-rfEs", "-m", "not full"]
-        done = subprocess.run(
-            [*pytest, "tests/e2e", "--podman", *flags],
-            cwd=ROOT,
-            env=containers.environment,
-            check=False,
-        )
-        log.check(f"{overlay}: tests/e2e", done.returncode == 0)
-        if done.returncode:
+        pytest = ["pytest", "-v", "-s", "-rfEs", "-m", "not full", "tests/e2e", "--podman", *flags]
+        passed = []
+        for name, command in (("tests/e2e", pytest), ("HTTP", ["loadtest", *http])):
+            done = subprocess.run(
+                [sys.executable, "-m", *command], cwd=ROOT, env=containers.environment, check=False
+            )
+            passed.append(done.returncode == 0)
+            log.check(f"{overlay}: {name}", passed[-1])
+        if not all(passed):
             for service in ADDRESSES:
                 logs = containers.run("podman", "logs", "--tail", "400",
                                       f"{service}-pod-0-{service}")  # fmt: skip
@@ -182,6 +167,7 @@ def images_check(
     )] = "",
     torch_cpu_index: Annotated[str | None, Flag(
         "Build argument TORCH_CPU_INDEX; '' uses pip's own configuration.",
+        default="the Dockerfile's",
     )] = None,
     work: Annotated[Path | None, Flag("Directory for images, kept for the next run.")] = None,
 ) -> None:  # fmt: skip
@@ -201,8 +187,10 @@ def images_check(
         log.say(f"{containers.run('podman', '--version')}, "
                 f"{containers.run('buildah', '--version').split(' (')[0]}, "
                 f"{os.cpu_count()} cores, Linux {platform.release().split('-')[0]}")  # fmt: skip
-        arguments = torch_index(torch_cpu_index, log)
-        build(containers, arguments | {"BASE_IMAGE": find_base(containers, base, log)}, log)
+        arguments = {"BASE_IMAGE": find_base(containers, base, log)}
+        if torch_cpu_index is not None:
+            arguments["TORCH_CPU_INDEX"] = torch_cpu_index
+        build(containers, arguments, log)
         look_inside(containers, log)
         for overlay in ("cpu-demo", "cpu-demo-tls"):
             test(containers, overlay, log)

@@ -5,5 +5,5 @@ SCENARIO` the bundled pair on this machine, `python -m loadtest.chaos` disturbs 
 -m loadtest.fuzz` sends hostile input. See docs/load.md and docs/reliability.md.
 
 Locust patches the standard library for gevent. Only what must know locust imports it: `__main__`,
-`bundled`, `users.loops` and `locustfile`; everything else may be imported anywhere.
+`bundled`, `users` and `locustfile`; everything else may be imported anywhere.
 """

@@ -9,7 +9,6 @@ import loadtest.patched  # noqa: F401  before anything that gevent has to patch
 
 # isort: split
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from flyspec.cli.program import run, say
-from flyspec.cli.service import ROOT
+from flyspec.cli.service import child_environment
 from flyspec.config import NO_PORT
 from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
@@ -39,7 +38,7 @@ class StackFlags:
     serve: Annotated[str, Flag("Flags of `flyspec serve`.", group="Stack", metavar="FLAGS")] = ""
 
 
-def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: StackFlags) -> int:
+def start(scenario: type[LoadTest], load: LoadOptions, own: Any, stack: StackFlags) -> int:
     """Start the stack and run the test; its exit code."""
     load.validate()
     http = load.requests.protocol == "http"
@@ -59,11 +58,10 @@ def start(scenario: type[LoadTest[Any]], load: LoadOptions, own: Any, stack: Sta
 @contextmanager
 def _stack_with(flags: list[str]) -> Iterator[dict[str, Any]]:
     """Run `flyspec serve`, which ends with this process in any case; yield what it announces."""
-    python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "flyspec.cli.child", "flyspec.cli", "serve", "--json", *flags],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": python_path, "TQDM_DISABLE": "1"},
+        env=child_environment(1),
     )  # fmt: skip
     assert process.stdout is not None
     try:

@@ -1,4 +1,4 @@
-"""A load: phases, their requests and the records of these, and the state that users share."""
+"""A load: prompts, phases, their requests and the records of these, and what users share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import Literal, Protocol, get_args
 
 from flyspec.client import GenerateOptions, Prompt
+from flyspec.prompts import read_prompts
 from flyspec.values.admin import ModelInfo
+from flyspec_lab.word_problems import word_problems
 
+PROBLEMS = 2000
 Outcome = Literal["complete", "refused", "cancelled", "failed"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 Metric = Literal["ttft", "tpot", "e2e"]
@@ -50,6 +54,19 @@ class Transport(Protocol):
         """Close the connections."""
 
 
+def prompts_in_turn(files: Sequence[str], seed: int) -> Callable[[], Prompt]:
+    """Return a function that gives the next prompt of all these files, in an order of the seed.
+
+    Without files, they are word problems as in the bundled models' training data. Questions are
+    sent as chats, code is continued. Raises `ConfigError` for a file that cannot be read.
+    """
+    found = [prompt for file in files for prompt in read_prompts(file)]
+    prompts = found if files else word_problems(PROBLEMS, f"loadtest-{seed}")
+    random.Random(seed).shuffle(prompts)
+    turn = cycle(prompts)
+    return lambda: next(turn).to_request()
+
+
 # --- phases -----------------------------------------------------------------------------------
 
 
@@ -80,17 +97,15 @@ class Open:
             now += rng.expovariate(self.rate)
 
 
-Vary = Callable[[random.Random, GenerateOptions], GenerateOptions]
-
-
 @dataclass(frozen=True, slots=True)
 class LoadPhase:
     """A part of a test with one load.
 
-    Its requests have the `options`, changed by `vary`. A share `cancelled` of them is cancelled by
-    its client after a random time, `cancel_after_s` on average. `series` names the curve that the
-    phase is a point of. Goals apply if it is `judged`: not to warm-up and overload. With `drain`,
-    the next phase begins when the last request of this one has ended.
+    Its requests have the `options`; the lengths of their outputs `vary` from half to one and a half
+    times `max_tokens`. A share `cancelled` of them is cancelled by its client after a random time,
+    `cancel_after_s` on average. `series` names the curve that the phase is a point of. Goals apply
+    if it is `judged`: not to warm-up and overload. With `drain`, the next phase begins when the
+    last request of this one has ended.
     """
 
     name: str
@@ -99,14 +114,16 @@ class LoadPhase:
     options: GenerateOptions
     series: str = ""
     judged: bool = True
-    vary: Vary | None = None
+    vary: bool = False
     cancelled: float = 0.0
     cancel_after_s: float = 1.0
     drain: bool = True
 
     def draw(self, rng: random.Random) -> tuple[GenerateOptions, float | None]:
         """Return the options of a request, and after how long its client leaves, if it does."""
-        options = self.vary(rng, self.options) if self.vary else self.options
+        options, mean = self.options, self.options.max_tokens or 1
+        if self.vary:
+            options = replace(options, max_tokens=rng.randint(max(1, mean // 2), 3 * mean // 2))
         leaves = rng.random() < self.cancelled
         return options, rng.expovariate(1 / self.cancel_after_s) if leaves else None
 

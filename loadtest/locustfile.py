@@ -18,11 +18,10 @@ from locust import events
 
 from flyspec.client import Credentials
 from flyspec.flags import flags_of
-from loadtest.load import Closed, Control, LoadPhase
-from loadtest.options import Requests
-from loadtest.prompts import FRESH, prompts_in_turn
+from loadtest.load import Closed, LoadPhase
+from loadtest.options import LoadOptions, Requests
 from loadtest.run import describe
-from loadtest.users.loops import TRANSPORTS, GenerateUser
+from loadtest.users import GenerateUser
 
 __all__ = ["GenerateUser"]
 
@@ -54,12 +53,12 @@ def begin(environment: Any, **_: Any) -> None:
     """Give the users what they share; one phase is on without end."""
     args = environment.parsed_options
     requests = Requests(**{name: getattr(args, name) for name in flags_of(Requests)})
-    endpoints = requests.endpoints(environment.host or "", Credentials.from_environment())
-    control = Control(
-        TRANSPORTS[requests.protocol](endpoints),
-        prompts_in_turn(requests.prompt_file or [FRESH], requests.seed),
-        requests.seed,
+    load = LoadOptions(
+        address=environment.host or "",
+        credentials=Credentials.from_environment(),
+        requests=requests,
     )
+    control = load.control()
     control.records = Unrecorded()
     options = requests.options()
     control.open_phase(LoadPhase(describe(options), Closed(args.num_users or 1), 0.0, options))

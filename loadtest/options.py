@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any
 
-import grpc
-
-from flyspec import rpc
 from flyspec.client import DEFAULT_ADDRESS, DEFAULT_ADMIN_ADDRESS, Credentials, GenerateOptions
 from flyspec.config import HTTP_PORT
 from flyspec.errors import ConfigError
@@ -20,58 +16,15 @@ from flyspec.speculation_length import SpeculationLength
 from flyspec.values.requests import SERVERS, request_flag
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.report import PageResults
-from loadtest.load import METRICS, Metric
-from loadtest.prompts import FRESH, VARIED
+from loadtest.load import METRICS, Control, Metric, Transport, prompts_in_turn
+from loadtest.protocols import TRANSPORTS, ProtocolName
 
-ProtocolName = Literal["grpc", "http"]
 DEFAULT_ADDRESSES: Mapping[ProtocolName, str] = {
     "grpc": DEFAULT_ADDRESS,
     "http": f"127.0.0.1:{HTTP_PORT}",
 }
 Limits = Mapping[Metric, float]
 """Times, ms, that a request may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """A port, and the credentials to show there."""
-
-    address: str
-    credentials: Credentials = field(default_factory=Credentials)
-
-    def http_url(self) -> str:
-        """Return the base URL of the HTTP API there, `https` if the credentials have TLS.
-
-        The address may begin with the scheme. Raises `ConfigError` for one that contradicts the
-        credentials, and for files that cannot be used.
-        """
-        scheme = "https" if self.credentials.security(self.address) else "http"
-        url = self.address if "://" in self.address else f"{scheme}://{self.address}"
-        try:
-            parts = urlsplit(url)
-            known = parts.hostname and parts.port and url == f"{scheme}://{parts.netloc}"
-        except ValueError:
-            known = False
-        if not known:
-            more = "" if scheme == "https" else "; give --ssl-ca-certs for https"
-            raise ConfigError(f"--address {self.address}: not {scheme}://HOST:PORT{more}")
-        return url
-
-    def connect(self) -> grpc.Channel:
-        """Return a channel of its own connection, opened on first use.
-
-        Raises `ConfigError` for files that cannot be used.
-        """
-        security = self.credentials.security(self.address)
-        options: list[tuple[str, int | str]] = [*rpc.CHANNEL_OPTIONS]
-        if security is None:
-            return grpc.insecure_channel(self.address, options=options)
-        if security.target_name:
-            options.append(("grpc.ssl_target_name_override", security.target_name))
-        return grpc.secure_channel(self.address, security.credentials, options=options)
-
-
-# --- reading values ---------------------------------------------------------------------------
 
 
 def list_of(read_one: Callable[[str], Any], form: str) -> Callable[[Any], tuple[Any, ...]]:
@@ -115,9 +68,8 @@ class Requests:
 
     protocol: Annotated[ProtocolName, _flag("gRPC, or OpenAI's API over HTTP.")] = "grpc"
     prompt_file: Annotated[tuple[str, ...], _flag(
-        "Prompt file, in any format of `flyspec generate`; repeatable. Instead of a file: "
-        f"{FRESH} (fresh word problems), {VARIED} (those, code and long chats).",
-        metavar="FILE", default=FRESH,
+        "Prompt file, in any format of `flyspec generate`; repeatable.",
+        metavar="FILE", default="fresh word problems",
     )] = ()
     rule: Annotated[str, _flag("Acceptance rule.", default=SERVERS)] = ""
     num_speculative_tokens: Annotated[
@@ -142,17 +94,6 @@ class Requests:
             num_speculative_tokens=self.num_speculative_tokens,
             timeout_s=self.timeout_s,
         )
-
-    def endpoints(self, addresses: str, credentials: Credentials) -> list[Endpoint]:
-        """Return where to connect, checked; empty is the default. Raises `ConfigError`."""
-        given = (addresses or DEFAULT_ADDRESSES[self.protocol]).split(",")
-        found = [Endpoint(address, credentials) for address in given]
-        for endpoint in found:
-            if self.protocol == "http":
-                endpoint.http_url()
-            else:
-                credentials.security(endpoint.address)
-        return found
 
 
 # fmt: off
@@ -200,7 +141,20 @@ class LoadOptions:
         self.results.check()
         if self.goals.min_goodput is not None and not self.goals.latency:
             raise ConfigError("--min-goodput: needs --goodput, the latency goals")
-        self.requests.endpoints(self.address, self.credentials)
+
+    @property
+    def addresses(self) -> list[str]:
+        return (self.address or DEFAULT_ADDRESSES[self.requests.protocol]).split(",")
+
+    def transport(self) -> Transport:
+        """Return connections to the addresses. Raises `ConfigError` for those that cannot be."""
+        return TRANSPORTS[self.requests.protocol](self.addresses, self.credentials)
+
+    def control(self) -> Control:
+        """Return what the users share. Raises `ConfigError`, also for prompts."""
+        asked = self.requests
+        prompts = prompts_in_turn(asked.prompt_file, asked.seed)
+        return Control(self.transport(), prompts, asked.seed)
 
     def shown(self, own: Any) -> dict[str, str]:
         """Return the flags that a report repeats: no secrets, addresses or names of files."""

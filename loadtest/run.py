@@ -9,22 +9,22 @@ import datetime
 import signal
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import gevent
 
 from flyspec.client import GenerateOptions, Status
+from flyspec.errors import FlyspecError
 from flyspec_lab.report import Report, Section
-from loadtest.admin import left_open, slots, status_at
 from loadtest.figures import Check, PhaseResult, check_goals
 from loadtest.load import Closed, Control, LoadPhase
-from loadtest.options import Endpoint, LoadOptions
-from loadtest.prompts import FRESH, prompts_in_turn
+from loadtest.options import LoadOptions
+from loadtest.protocols import status_at
 from loadtest.report import NOTES, checked, curves, phase_table
-from loadtest.sampler import Sampler
+from loadtest.sampler import Sampler, left_open, slots
 
 SPAWN_RATE = 100
 SETTLE_S = 10.0
@@ -32,20 +32,10 @@ SETTLE_S = 10.0
 SAMPLE_S = 0.5
 MAX_LATE_MS = 100.0
 """p99 of how late requests are sent, beyond which the generator measures itself."""
-F = TypeVar("F")
 
 
 class Interrupted(BaseException):
     """The test was asked to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class ScenarioVerdict:
-    """Findings: figures for the JSON, sentences, and checks besides those of every test."""
-
-    found: Mapping[str, Any] = field(default_factory=dict)
-    lines: Sequence[str] = ()
-    checks: Sequence[Check] = ()
 
 
 def describe(options: GenerateOptions) -> str:
@@ -57,34 +47,28 @@ def describe(options: GenerateOptions) -> str:
     return f"{rule}, K = {k}" if k is not None else rule
 
 
-def run_test(
-    kind: type[LoadTest[Any]], load: LoadOptions, own: Any, say: Callable[[str], None]
-) -> int:
+def run_test(kind: type[LoadTest], load: LoadOptions, own: Any, say: Callable[[str], None]) -> int:
     """Run a test and write its report; the exit code. Raises `FlyspecError` if it cannot begin."""
-    from loadtest.users.loops import TRANSPORTS
-
     main = gevent.getcurrent()
     for signal_ in (signal.SIGINT, signal.SIGTERM):
         gevent.signal_handler(signal_, gevent.kill, main, Interrupted)
     load.validate()
-    asked = load.requests
-    endpoints = asked.endpoints(load.address, load.credentials)
-    with closing(TRANSPORTS[asked.protocol](endpoints)) as transport:
-        prompts = prompts_in_turn(asked.prompt_file or [kind.prompts(own)], asked.seed)
-        test = kind(load, own, Control(transport, prompts, asked.seed), say)
+    control = load.control()
+    with closing(control.transport):
         try:
-            report = test.run()
+            report = kind(load, own, control, say).run()
         except Interrupted:
             say("stopped before it began")
             return 2
     return load.results.finish(report)
 
 
-class LoadTest(ABC, Generic[F]):
+class LoadTest(ABC):
     """A scenario, run against an installation with its own flags `own`, and told to `say`.
 
     `defaults_of_load` and `defaults` are the defaults of its flags. `slots` are the generations
-    that the installation runs at once, None if unknown; `done` grows as phases end.
+    that the installation runs at once, None if unknown. `found` has figures for the JSON, `lines`
+    sentences, `checks` what had to hold.
     """
 
     name: ClassVar[str]
@@ -93,37 +77,34 @@ class LoadTest(ABC, Generic[F]):
     defaults: ClassVar[Any]
 
     def __init__(
-        self, load: LoadOptions, own: F, control: Control, say: Callable[[str], None] = print
+        self, load: LoadOptions, own: Any, control: Control, say: Callable[[str], None] = print
     ) -> None:
         self.load, self.own, self.control, self.say = load, own, control, say
         self.seconds, self.options = load.seconds, load.requests.options()
         self.sampler = Sampler(dict(load.watch), control.now, lambda: len(control.records))
         self.slots: int | None = None
-        self.done: list[PhaseResult] = []
         self._phases: list[tuple[LoadPhase, float, float]] = []  # with begin and end of sending
-        self._trouble: list[Check] = []
+        self.found, self.lines, self.checks = dict[str, Any](), list[str](), list[Check]()
 
     @abstractmethod
     def phases(self) -> Iterator[LoadPhase]:
         """Yield the load, phase by phase."""
 
     @abstractmethod
-    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> None:
         """Judge the phases, by name; raises KeyError if one did not take place."""
-
-    @classmethod
-    def prompts(cls, own: F) -> str:
-        """Return the kind of prompts, unless there are prompt files."""
-        return FRESH
 
     def run(self) -> Report:
         """Run all of it. Raises `FlyspecError` if it cannot begin."""
         from locust.env import Environment
 
-        from loadtest.users.loops import GenerateUser
+        from loadtest.users import GenerateUser
 
-        target, before = self.control.transport.target(), self._status()
-        if before:  # knows more than HTTP tells
+        try:
+            target = self.control.transport.target()
+        except FlyspecError as error:
+            raise FlyspecError(f"{self.load.addresses[0]} does not answer: {error}") from None
+        if before := self._status():  # knows more than HTTP tells
             target, self.slots = before.verify.model or target, slots(before)
         began = datetime.datetime.now(datetime.UTC)
         environment = Environment(user_classes=[GenerateUser])
@@ -133,32 +114,31 @@ class LoadTest(ABC, Generic[F]):
         try:
             for phase in self.phases():
                 self._phase(runner, phase)
-                self.done.append(self._result(*self._phases[-1]))
         except Interrupted:
-            self._trouble.append(Check("interrupted", False, "the test was stopped before its end"))
+            self.checks.append(Check("interrupted", False, "the test was stopped before its end"))
         finally:
             self.control.opened.clear()
             self._drain()
             runner.quit()
             looking.kill()
-        # Requests of a phase that was not drained have ended since.
-        self.done = [self._result(*phase) for phase in self._phases]
-        try:
-            verdict = self.judge({result.name: result for result in self.done})
-        except KeyError:  # interrupted before a phase that it judges
-            verdict = ScenarioVerdict()
-        checks = [
-            *check_goals(self.load.goals, self.done), *self._left(before), *verdict.checks,
-            *self._trouble,
-        ]  # fmt: skip
-        lines = [*verdict.lines, *self._warnings(), NOTES]
+        done = self.done
+        with suppress(KeyError):  # interrupted before a phase that it judges
+            self.judge({result.name: result for result in done})
+        checks = [*check_goals(self.load.goals, done), *self._left(before), *self.checks]
+        late = [
+            f"warning: {r.name}: requests were sent {r.figures.late_p99_ms:.0f} ms late (p99): the "
+            "load generator is too slow for its own load and measures itself"
+            for r in done
+            if r.figures.late_p99_ms > MAX_LATE_MS
+        ]
+        lines = [*self.lines, *late, NOTES]
         options = self.load.shown(self.own)
         failed = (r.error for r in self.control.records if r.outcome == "failed")
         begun, seconds = began.strftime("%Y-%m-%d %H:%M UTC"), self.control.now()
-        section = Section("Phases", lines, [phase_table(self.done)], curves(self.done))
+        section = Section("Phases", lines, [phase_table(done)], curves(done))
         report = checked(checks, [section], {
             "scenario": self.name, "begun": begun, "seconds": seconds, "target": target,
-            "options": options, "found": verdict.found, "phases": self.done,
+            "options": options, "found": self.found, "phases": done,
             "errors": dict(Counter(failed).most_common(10)), "memory": self.sampler.memory,
         })  # fmt: skip
         return replace(
@@ -172,7 +152,7 @@ class LoadTest(ABC, Generic[F]):
     def _status(self) -> Status | None:
         """Return the installation's status, if its admin address is known."""
         address = self.load.admin_address
-        return status_at(Endpoint(address, self.load.credentials)) if address else None
+        return status_at(address, self.load.credentials) if address else None
 
     # --- phases ---------------------------------------------------------------------------------
 
@@ -199,9 +179,11 @@ class LoadTest(ABC, Generic[F]):
         while self.control.in_flight and self.control.now() < until:
             gevent.sleep(0.02)
 
-    def _result(self, phase: LoadPhase, began: float, sent_until: float) -> PhaseResult:
-        limits = self.load.goals.latency
-        return PhaseResult.of(phase, began, sent_until, self.control.records, limits)
+    @property
+    def done(self) -> list[PhaseResult]:
+        """The phases that are over; requests of one that was not drained may still be running."""
+        records, limits = self.control.records, self.load.goals.latency
+        return [PhaseResult.of(*phase, records, limits) for phase in self._phases]
 
     def _look(self) -> None:
         while True:
@@ -230,12 +212,4 @@ class LoadTest(ABC, Generic[F]):
         return [
             Check("left open", not more, f"{said} more than before"),
             Check("target", not lost, target),
-        ]
-
-    def _warnings(self) -> list[str]:
-        return [
-            f"warning: {r.name}: requests were sent {r.figures.late_p99_ms:.0f} ms late (p99): the "
-            "load generator is too slow for its own load and measures itself"
-            for r in self.done
-            if r.figures.late_p99_ms > MAX_LATE_MS
         ]

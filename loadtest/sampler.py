@@ -1,4 +1,4 @@
-"""Samples of the memory of processes, and its growth."""
+"""Processes seen from outside: their memory, its growth, and sessions that they have open."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
+
+from flyspec.client import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +62,21 @@ def resident_mib(pid: int) -> float | None:
         return float(psutil.Process(pid).memory_info().rss / (1 << 20))
     except psutil.NoSuchProcess:
         return None
+
+
+def left_open(status: Status) -> dict[str, int]:
+    """Return what must be 0 without requests: sessions of both services, generations."""
+    return {
+        "verify sessions": sum(u.sessions.active for u in status.targets),
+        "draft sessions": sum(u.sessions.active for u in status.drafters),
+        "generations": status.active_generations,
+        "waiting": status.waiting_generations,
+    }
+
+
+def slots(status: Status) -> int | None:
+    """Return how many generations the services can hold at once; None if unknown."""
+    limits = [
+        sum(u.sessions.limit for u in of if u.ready) for of in (status.targets, status.drafters)
+    ]
+    return min((limit for limit in limits if limit), default=None)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, Signature, getdoc
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
 from flyspec.cli.help import HelpCommand
 from flyspec.cli.options import with_flags
 from flyspec.cli.program import program
-from flyspec.client import GenerateOptions
-from flyspec.drafter_names import DRAFTER_KINDS, NEED_DATASTORE
 from flyspec.flags import Flag
-from flyspec.rules import Rule
-from flyspec.values.tokens import SamplingParams
 from loadtest.figures import Check, PhaseResult, knee, number, percentile, times
 from loadtest.load import Closed, LoadPhase, Open
 from loadtest.options import LoadOptions, Requests, list_of
-from loadtest.prompts import FRESH, VARIED
-from loadtest.run import MAX_LATE_MS, LoadTest, ScenarioVerdict, describe
+from loadtest.run import LoadTest, describe
 
 MAX_MEMORY_GROWTH = 0.05
 """Maximum growth of each --watch process, once warm, as a share."""
@@ -46,10 +40,7 @@ class RateFlags:
     ] = None
 
 
-R = TypeVar("R", bound=RateFlags)
-
-
-class Arrivals(LoadTest[R]):
+class Arrivals(LoadTest):
     """Requests at a rate that the installation sustains, or a multiple of it."""
 
     def sustainable(self) -> Generator[LoadPhase, None, tuple[float, float]]:
@@ -64,19 +55,19 @@ class Arrivals(LoadTest[R]):
         rate = self.done[-1].figures.requests_per_s
         return max(rate, 0.01), self.seconds - seconds
 
-    def memory(self, phase: PhaseResult) -> tuple[dict[str, float], list[Check]]:
-        """Return the growth of each process's memory in a phase as a share, and its checks."""
+    def check_memory(self, phase: PhaseResult) -> None:
+        """Bound the growth of each process's memory in a phase, as a share."""
         grown, memory = self.sampler.growth(phase.began, phase.sent_until), self.sampler.memory
         shares = {name: mib / memory[name][-1].mib for name, mib in grown.items()}
-        return shares, bounded("memory", shares, MAX_MEMORY_GROWTH)
+        self.bound("memory", shares, MAX_MEMORY_GROWTH)
 
-
-def bounded(what: str, shares: Mapping[str, float], bound: float) -> list[Check]:
-    """Check that each of these grew by no more than a share."""
-    return [
-        Check(f"{what} of {name}", share <= bound, f"{share:+.1%}, bound {bound:+.0%}")
-        for name, share in shares.items()
-    ]
+    def bound(self, what: str, shares: Mapping[str, float], bound: float) -> None:
+        """Check that each of these grew by no more than a share."""
+        self.found[f"{what}_growth"] = shares
+        self.checks += [
+            Check(f"{what} of {name}", share <= bound, f"{share:+.1%}, bound {bound:+.0%}")
+            for name, share in shares.items()
+        ]
 
 
 # --- ramp -------------------------------------------------------------------------------------
@@ -114,7 +105,7 @@ class RampFlags:
     # fmt: on
 
 
-class Ramp(LoadTest[RampFlags]):
+class Ramp(LoadTest):
     """Increase the load in steps; with --against, every step is run with either K."""
 
     name = "ramp"
@@ -140,8 +131,8 @@ class Ramp(LoadTest[RampFlags]):
                 name = f"{load}, {series}" if len(ways) > 1 else str(load)
                 yield LoadPhase(name, load, each, options, series)
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
-        curves, lines = [], []
+    def judge(self, phases: Mapping[str, PhaseResult]) -> None:
+        curves = []
         for series in dict.fromkeys(p.series for p in phases.values() if p.series):
             steps = [p for p in phases.values() if p.series == series]
             most = max(p.figures.tokens_per_s for p in steps)
@@ -153,10 +144,10 @@ class Ramp(LoadTest[RampFlags]):
                     f"{number(figures.e2e.p50)} ms end to end (p50), {number(figures.e2e.p99)} ms "
                     "(p99)"
                 )
-            lines.append(f"{series}: {said}; at most {number(most)} tokens/s")
+            self.lines.append(f"{series}: {said}; at most {number(most)} tokens/s")
             curves.append({"series": series, "knee": None if at is None else steps[at].load,
                            "most_tokens_per_s": most})  # fmt: skip
-        return ScenarioVerdict({"curves": curves}, lines)
+        self.found["curves"] = curves
 
 
 # --- soak -------------------------------------------------------------------------------------
@@ -165,8 +156,6 @@ SOAK_LOAD = 0.5
 """Share of the sustainable rate."""
 MAX_LATENCY_GROWTH = 0.25
 """Maximum growth of p50 and p99 latency from the middle third to the last."""
-RULES = ("exact", "fly", "fly-paper", "margin", "fuzzy", "typical", "rejection", "random")
-DRAFTERS = ("", *(kind for kind in DRAFTER_KINDS if kind not in NEED_DATASTORE))
 
 
 # fmt: off
@@ -178,34 +167,23 @@ class SoakFlags(RateFlags):
     cancel_after: Annotated[float, _own(
         "Mean seconds until they are cancelled, unless they end before.", min=0.001,
     )] = 1.0
-    varied: Annotated[bool, _own(
-        "Draw every request's rule, drafter, K, sampling and length (up to --max-tokens), and ask "
-        f"for {VARIED} prompts.",
-    )] = False
     # fmt: on
 
 
-class Soak(Arrivals[SoakFlags]):
+class Soak(Arrivals):
     """Poisson arrivals at a share of the sustainable rate; some clients cancel mid-stream."""
 
     name = "soak"
     about = "Steady load for a long time; neither memory nor latency may grow."
     defaults = SoakFlags()
 
-    @classmethod
-    def prompts(cls, own: SoakFlags) -> str:
-        return VARIED if own.varied else FRESH
-
     def phases(self) -> Iterator[LoadPhase]:
         rate, seconds = yield from self.sustainable()
         rate *= SOAK_LOAD if self.own.rate is None else 1.0
-        yield LoadPhase(
-            "soak", Open(rate), seconds, self.options,
-            vary=vary_everything if self.own.varied else None, cancelled=self.own.cancelled,
-            cancel_after_s=self.own.cancel_after,
-        )  # fmt: skip
+        yield LoadPhase("soak", Open(rate), seconds, self.options, cancelled=self.own.cancelled,
+                        cancel_after_s=self.own.cancel_after)  # fmt: skip
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
+    def judge(self, phases: Mapping[str, PhaseResult]) -> None:
         soak, growth = phases["soak"], dict[str, float]()
         third, records = (soak.sent_until - soak.began) / 3, self.control.records
         middle, last = (
@@ -215,24 +193,8 @@ class Soak(Arrivals[SoakFlags]):
         if middle and last:
             for name, share in (("p50", 0.5), ("p99", 0.99)):
                 growth[name] = percentile(last, share) / percentile(middle, share) - 1
-        memory, checks = self.memory(soak)
-        checks += bounded("latency", growth, MAX_LATENCY_GROWTH)
-        return ScenarioVerdict({"memory_growth": memory, "latency_growth": growth}, checks=checks)
-
-
-def vary_everything(rng: random.Random, options: GenerateOptions) -> GenerateOptions:
-    """Draw every option of a request."""
-    return replace(
-        options,
-        sampling=SamplingParams(rng.choice([0.0, 0.0, 0.8]), rng.choice([1.0, 0.9])),
-        seed=rng.randrange(1 << 30),
-        max_tokens=rng.randint(1, options.max_tokens or 1),
-        ignore_eos=rng.random() < 0.5,
-        drafter=rng.choice(DRAFTERS),
-        rule=Rule(rng.choice(RULES)),
-        num_speculative_tokens=rng.choice([0, 2, 4, 8, 15]),
-        logprobs=rng.choice([None, None, 2]),
-    )
+        self.check_memory(soak)
+        self.bound("latency", growth, MAX_LATENCY_GROWTH)
 
 
 # --- overload ---------------------------------------------------------------------------------
@@ -247,15 +209,18 @@ MAX_REFUSAL_MS = 500.0
 """Maximum p99 time to a refusal."""
 MAX_RECOVERY_S = 5.0
 """Maximum time from the end of the overload to a request with a normal latency."""
+ALONE_S = 0.5
+"""Time in which, once all others have ended, one user sends requests, the first of which has to
+complete: however slow the machine is, and however short the phase after the overload."""
 
 
-class Overload(Arrivals[RateFlags]):
+class Overload(Arrivals):
     """Poisson arrivals at 80 % of the sustainable rate, at ten times that rate, at 80 % again.
 
     Accepted requests must stay within twice the p99 latency at 80 %, the others must be refused
     at once with a time to retry after, memory must not grow, and soon after the overload a
     request must have a normal latency again. Output lengths vary by half around --max-tokens.
-    Goals apply before and after the overload.
+    In the end a user who is alone must be served. Goals apply before and after the overload.
     """
 
     name = "overload"
@@ -270,14 +235,15 @@ class Overload(Arrivals[RateFlags]):
     def phases(self) -> Iterator[LoadPhase]:
         rate, seconds = yield from self.sustainable()
         phase = LoadPhase("before", Open(NORMAL_LOAD * rate), (1 - OVERLOADED) / 2 * seconds,
-                          self.options, vary=vary_length)  # fmt: skip
+                          self.options, vary=True)  # fmt: skip
         yield phase
         yield replace(phase, name="burst", load=Open(OVERLOAD * rate),
                       seconds=OVERLOADED * seconds, judged=False, drain=False)  # fmt: skip
         yield replace(phase, name="after")
+        yield LoadPhase("alone", Closed(1), ALONE_S, self.options, judged=False)
 
-    def judge(self, phases: Mapping[str, PhaseResult]) -> ScenarioVerdict:
-        burst, after = phases["burst"], phases["after"]
+    def judge(self, phases: Mapping[str, PhaseResult]) -> None:
+        burst, after, alone = phases["burst"], phases["after"], phases["alone"]
         normal, records = phases["before"].figures.e2e.p99, self.control.records
         again = min((r.planned - burst.sent_until for r in records if r.phase == "after"
                      and (r.metric("e2e") or math.inf) <= normal), default=math.inf)  # fmt: skip
@@ -285,17 +251,15 @@ class Overload(Arrivals[RateFlags]):
         calm = [r for r in records
                 if r.phase == "before" or (r.phase == "after" and r.planned > settled)]  # fmt: skip
         ratio = burst.figures.e2e.p99 / percentile(times(calm, "e2e"), 0.99)
-        late, refusal = burst.figures.late_p99_ms, burst.figures.refusal.p99
+        refusal = burst.figures.refusal.p99
         refused = [r for r in records if r.outcome == "refused"]
         silent = sum(r.retry_after_s is None for r in refused)
-        growth, memory = self.memory(burst)
-        found = {"normal_e2e_ms": normal, "normal_again_after_s": again, "p99_ratio": ratio,
-                 "memory_growth": growth}  # fmt: skip
-        line = f"a latency is normal up to {number(normal)} ms, p99 before the burst"
-        return ScenarioVerdict(found, [line], [
+        served = after.figures.complete + alone.figures.complete
+        self.found |= {"normal_e2e_ms": normal, "normal_again_after_s": again, "p99_ratio": ratio}
+        self.lines.append(f"a latency is normal up to {number(normal)} ms, p99 before the burst")
+        self.checks += [
             Check("refusals", silent == 0, f"{silent} of {len(refused)} did not say when to retry"),
-            Check("after", after.figures.complete > 0,
-                  f"{after.figures.complete} requests completed after the burst"),
+            Check("after", served > 0, f"{served} requests completed after the burst"),
             Check("overload", burst.figures.refused > 0,
                   f"{burst.figures.refused} requests were refused"),
             Check("p99 of accepted requests", ratio <= MAX_P99_RATIO,
@@ -304,21 +268,13 @@ class Overload(Arrivals[RateFlags]):
                   f"{refusal:.0f} ms (p99), bound {MAX_REFUSAL_MS:g} ms"),
             Check("normal latency", again <= MAX_RECOVERY_S,
                   f"after {again:.1f} s, bound {MAX_RECOVERY_S:g} s"),
-            Check("generator", late <= MAX_LATE_MS,
-                  f"{late:.0f} ms late (p99), bound {MAX_LATE_MS:g} ms"),
-            *memory,
-        ])  # fmt: skip
-
-
-def vary_length(rng: random.Random, options: GenerateOptions) -> GenerateOptions:
-    """Draw an output's length from half to one and a half times `max_tokens`."""
-    mean = options.max_tokens or 1
-    return replace(options, max_tokens=rng.randint(max(1, mean // 2), max(1, 3 * mean // 2)))
+        ]  # fmt: skip
+        self.check_memory(burst)
 
 
 # --- all of them ------------------------------------------------------------------------------
 
-SCENARIOS: dict[str, type[LoadTest[Any]]] = {
+SCENARIOS: dict[str, type[LoadTest]] = {
     scenario.name: scenario for scenario in (Ramp, Soak, Overload)
 }
 
@@ -332,7 +288,7 @@ def scenario_app(about: str, start: Callable[..., int], **more: Any) -> typer.Ty
     app = program(no_args_is_help=True, help=about)
     for name, scenario in SCENARIOS.items():
 
-        def command(scenario: type[LoadTest[Any]] = scenario, **given: Any) -> None:
+        def command(scenario: type[LoadTest] = scenario, **given: Any) -> None:
             raise typer.Exit(start(scenario, **given))
 
         defaults = {"own": scenario.defaults, "load": scenario.defaults_of_load, **more}

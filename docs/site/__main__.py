@@ -8,11 +8,15 @@ import sys
 import tomllib
 from pathlib import Path
 
-from docs.site import cli, http, settings
+from docs.site import reference
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
-PAGES = {"cli": cli.page, "http-api": http.page, "settings": settings.page}
+PAGES = {
+    "cli": reference.command_line,
+    "http-api": reference.http_api,
+    "settings": reference.settings,
+}
 """Generated pages of reference/, by name."""
 FOLDERS = (".", "measurements", "reference")
 """Folders of documents."""

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -22,17 +22,16 @@ from flyspec.flags import Flag
 from flyspec.tables import make_table
 from flyspec_lab.audit import AuditedTarget, Auditor
 from flyspec_lab.report import Report, Results
-from loadtest.admin import left_open
 from loadtest.chaos.faults import FAULTS, play
-from loadtest.chaos.fleet import FOREIGN_DRAFTER, proxied_fleet
+from loadtest.chaos.fleet import proxied_fleet
 from loadtest.chaos.work import Request, Work, fault_free
 from loadtest.figures import Check, Spread
 from loadtest.report import checked
-from loadtest.sampler import resident_mib
+from loadtest.sampler import left_open, resident_mib
 
-SETTLE_S = 45.0
+SETTLE_S = 75.0
 """So long after the last fault, all has to be as before: a service finds out by keepalive that a
-connection was forgotten, and only then gives up the sessions on it."""
+connection was forgotten, which takes it a minute, and only then gives up the sessions on it."""
 PROBED_S = 2.0
 """After this time the orchestrator knows what its services say of themselves."""
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
@@ -43,40 +42,29 @@ MAX_SHOWN = 20
 # fmt: off
 @dataclass(frozen=True)
 class ChaosOptions:
-    """A run; a `small` one has a smaller fleet, and only faults from outside of the services."""
+    """A run."""
 
-    seconds: Annotated[float, Flag("Seconds of faults; 0: each fault once.", min=0)] = 300.0
+    seconds: Annotated[float, Flag(
+        "Seconds of faults; 0: each fault from outside of a service once, on a smaller fleet.",
+        min=0,
+    )] = 300.0
     streams: Annotated[int, Flag("Concurrent requests.", min=1)] = 32
     texts: Annotated[int, Flag("Number of different texts.", min=1)] = 96
     lossy_share: Annotated[float, Flag("Share of requests with lossy rules.", min=0)] = 0.3
     seed: Annotated[int | None, Flag("Random seed (default: chosen and reported).")] = None
-    small: bool = False
     # fmt: on
 
 
-@dataclass
-class ChaosRun:
-    """A run that is over: `faults` by kind and service, sessions `left`, drafters `lost`."""
-
-    seed: int
-    seconds: float
-    requests: Sequence[Request]
-    faults: Sequence[tuple[str, str]]
-    left: dict[str, int]
-    lost: set[str]
-    orchestrator_mib: tuple[float, float]
-
-
-async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> ChaosRun:
-    """Make a run. Raises `FlyspecError` when a service does not come back."""
+async def disturb(options: ChaosOptions) -> Report:
+    """Make a run, and judge it. Raises `FlyspecError` when a service does not come back."""
     seed = random.SystemRandom().randrange(1 << 30) if options.seed is None else options.seed
     say(f"seed {seed}; starting the services")
     async with (
-        proxied_fleet(options.small) as fleet,
+        proxied_fleet(small=not options.seconds) as fleet,
         AsyncClient(f"{LOOPBACK}:{fleet.orchestrator.port}", max_retries=0) as client,
     ):
         child = fleet.orchestrator.child
-        names = await _drafters(client, options.small)
+        names = list((await client.list_models()).drafters)
         say(f"drafters: {', '.join(names)}; generating {options.texts} texts without faults")
         texts = await fault_free(client, seed, options.texts)
         warm, begun = resident_mib(child.pid) or 0.0, time.monotonic()
@@ -84,23 +72,18 @@ async def disturb(options: ChaosOptions, say: Callable[[str], None] = say) -> Ch
         async with asyncio.TaskGroup() as streams:
             for number in range(options.streams):
                 streams.create_task(work.stream(random.Random(f"{seed} stream {number}")))
-            faults = await play(fleet, seed, options.seconds, say)
+            faults = await play(fleet, seed, options.seconds)
             work.over = True
         seconds = time.monotonic() - begun
         left, lost = await _settle(f"{LOOPBACK}:{child.facts['admin_port']}")
-        mib = warm, resident_mib(child.pid) or 0.0
-    return ChaosRun(seed, seconds, work.requests, faults, left, lost, mib)
-
-
-async def _drafters(client: AsyncClient, small: bool) -> list[str]:
-    """Return the drafters' names once all are available."""
-    deadline = time.monotonic() + SETTLE_S
-    while time.monotonic() < deadline:
-        names = list((await client.list_models()).drafters)
-        if small or FOREIGN_DRAFTER in names:
-            return names
-        await asyncio.sleep(0.1)
-    raise FlyspecError(f"no drafter {FOREIGN_DRAFTER!r} among {', '.join(names)}")
+        end = resident_mib(child.pid) or 0.0
+    checks = [
+        Check("sessions left", not left, f"{left or 'none'}"),
+        Check("drafters", not lost, f"not ready again: {sorted(lost) or 'none'}"),
+        Check("memory", end <= MAX_GROWTH * warm + MAX_GROWTH_MIB,
+              f"orchestrator {warm:.0f} MiB before, {end:.0f} MiB after"),
+    ]  # fmt: skip
+    return report(f"{seconds:.0f} s, seed {seed}", work.requests, faults, checks)
 
 
 async def _settle(admin_address: str) -> tuple[dict[str, int], set[str]]:
@@ -132,35 +115,33 @@ def judge_again(requests: Sequence[Request]) -> dict[str, str]:
     return found
 
 
-def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
-    """Judge a run, and sum it up."""
-    complete = [(r, r.generation) for r in done.requests if r.generation is not None]
+def report(
+    title: str, requests: Sequence[Request], faults: Sequence[tuple[str, str]], others: list[Check]
+) -> Report:
+    """Judge the requests of a run, and sum it up, with its faults by kind and service."""
+    complete = [(r, r.generation) for r in requests if r.generation is not None]
     lossy = [request for request, _ in complete if request.lossy]
     rounds = sum(len(generation.rounds) for request, generation in complete if request.lossy)
     say(f"judging {rounds} rounds of {len(lossy)} requests again")
-    bad = {str(request): request.problem for request in done.requests if request.problem}
+    bad = {str(request): request.problem for request in requests if request.problem}
     bad |= judge_again(lossy)
-    warm, end = done.orchestrator_mib
     checks = [
         *(Check(name, False, said) for name, said in list(bad.items())[:MAX_SHOWN]),
-        Check("requests", not bad, f"{len(bad)} of {len(done.requests)} ended badly"),
-        Check("sessions left", not done.left, f"{done.left or 'none'}"),
-        Check("drafters", not done.lost, f"not ready again: {sorted(done.lost) or 'none'}"),
-        Check("memory", end <= MAX_GROWTH * warm + MAX_GROWTH_MIB,
-              f"orchestrator {warm:.0f} MiB before, {end:.0f} MiB after"),
-    ]  # fmt: skip
+        Check("requests", not bad, f"{len(bad)} of {len(requests)} ended badly"),
+        *others,
+    ]
     delays = defaultdict[str, list[float]](list)
     for _, generation in complete:
         for recovery in generation.completion.recoveries:
             delays[recovery.kind.name.lower().replace("_", " ")].append(recovery.delay_ns / 1e6)
     spreads = {kind: Spread.of(of) for kind, of in sorted(delays.items())}
-    counts, services = Counter(done.faults), sorted({service for _, service in done.faults})
+    counts, services = Counter(faults), sorted({service for _, service in faults})
     by_kind = {f.name: [counts[f.name, service] for service in services] for f in FAULTS}
+    ended = {"exact": len(complete) - len(lossy), "lossy": len(lossy)}
     tokens = sum(len(generation.token_ids) for _, generation in complete)
     line = (
-        f"{done.seconds:.0f} s, seed {done.seed}: {len(done.requests)} requests, "
-        f"{len(complete) - len(lossy)} completed with exact, {len(lossy)} with lossy rules "
-        f"({rounds} rounds judged again); {tokens} tokens"
+        f"{title}: {len(requests)} requests, {ended['exact']} completed with exact, "
+        f"{ended['lossy']} with lossy rules ({rounds} rounds judged again); {tokens} tokens"
     )
     return checked(checks, [
         make_table(["fault", *services, "all"], [
@@ -169,7 +150,7 @@ def report(done: ChaosRun, say: Callable[[str], None] = say) -> Report:
             [kind, str(s.count), *(f"{ms:,.0f}" for ms in (s.p50, s.p99, s.max))]
             for kind, s in spreads.items()]),
         line,
-    ], {"seed": done.seed, "faults": by_kind, "recoveries": spreads})  # fmt: skip
+    ], {"run": title, "faults": by_kind, "complete": ended, "recoveries": spreads})  # fmt: skip
 
 
 @with_flags
@@ -185,7 +166,7 @@ def chaos(results: Results, options: ChaosOptions) -> None:
     may fail or exceed its deadline; at the end no session may be left, and every drafter must be
     ready again. The exit code is 1 if any of this does not hold; --seed repeats a schedule.
     """
-    results.of(lambda: report(asyncio.run(disturb(options))))
+    results.of(lambda: asyncio.run(disturb(options)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import math
 import random
 import signal
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from flyspec.bundled import DRAFT
+from flyspec.cli.program import say
 from flyspec.errors import FlyspecError
 from flyspec.serving import EXIT_LOST
 from loadtest.chaos.fleet import Fleet, Replica, Role
@@ -25,8 +25,8 @@ BOTH, BOTH_PAUSE_S = "both targets", 45.0
 """Faults of all targets at once, and the mean time between them."""
 CALM_S = 2.0
 """A service works for so long at least before its next fault."""
-ONCE_S = 2.0
-"""Longest fault of a run that has each of them once, unless it ends by itself."""
+ONCE_S, ONCE_PAUSE_S = 2.0, 0.3
+"""Longest fault and mean pause of a run that has each of them once."""
 TELLS = [lie.tell for lie in LIES if lie.top_k is None]
 """Lies that need no certain question."""
 Suffering = AsyncIterator[None]
@@ -66,22 +66,17 @@ async def _ended(how: signal.Signals, replica: Replica, rng: random.Random) -> S
 
 
 @asynccontextmanager
-async def _ill(illness: str, replica: Replica, rng: random.Random) -> Suffering:
-    """Have the model fail after some steps.
+async def _otherwise(
+    flags: Sequence[str], illness: str, replica: Replica, rng: random.Random
+) -> Suffering:
+    """Restart the process with more flags, or with a model that fails after some steps.
 
-    Raises `FlyspecError` if the process ends with a code other than the one for a restart.
+    Raises `FlyspecError` if it ends with a code other than the one for a restart.
     """
-    await replica.restart(illness=[illness, str(rng.randint(5, 60))])
+    await replica.restart([illness, str(rng.randint(5, 60))] if illness else (), flags)
     yield
     if replica.child.process.returncode not in (None, EXIT_LOST):
         raise FlyspecError(f"{replica.name}, ill: {await replica.child.how_it_ended()}")
-    await replica.restart()
-
-
-@asynccontextmanager
-async def _with_another_model(replica: Replica, rng: random.Random) -> Suffering:
-    await replica.restart(flags=["--model", str(DRAFT)])
-    yield
     await replica.restart()
 
 
@@ -131,22 +126,20 @@ FAULTS = (
     Fault("cut", partial(_until, _refuse, lambda r: setattr(r.proxy, "refusing", False)),
           4, (0.0, 2.0)),
     Fault("forget", partial(_until, lambda r: r.proxy.forget(), lambda _: None), 2, (0.0, 0.0)),
-    *(Fault(illness, partial(_ill, illness), weight, (20.0, 20.0), True, True)
+    *(Fault(illness, partial(_otherwise, (), illness), weight, (20.0, 20.0), True, True)
       for illness, weight in (("device", 1), ("raises", 2), ("nan", 2), ("hang", 2))),
     Fault("lie", _lying, 3, (1.0, 4.0), True, True, "drafter"),
-    Fault("other weights", _with_another_model, 2, (2.0, 6.0), True, True, "target"),
+    Fault("other weights", partial(_otherwise, ("--model", str(DRAFT)), ""), 2, (2.0, 6.0), True,
+          True, "target"),
 )
 # fmt: on
 """Held back and cut off by the proxy: `delay` adds time, `stall` forwards later, `drop` cuts what
 was held back, `cut` also refuses new connections, `forget` is silence on existing ones for good."""
-OUTER = [fault.name for fault in FAULTS if not fault.inner]
-INNER = [fault.name for fault in FAULTS if fault.inner]
+OUTER = [fault for fault in FAULTS if not fault.inner]
 
 
-async def play(
-    fleet: Fleet, seed: int, seconds: float, say: Callable[[str], None]
-) -> list[tuple[str, str]]:
-    """Inject random faults for so long, or each fault once if that is 0.
+async def play(fleet: Fleet, seed: int, seconds: float) -> list[tuple[str, str]]:
+    """Inject random faults for so long, or each of `OUTER` once, and shortly, if that is 0.
 
     Returns each with the service's name, or `BOTH`.
     """
@@ -158,36 +151,32 @@ async def play(
         name: str, replicas: Sequence[Replica], faults: Sequence[Fault], pause_s: float
     ) -> None:
         rng = random.Random(f"{seed} {name}")
-        weights = [fault.weight for fault in faults]
-        for number in itertools.count():
+        weights, left = [fault.weight for fault in faults], [*faults]
+        while seconds or left:
             pause = 0.2 + rng.expovariate(1 / pause_s)
             await asyncio.sleep(min(pause, max(0.0, until - time.monotonic())))
-            if time.monotonic() >= until or (not seconds and number == len(faults)):
+            if time.monotonic() >= until:
                 return
-            fault = rng.choices(faults, weights)[0] if seconds else faults[number]
+            fault = rng.choices(faults, weights)[0] if seconds else left.pop(0)
             async with AsyncExitStack() as held:
                 for replica in replicas:
                     await held.enter_async_context(replica.lock)
                 if fault.restarts and replicas[0].role == "target":
                     await held.enter_async_context(restarting)
-                duration = rng.uniform(*fault.seconds)
-                if not seconds and not fault.inner:
-                    duration = min(duration, ONCE_S)
+                duration = min(rng.uniform(*fault.seconds), math.inf if seconds else ONCE_S)
                 await asyncio.gather(*(_suffer(fault, r, rng, duration) for r in replicas))
                 done.append((fault.name, name))
                 say(f"{fault.name}: {name}, {duration:.1f} s")
                 await asyncio.sleep(CALM_S)
 
     async with asyncio.TaskGroup() as tasks:
-        if not seconds:
-            for replica, faults in _once(fleet).items():
-                tasks.create_task(track(replica.name, [replica], faults, 0.3))
-            return done
-        for replica in fleet.replicas:
+        for number, replica in enumerate(fleet.replicas):
             own = [fault for fault in FAULTS if fault.role in (None, replica.role)]
-            tasks.create_task(track(replica.name, [replica], own, PAUSE_S[replica.role]))
-        outer = [fault for fault in FAULTS if not fault.inner]
-        tasks.create_task(track(BOTH, fleet.targets, outer, BOTH_PAUSE_S))
+            mine = own if seconds else OUTER[number :: len(fleet.replicas)]
+            pause_s = PAUSE_S[replica.role] if seconds else ONCE_PAUSE_S
+            tasks.create_task(track(replica.name, [replica], mine, pause_s))
+        if seconds:
+            tasks.create_task(track(BOTH, fleet.targets, OUTER, BOTH_PAUSE_S))
     return done
 
 
@@ -197,13 +186,3 @@ async def _suffer(fault: Fault, replica: Replica, rng: random.Random, seconds: f
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await replica.child.ended()
-
-
-def _once(fleet: Fleet) -> dict[Replica, list[Fault]]:
-    """Deal each fault once to the targets and two drafters; of a small fleet the outer ones."""
-    dealt: dict[Replica, list[Fault]] = {r: [] for r in (*fleet.targets, *fleet.drafters[:2])}
-    for fault in FAULTS:
-        if not (fleet.small and fault.inner):
-            able = [replica for replica in dealt if fault.role in (None, replica.role)]
-            dealt[min(able, key=lambda replica: len(dealt[replica]))].append(fault)
-    return dealt

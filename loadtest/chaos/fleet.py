@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transformers.utils import SAFE_WEIGHTS_NAME
-
 from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.service import Child, child_environment
@@ -34,14 +32,13 @@ MODULES = {
 class Replica:
     """A service as a child process with the same `port` after every restart, behind a `proxy`.
 
-    `lock` is held while a fault is injected.
+    `lock` is held while a fault is injected. A `server` forks the process, if it runs.
     """
 
     child: Child
 
     def __init__(self, name: str, role: Role, flags: Sequence[str], server: ForkServer) -> None:
-        self.name, self.role, self.port = name, role, free_port()
-        self._server = server
+        self.name, self.role, self.port, self._server = name, role, free_port(), server
         self.proxy = Proxy(LOOPBACK, self.port)
         self.lock = asyncio.Lock()
         self._flags = [*flags, "--port", str(self.port), *COMMON]
@@ -71,12 +68,11 @@ class Replica:
 
 @dataclass
 class Fleet:
-    """Two targets, drafters, and an orchestrator; a `small` one has fewer drafters."""
+    """Two targets, drafters, and an orchestrator."""
 
     targets: list[Replica]
     drafters: list[Replica]
     orchestrator: Replica
-    small: bool
 
     @property
     def replicas(self) -> list[Replica]:
@@ -88,7 +84,7 @@ class Fleet:
 async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
     """Start a fleet: two targets, two drafters, and one of bytes unless it is `small`."""
     for model in (TARGET, DRAFT, DRAFT_BYTES):
-        if not (model / SAFE_WEIGHTS_NAME).is_file():
+        if not (model / "model.safetensors").is_file():
             raise ConfigError(f"{model} has no weights; run `make models`")
     async with AsyncExitStack() as exits:
         # A start, of which a fault takes one or two, would import torch again.
@@ -123,7 +119,7 @@ async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
         await orchestrator.start()
         exits.push_async_callback(orchestrator.end)
         await orchestrator.child.ready()
-        yield Fleet(targets, [*drafters, *foreign], orchestrator, small)
+        yield Fleet(targets, [*drafters, *foreign], orchestrator)
 
 
 def _log(line: str) -> None:

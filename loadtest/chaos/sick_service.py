@@ -16,21 +16,18 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flyspec.engine.loop import StepLoop
 
 
-def _device(model: Any) -> None:
-    raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def _raises(model: Any) -> None:
-    raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+def _raises(text: str, model: Any) -> None:
+    raise RuntimeError(text)
 
 
 def _nan(model: Any) -> None:
-    """Return the weights of the last norm, of a transformers model or of the native step."""
+    """Overwrite the weights of the last norm, of a transformers model or of the native step."""
     packed = getattr(model, "_weights", None)
     if packed is None:
         model.model.model.norm.weight.data.fill_(math.nan)
@@ -40,13 +37,12 @@ def _nan(model: Any) -> None:
         numbers[:] = [math.nan] * shape.hidden
 
 
-def _hang(model: Any) -> None:
-    threading.Event().wait()
-
-
-KINDS: dict[str, Callable[[Any], None]] = {
-    "device": _device, "raises": _raises, "nan": _nan, "hang": _hang,
-}  # fmt: skip
+KINDS: dict[str, Callable[[Any], object]] = {
+    "device": partial(_raises, "CUDA error: an illegal memory access was encountered"),
+    "raises": partial(_raises, "mat1 and mat2 shapes cannot be multiplied"),
+    "nan": _nan,
+    "hang": lambda model: threading.Event().wait(),
+}
 
 
 def main() -> None:

@@ -7,18 +7,22 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flyspec.client import AsyncClient, GenerateOptions, Generation, Prompt
+from flyspec.client import AsyncClient, Chat, GenerateOptions, Generation, Prompt
 from flyspec.client.recordings import recordable
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
 from flyspec_lab.word_problems import word_problems
-from loadtest.prompts import varied_prompt
 
 EXACT = Rule("exact")
 LOSSY = (Rule("fly"), Rule("fly"), Rule("fly", fly_window_size=2), Rule("fly-paper"),
          Rule("margin", margin_threshold=1.0, fly_window_size=4))  # fmt: skip
 """`fly` in the main; `margin` because its windows reach across rounds, and so across faults."""
+CODE = (
+    'import os\n\ndef read_lines(path):\n    """Return the lines of a text file."""\n',
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "def fibonacci(n):\n    a, b = 0, 1\n    for _ in range(n):\n",
+)
 KS = (0, 4, 15)
 SAMPLINGS = (SamplingParams(), SamplingParams(), SamplingParams(0.8), SamplingParams(1.0, 0.9))
 LENGTHS = (16, 32, 64, 128)
@@ -72,6 +76,16 @@ class Request:
             self.error = f"it hangs {HANG_S:g} s after its deadline"
         except FlyspecError as error:
             self.error = f"{type(error).__name__}: {error}"
+
+
+def varied_prompt(rng: random.Random, asked: Sequence[str]) -> Prompt:
+    """Draw one of these questions, code to continue, or a long chat."""
+    kind = rng.random()
+    if kind < 0.55:
+        return Chat.of_user(rng.choice(asked))
+    if kind < 0.85:
+        return rng.choice(CODE) * rng.choice((1, 1, 3)) + f"    # {rng.random()}\n"
+    return Chat.of_user(" ".join(rng.choices(asked, k=8)))
 
 
 async def fault_free(client: AsyncClient, seed: int, number: int) -> list[Request]:

@@ -1,4 +1,4 @@
-"""Hostile messages to running servers (`python -m loadtest.fuzz`), and large bodies (`.bodies`).
+"""Hostile messages to running servers and large bodies: `python -m loadtest.fuzz`.
 
 A few valid sessions are changed by the descriptors of their messages; descriptors and declared
 ranges also tell what is a mistake. Nothing here lists mistakes.

@@ -1,7 +1,5 @@
-"""Does any body that the limits let in hold up other clients? `python -m loadtest.fuzz.bodies`.
-
-A client streams while bodies of the maximum size, of every shape that costs much to read, are sent
-to the orchestrator over HTTP: one at a time, then several at once.
+"""Bodies of the maximum size, of every shape that costs much to read, sent over HTTP while another
+client streams: one at a time, then several at once. Its stream may not be held up.
 """
 
 from __future__ import annotations
@@ -9,24 +7,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated
 
-import uvloop
-
-from flyspec.cli.options import with_flags
-from flyspec.cli.program import run, say, single
+from flyspec.cli.program import say
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions
-from flyspec.flags import Flag
 from flyspec.rpc import max_request_bytes
-from flyspec.tables import make_table
-from flyspec_lab.report import Report, Results
+from flyspec.tables import FittedTable, make_table
 from loadtest.figures import Check
 from loadtest.fuzz.sessions import SMALL
-from loadtest.report import checked
 
 CONTEXT, MAX_SILENCE_S, PATIENCE_S = 4096, 0.2, 300.0
 AT_ONCE, QUIET_S = 6, 3.0
@@ -76,13 +66,6 @@ def body_of(before: str, repeated: str, size: int) -> bytes:
     return (before + count * (repeated + comma) + after).encode()
 
 
-@dataclass(frozen=True)
-class BodyOptions:
-    """The attacks to send."""
-
-    only: Annotated[str, Flag("Only shapes with this in their names.")] = ""
-
-
 async def _listen(address: str, came: list[float]) -> None:
     """Stream one text after another until cancelled, noting when something came."""
     options = GenerateOptions(max_tokens=CONTEXT - 64, ignore_eos=True, num_speculative_tokens=0)
@@ -106,19 +89,23 @@ async def _post(port: int, path: str, body: bytes) -> str:
         return type(error).__name__
 
 
-async def attack(options: BodyOptions) -> Report:
-    """Send every shape to a stack with the bundled models, and report how long a stream waited."""
-    stack_options = StackOptions(**SMALL, max_model_len=CONTEXT, http_port=0)
+async def attack(only: int | None = None) -> tuple[list[Check], FittedTable]:
+    """Send every shape, or the one of this number, to a stack with the bundled models.
+
+    Returns a check for each, and for how long the stream waited.
+    """
     rows, checks = [], []
+    stack_options = StackOptions(**SMALL, max_model_len=CONTEXT, http_port=0)
     async with Stack(stack_options, on_log=say) as stack:
         assert stack.http_url is not None
         port = int(stack.http_url.rpartition(":")[2].strip("/"))
         came: list[float] = []
         listening = asyncio.create_task(_listen(stack.address, came))
         await asyncio.sleep(QUIET_S)
-        for path, beginning, before, repeated in SHAPES:
-            if options.only not in (name := f"{path} {before}{repeated[:30]}"):
+        for number, (path, beginning, before, repeated) in enumerate(SHAPES):
+            if only not in (None, number):
                 continue
+            name = f"{number}: {path} {before}{repeated[:30]}"
             body = body_of(beginning + before, repeated, max_request_bytes(CONTEXT))
             silences, answers = [], Counter[str]()
             for count in (0, 1, AT_ONCE):
@@ -137,18 +124,4 @@ async def attack(options: BodyOptions) -> Report:
         listening.cancel()
         await asyncio.wait([listening])
     columns = ["body", "answers", "bytes", "silence before, ms", "with one", "with several"]
-    return checked(checks, [make_table(columns, rows, left=2)], {"options": options, "rows": rows})
-
-
-@with_flags
-def bodies(options: BodyOptions, results: Results) -> None:
-    """Send bodies that cost much to read, while another client streams.
-
-    Starts the stack with the bundled models. The exit code is 1 if its stream is silent for more
-    than 0.2 s longer than without them.
-    """
-    results.of(lambda: uvloop.run(attack(options)))
-
-
-if __name__ == "__main__":
-    run(single(bodies))
+    return checks, make_table(columns, rows, left=2)

@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -20,12 +20,11 @@ from flyspec.client import AdminClient
 from flyspec.errors import FlyspecError
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.v1 import common_pb2, generation_pb2, verify_pb2
-from loadtest.admin import left_open
 from loadtest.figures import Check
 from loadtest.fuzz.scripts import REFUSED, WRITE_RACE, Script, ScriptSource, methods_of
 from loadtest.fuzz.sessions import COUNT, FILES, Facts, canary
 from loadtest.proxy import Proxy
-from loadtest.sampler import Sampler
+from loadtest.sampler import Sampler, left_open
 
 BATCH, CONCURRENT, MAX_DRAFTS = 500, 24, 64
 PATIENCE_S, ANSWER_S, SETTLE_S = 60.0, 10.0, 30.0
@@ -117,9 +116,8 @@ class FuzzRun:
         services: Mapping[str, Child] | None = None,
         seed: int = 0,
         log: list[str] | None = None,
-        say: Callable[[str], None] = print,
     ) -> None:
-        self.name, self.seed, self.log, self.say = name, seed, [] if log is None else log, say
+        self.name, self.seed, self.log = name, seed, [] if log is None else log
         self.messages = self.canaries = 0
         self.statuses = Counter[str]()
         self.findings: dict[str, tuple[str, int]] = {}

@@ -17,7 +17,7 @@ import pytest
 from flyspec.bundled import TARGET
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
-from loadtest.options import DEFAULT_ADDRESSES, ProtocolName
+from loadtest.protocols import TRANSPORTS, ProtocolName
 
 
 @dataclass
@@ -51,7 +51,7 @@ async def load_stack():
         yield running
 
 
-_FIRST, *_OTHERS = DEFAULT_ADDRESSES
+_FIRST, *_OTHERS = TRANSPORTS
 
 
 @pytest.fixture(params=[_FIRST, *(pytest.param(p, marks=pytest.mark.full) for p in _OTHERS)])

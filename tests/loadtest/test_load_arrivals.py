@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from flyspec.client import Chat, GenerateOptions
 from flyspec.errors import ConfigError
-from loadtest.load import Closed, LoadPhase, Open
-from loadtest.prompts import FRESH, VARIED, prompts_in_turn
-from loadtest.scenarios import vary_length
+from loadtest.load import Closed, LoadPhase, Open, prompts_in_turn
 
 
 def test_gaps_are_exponential_and_counts_have_the_variance_of_a_poisson_process():
@@ -62,19 +60,11 @@ def text_of(chat):
 
 
 def test_fresh_problems_are_different_and_the_same_for_a_seed():
-    drawn = [prompts_in_turn([FRESH], seed) for seed in (1, 1, 2)]
+    drawn = [prompts_in_turn([], seed) for seed in (1, 1, 2)]
     first, again, others = ([text_of(following()) for _ in range(50)] for following in drawn)
     assert first == again
     assert len(set(first)) > 45
     assert not set(first) & set(others)
-
-
-def test_varied_prompts_are_questions_code_and_long_chats():
-    following = prompts_in_turn([VARIED], 0)
-    drawn = [following() for _ in range(60)]
-    chats = [p.messages[0]["content"] for p in drawn if isinstance(p, Chat)]
-    assert 0 < len(chats) < len(drawn)
-    assert max(map(len, chats)) > 4 * min(map(len, chats))
 
 
 # --- requests ---------------------------------------------------------------------------------
@@ -89,8 +79,8 @@ def test_some_clients_leave():
     assert statistics.mean(delays) == pytest.approx(2.0, rel=0.15)
 
 
-def test_a_phase_may_vary_its_options():
+def test_a_phase_may_vary_the_lengths_of_its_outputs():
     rng, mean = random.Random(3), GenerateOptions(max_tokens=100)
-    phase = LoadPhase("p", Closed(1), 1.0, mean, vary=vary_length)
+    phase = LoadPhase("p", Closed(1), 1.0, mean, vary=True)
     lengths = {phase.draw(rng)[0].max_tokens for _ in range(500)}
     assert {min(lengths), max(lengths)} == {50, 150}

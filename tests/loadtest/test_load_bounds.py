@@ -11,7 +11,7 @@ from loadtest.sampler import MemorySample
 from loadtest.scenarios import SCENARIOS
 from tests.loadtest.load_data import OPTIONS, done, other
 
-LENGTHS = {"before": 10.0, "burst": 30.0, "after": 10.0}
+LENGTHS = {"before": 10.0, "burst": 30.0, "after": 10.0, "alone": 0.5}
 
 
 def played(name, requests, grown_mib=0.0):
@@ -35,24 +35,31 @@ def made(make, count, **more):
     return [(make, i / count, more) for i in range(count)]
 
 
-def overload(slow=1.9, refusal=0.1, retry=0.5, late=0.0, probe=1.0, grown_mib=0.0):
+def overload(slow=1.9, refusal=0.1, retry=0.5, probe=1.0, served=True, grown_mib=0.0):
+    refused = [(other, 0.5, {"outcome": "refused", "retry_after_s": 1.0})]
     return played("overload", {
         "before": made(done, 20, seconds=1.0),
         "burst": [
             *made(done, 20, seconds=slow),
-            *((other, i / 20, {"outcome": "refused", "retry_after_s": retry, "seconds": refusal,
-                               "sent": 10.0 + i / 20 + late}) for i in range(20)),
+            *((other, i / 20, {"outcome": "refused", "retry_after_s": retry, "seconds": refusal})
+               for i in range(20)),
         ],
-        "after": [(done, 0.5, {"seconds": 3.0}), (done, probe, {"seconds": 0.9})],
+        "after": [(done, 0.5, {"seconds": 3.0}), (done, probe, {"seconds": 0.9})]
+        if served else refused,
+        "alone": [] if served else refused,
     }, grown_mib)  # fmt: skip
 
 
+def broken(scenario, results):
+    """What is said of each check that fails, by name."""
+    scenario.judge(results)
+    assert len(scenario.checks) > 3
+    assert scenario.found
+    return {check.name: check.said for check in scenario.checks if not check.passed}
+
+
 def test_a_run_within_its_bounds_passes():
-    scenario, results = overload()
-    verdict = scenario.judge(results)
-    assert len(verdict.checks) > 3
-    assert [c for c in verdict.checks if not c.passed] == []
-    assert verdict.found
+    assert broken(*overload()) == {}
 
 
 @pytest.mark.parametrize(
@@ -61,13 +68,15 @@ def test_a_run_within_its_bounds_passes():
         ({"slow": 2.1}, "p99 of accepted requests", "2.10 times that"),
         ({"refusal": 0.6}, "time to a refusal", "600 ms"),
         ({"retry": None}, "refusals", "20 of 20"),
-        ({"late": 0.2}, "generator", "200 ms late"),
         ({"probe": 6.0}, "normal latency", "after 6.0 s"),
         ({"grown_mib": 60.0}, "memory of verify", "bound +5%"),
     ],
 )
 def test_each_bound_alone_fails_a_run(change, name, said):
-    scenario, results = overload(**change)
-    (broken,) = [c for c in scenario.judge(results).checks if not c.passed]
-    assert broken.name == name
-    assert said in broken.said
+    ((found, text),) = broken(*overload(**change)).items()
+    assert found == name
+    assert said in text
+
+
+def test_a_server_that_serves_nobody_any_more_is_told():
+    assert set(broken(*overload(served=False))) == {"after", "normal latency"}

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from flyspec.client import Chat, GenerateOptions, Models
+from flyspec.client import Chat, Credentials, GenerateOptions, Models
 from flyspec.errors import (
     FlyspecError,
     ResourceExhaustedError,
@@ -20,8 +20,7 @@ from flyspec.security import PortSecurity, TlsFiles
 from flyspec.speculation_length import AUTO
 from flyspec.values.admin import ModelInfo
 from flyspec.values.tokens import SamplingParams
-from loadtest.options import Endpoint
-from loadtest.users.http import BY_CODE, HttpTransport, request_of, target_of
+from loadtest.protocols import BY_CODE, HttpTransport, request_of, target_of
 from orchestrator.front.http.bodies import ChatBody, CompletionBody
 from orchestrator.front.http.chat import chat_options
 from orchestrator.front.http.completions import completion_options, prompts_of
@@ -40,7 +39,6 @@ OPTIONS = GenerateOptions(
     drafter="model",
     rule=Rule("fly", fly_entropy_threshold=0.4, guarded_token_ids=(1, 2)),
     num_speculative_tokens=7,
-    logprobs=2,
 )
 
 
@@ -154,9 +152,9 @@ def test_a_list_of_models_that_is_none(body):
 # --- TLS --------------------------------------------------------------------------------------
 
 
-async def listed(endpoint):
+async def listed(address, credentials):
     def ask():
-        transport = HttpTransport([endpoint])
+        transport = HttpTransport([address], credentials)
         try:
             return transport.target().name
         finally:
@@ -171,16 +169,16 @@ async def test_tls_with_and_without_a_certificate(tmp_path):
     async with answering(body, tls=files(ours.server("service"), ours)) as (address, seen):
         known = credentials(ours, ours.pair("load"))
         for where in (address, f"https://{address}"):
-            assert await listed(Endpoint(where, replace(known, api_key="key"))) == "target"
+            assert await listed(where, replace(known, api_key="key")) == "target"
         assert seen[0]["authorization"] == "Bearer key"
         for refused in (credentials(ours), credentials(others, ours.pair("load")),
                         replace(known, ssl_target_name="other.example")):  # fmt: skip
-            with pytest.raises(FlyspecError, match="does not answer"):
-                await listed(Endpoint(address, refused))
+            with pytest.raises(UnavailableError):
+                await listed(address, refused)
         assert len(seen) == 2
 
 
 async def test_a_wrong_key():
     async with answering(b"", code=401) as (address, _):
         with pytest.raises(FlyspecError, match="no message"):
-            await listed(Endpoint(address))
+            await listed(address, Credentials())

@@ -1,4 +1,4 @@
-"""Both protocols against a stack: the same tokens, the same errors, and nothing left behind."""
+"""Both protocols against a stack: the same tokens, the same errors, nothing left behind; TLS."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import replace
 from functools import partial
 
 import gevent
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from flyspec.client import AdminClient, AsyncClient, Chat, Credentials, GenerateOptions
 from flyspec.errors import (
+    ConfigError,
     DeadlineExceededError,
     FlyspecError,
     InvalidArgumentError,
@@ -20,12 +23,12 @@ from flyspec.errors import (
 )
 from flyspec.rules import Rule
 from flyspec.values.tokens import SamplingParams
-from loadtest.admin import left_open
-from loadtest.options import Requests
-from loadtest.users.grpc import GrpcTransport
-from loadtest.users.http import HttpTransport
+from loadtest.protocols import TRANSPORTS, connect
+from loadtest.sampler import left_open
 from tests.loadtest.conftest import address_of
 from tests.observability.scraping import scrape
+from tests.security.authority import Authority, credentials, files
+from tests.security.ports import listening
 from tests.waiting import idle, until
 
 CHAT = Chat.of_user("Mia has 12 stamps and buys 30 more. How many has she now?")
@@ -33,14 +36,11 @@ EXACT = GenerateOptions(max_tokens=24, rule=Rule("exact"), num_speculative_token
 LONG = GenerateOptions(max_tokens=1500, ignore_eos=True, num_speculative_tokens=0)
 
 
-TRANSPORTS = {"grpc": GrpcTransport, "http": HttpTransport}
-
-
 async def using(address, protocol, work):
     """What `work` does with a transport, in a thread whose greenlets it may use."""
 
     def run():
-        transport = TRANSPORTS[protocol](Requests(protocol).endpoints(address, Credentials()))
+        transport = TRANSPORTS[protocol]([address], Credentials())
         try:
             return work(transport)
         finally:
@@ -74,7 +74,7 @@ async def nothing_left(stack):
         ("def fibonacci(n):", EXACT),
         ([5, 6, 7, 8], EXACT),
         ("def f", replace(EXACT, sampling=SamplingParams(0.8, 0.9))),
-        (CHAT, replace(EXACT, ignore_eos=True, logprobs=2)),
+        (CHAT, replace(EXACT, ignore_eos=True)),
         ("x = [1, 2", GenerateOptions(max_tokens=30, rule=Rule("fly", fly_window_size=2),
                                       num_speculative_tokens=6, drafter="prompt_lookup")),
     ],
@@ -150,11 +150,42 @@ async def test_errors_are_of_the_same_kinds(load_stack, ask, changes, error):
     await nothing_left(load_stack)
 
 
+@pytest.mark.parametrize("protocol", TRANSPORTS)
 async def test_nobody_there(protocol):
     def both(transport):
-        with pytest.raises(FlyspecError, match=r"127\.0\.0\.1:1 does not answer"):
+        with pytest.raises(UnavailableError):
             transport.target()
         with pytest.raises(UnavailableError):
             list(transport.stream(CHAT, EXACT))
 
     await using("127.0.0.1:1", protocol, both)
+
+
+# --- gRPC connections -------------------------------------------------------------------------
+
+
+async def health(address, credentials):
+    """Ask, in a thread."""
+
+    def ask():
+        with connect(address, credentials) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            return stub.Check(request, timeout=5.0).status
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_grpc_tls_with_and_without_a_certificate(tmp_path):
+    ours = Authority(tmp_path, "ours")
+    async with listening(files(ours.server("service"), ours)) as address:
+        known = credentials(ours, ours.pair("load"))
+        assert await health(address, known) == health_pb2.HealthCheckResponse.SERVING
+        for refused in (credentials(ours), Credentials()):
+            with pytest.raises(grpc.RpcError):
+                await health(address, refused)
+
+
+def test_a_key_goes_not_in_the_clear():
+    with pytest.raises(ConfigError, match="unencrypted"):
+        connect("10.0.0.1:1", Credentials(api_key="secret"))

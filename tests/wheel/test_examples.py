@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from flyspec.rules.presets import DEFAULT_RULE
 from tests.wheel.user import ROOT, run
 
 EXAMPLES = ROOT / "examples"
@@ -18,8 +17,6 @@ SAYS = {
     "http.sh": r'(?s)"id":"target:careful".*"text":.*"origins": .*data: \[DONE\]',
     "reflection.py": r"(?s)#### 22\n\d+ tokens",
     "swap_drafter.py": r"(?s)model: \d+ of .*prompt_lookup: \d+ of .*\nthe text is the same",
-    "compare_rules.py": rf"(?s)rule .*plain .* 8\n{DEFAULT_RULE} .*exact .* 8\n"
-    r"fly .*margin .*careful .*",
 }
 """What each program prints."""
 
@@ -38,13 +35,6 @@ def test_program(installed, tools, folder, served, name):
     program = ("sh",) if name.endswith(".sh") else (tools / "python",)
     said = run(*program, name, cwd=folder)
     assert re.search(SAYS[name], said), said
-
-
-def test_own_prompts_can_be_compared(installed, folder, served):
-    (folder / "prompts.txt").write_text("def add(a, b):\ndef sub(a, b):\n")
-    (folder / "compare.py").write_text(served.at((EXAMPLES / "compare_rules.py").read_text()))
-    said = run(installed / "python", "compare.py", "prompts.txt", cwd=folder)
-    assert re.search(r"exact .* 2\n", said), said
 
 
 def test_one_needs_nothing_of_flyspec(folder, served, tools, installed):

@@ -6,7 +6,6 @@ and `TPOT` rows next to them, and separate rows `refused` and `cancelled`, which
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -14,15 +13,8 @@ import gevent
 from locust import User, task
 
 from flyspec.errors import FlyspecError, ResourceExhaustedError
-from loadtest.load import Control, LoadPhase, Open, Record, StreamEnd, Transport
-from loadtest.options import Endpoint, ProtocolName
-from loadtest.users.grpc import GrpcTransport
-from loadtest.users.http import HttpTransport
+from loadtest.load import Control, LoadPhase, Open, Record, StreamEnd
 
-TRANSPORTS: Mapping[ProtocolName, Callable[[Sequence[Endpoint]], Transport]] = {
-    "grpc": GrpcTransport,
-    "http": HttpTransport,
-}
 PAUSE_S = 0.1
 """After a failure, and after a refusal that did not say when to retry."""
 
