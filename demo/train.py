@@ -32,7 +32,7 @@ CHECKPOINTS, CHECKPOINT_S = Path("out"), 300.0
 class Recipe:
     """Sizes of one model, as in its configuration, and its training."""
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, Any]
     phases: tuple[tuple[float, Mix], ...]  # rows, up to that fraction of the training
     steps: int
     minutes: float
