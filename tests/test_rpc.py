@@ -9,6 +9,7 @@ from collections import Counter
 from contextlib import aclosing
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -19,8 +20,9 @@ from flyspec.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
-from flyspec.rpc import sizes
+from flyspec.rpc import channel, server, sizes
 from flyspec.v1 import generation_pb2
+from loadtest.proxy import Proxy
 from tests.waiting import until
 
 Code = grpc.StatusCode
@@ -170,6 +172,34 @@ async def test_calls_that_wait_for_a_busy_server_are_not_cancelled():
             channel.close()
         await server.stop(0)
     assert codes == {Code.OK: 2400}
+
+
+async def test_a_forgotten_connection_ends_on_both_sides(monkeypatch):
+    """gRPC waits for a minute for the answer to a ping, unless told otherwise."""
+    quick = [(name, value // 50) for name, value in channel.KEEPALIVE]
+    monkeypatch.setattr(server, "SERVER_OPTIONS", [*quick, *server.SERVER_OPTIONS])
+    monkeypatch.setattr(channel, "CHANNEL_OPTIONS", [*quick, *channel.CHANNEL_OPTIONS])
+    running = rpc.GrpcServer("127.0.0.1", 0, [], [])
+    proxy = Proxy("127.0.0.1", port := await running.start())
+    await proxy.start()
+
+    def served():
+        found = psutil.Process().net_connections("tcp")
+        return [c for c in found if c.laddr.port == port and c.status == psutil.CONN_ESTABLISHED]
+
+    try:
+        async with rpc.connect(proxy.address) as connection:
+            watch = health_pb2_grpc.HealthStub(connection).Watch(health_pb2.HealthCheckRequest())
+            await watch.read()
+            assert served()
+            proxy.forget()
+            async with asyncio.timeout(30):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await watch.read()
+            assert await until(lambda: not served())
+    finally:
+        await proxy.close()
+        await running.stop(0)
 
 
 def test_parts_of_a_message_are_counted_up_to_where_it_can_be_parsed(monkeypatch):

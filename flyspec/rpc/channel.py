@@ -11,10 +11,16 @@ from flyspec.security import ChannelSecurity
 
 RETIRED_S = 1e8
 """Grace period of a channel with outdated certificates: in effect, until its last call ends."""
-CHANNEL_OPTIONS: list[tuple[str, int]] = [
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    # gRPC's core waits for this one (a minute by default), not for the timeout before it.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+]
+"""A connection without an answer to a ping ends after 30 seconds of silence."""
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    *KEEPALIVE,
     # One connection per channel, so that closing the channel closes it.
     ("grpc.use_local_subchannel_pool", 1),
     # Reconnect soon after a service comes back; gRPC's default backs off up to two minutes.

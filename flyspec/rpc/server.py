@@ -11,6 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.errors import ConfigError, UnimplementedError
+from flyspec.rpc.channel import KEEPALIVE
 from flyspec.rpc.gate import Check, Gate
 from flyspec.rpc.malformed import MalformedRequests
 from flyspec.rpc.sizes import MAX_MESSAGE_BYTES, MAX_STREAMS
@@ -75,9 +76,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     # Otherwise two servers could share a port, each getting some of the connections.
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # Detect vanished clients, to free their sessions.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
+    *KEEPALIVE,  # detects vanished clients, to free their sessions
     # Connections that stay silent or do not speak TLS; gRPC's default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # Calls that a busy event loop has not taken up yet. gRPC cancels them at random beyond 1,000,

@@ -29,9 +29,9 @@ from loadtest.figures import Check, Spread
 from loadtest.report import checked
 from loadtest.sampler import left_open, resident_mib
 
-SETTLE_S = 75.0
-"""So long after the last fault, all has to be as before: a service finds out by keepalive that a
-connection was forgotten, which takes it a minute, and only then gives up the sessions on it."""
+SETTLE_S = 45.0
+"""So long after the last fault, all has to be as before: longer than it takes keepalive to find out
+that a connection was forgotten."""
 PROBED_S = 2.0
 """After this time the orchestrator knows what its services say of themselves."""
 MAX_GROWTH, MAX_GROWTH_MIB = 1.5, 64.0
