@@ -87,7 +87,7 @@ def _panel(
         ]
         drawn.sort(key=lambda point: point[0].value)
         control = name in plain or is_control(members[0])
-        style = {"color": _GREY if control else next(colors), "marker": next(markers)}
+        style: dict[str, Any] = {"color": _GREY if control else next(colors), "marker": next(markers)}
         line = ":" if control else "-"
         if drawn:
             xs, ys, _ = zip(*drawn, strict=True)
