@@ -177,8 +177,8 @@ async def test_a_server_that_is_gone_ends_the_run(models: list[str], tmp_path: P
             "--max-tokens", "4", "--output", str(run),
         )  # fmt: skip
         await written(process, run, 1)
-    out, _ = await process.communicate()
-    assert process.returncode == 1
+    out, err = await process.communicate()
+    assert process.returncode == 1, err
     assert b"ended early, since no server answers" in out
     assert b"texts are left; --resume makes them" in out
 

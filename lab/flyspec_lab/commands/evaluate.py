@@ -56,13 +56,11 @@ def evaluate(
         return await (work if stack is None else with_added_drafters(stack, draft, work))
 
     async def measured(client: AsyncClient, stack: Stack | None) -> Report:
+        target = (await client.list_models()).target  # before the server may be gone
         progressed, found = await evaluate_on(
             client, stack, options, tasks, results.output, results.resume
         )
-        models = {
-            "target": (await client.list_models()).target,
-            "stack": stack.options if stack else None,
-        }
+        models = {"target": target, "stack": stack.options if stack else None}
         return _report(options, progressed, found, models, results)
 
     stack = StackOptions(**vars(models), log_level="warning") if address is None else None
