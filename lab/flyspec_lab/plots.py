@@ -87,10 +87,8 @@ def _panel(
         ]
         drawn.sort(key=lambda point: point[0].value)
         control = name in plain or is_control(members[0])
-        style: dict[str, Any] = {
-            "color": _GREY if control else next(colors),
-            "marker": next(markers),
-        }
+        color = _GREY if control else next(colors)
+        style: dict[str, Any] = {"color": color, "marker": next(markers)}
         line = ":" if control else "-"
         if drawn:
             xs, ys, _ = zip(*drawn, strict=True)
@@ -102,7 +100,7 @@ def _panel(
             for x, y, condition in drawn:
                 value = condition.rpartition("=")[2].strip()
                 ax.annotate(value, (x.value, y.value), textcoords="offset points", xytext=(4, 4),
-                            fontsize=7, color=style["color"])  # fmt: skip
+                            fontsize=7, color=color)  # fmt: skip
     if across is _speed:
         _draw_allocations(ax, arms, of)
     if any(r.recovery for r in of.values()):

@@ -42,7 +42,8 @@ def arms_of(run):
 
 def sample(unit):
     """Loose thresholds take fewer rounds and cost answers; the draft is fast and half right."""
-    arm, loose = unit.arm, unit.arm.rule.divergence_threshold or 0.0
+    arm, rule = unit.arm, unit.arm.rule
+    loose = rule.divergence_threshold or rule.random_acceptance or 0.0
     wrong = (unit.index % 4 == 0 and loose > 0.1) or (arm.rival and unit.index % 2 == 0)
     rounds = TOKENS if arm.rival or arm.k == 0 else 6 - 2 * loose + unit.index % 5 / 10
     return {

@@ -56,7 +56,7 @@ def evaluate(
         return await (work if stack is None else with_added_drafters(stack, draft, work))
 
     async def measured(client: AsyncClient, stack: Stack | None) -> Report:
-        target = (await client.list_models()).target
+        target = (await client.list_models()).target  # before the server may be gone
         progressed, found = await evaluate_on(
             client, stack, options, tasks, results.output, results.resume
         )
