@@ -307,15 +307,16 @@ class ModelRunner:
         tensor-parallel group sum their shares. Replicas with equal strings generate the same text
         with `exact`; others diverge at a near-tie sooner or later.
         """
-        if self._device.type == "cuda":
-            where = torch.cuda.get_device_name(self._device)
+        parameter = next(self.model.parameters())
+        if parameter.device.type == "cuda":
+            where = torch.cuda.get_device_name(parameter.device)
         else:
             amx = " with AMX" if torch.cpu._is_amx_tile_supported() else ""
             count = torch.get_num_threads()
             threads = f"{count} thread{'s' * (count > 1)}"
             where = f"{torch.backends.cpu.get_cpu_capability()}{amx}, {threads}"
         parts = [
-            str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            str(parameter.dtype).removeprefix("torch."),
             f"transformers {transformers.__version__}",
             f"torch {torch.__version__}",
             where,

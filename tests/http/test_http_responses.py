@@ -116,9 +116,9 @@ def test_calls_and_their_outputs_for_the_template():
         tools=[TOOL],
     )
     chat = chat_of_items(body)
-    assert chat.tools == (
-        {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
-    )
+    assert chat.tools == [
+        {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+    ]
     calls = chat.messages[1]["tool_calls"]
     assert [call["function"]["arguments"] for call in calls] == [{"x": 1}, "{broken"]
     assert chat.messages[2] == {"role": "tool", "content": "sun", "tool_call_id": "a"}
