@@ -69,11 +69,11 @@ async def written(process: asyncio.subprocess.Process, run: Path, count: int) ->
             await asyncio.sleep(0.002)
 
 
-async def test_all_rules_on_prompts_without_answers(
+def test_all_rules_on_prompts_without_answers(
     stack: Stack, prompts: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    result = await flyspec(
+    result = invoke(
         "eval", "--address", stack.address, "--prompt-file", str(prompts), "--rules", "all",
         "--max-tokens", "12", "--num-speculative-tokens", "5", "--output", str(run),
     )  # fmt: skip
@@ -149,7 +149,7 @@ async def test_another_target_does_not_go_on(
         assert "models.target.weights_fingerprint: was" in refused.err
 
 
-async def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Path) -> None:
+def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Path) -> None:
     prompts, run = tmp_path / "prompts", tmp_path / "run"
     prompts.write_text("the cat\n" + "the dog " * 300 + "\n")
     arguments = [
@@ -157,7 +157,7 @@ async def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Pat
         "--max-tokens", "4", "--output", str(run), "--resume",
     ]  # fmt: skip
     for attempt in (1, 2):
-        result = await flyspec(*arguments)
+        result = invoke(*arguments)
         assert result.code == 1
         assert "2 texts failed and are left out; --resume makes them again" in result.out
         rows = samples_of(run)
@@ -183,7 +183,7 @@ async def test_a_server_that_is_gone_ends_the_run(models: list[str], tmp_path: P
     assert b"texts are left; --resume makes them" in out
 
 
-async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) -> None:
+def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = [
         "eval", "--address", stack.address, "--task", "word_problems", "--problems", "2",
@@ -191,7 +191,7 @@ async def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) ->
         "--temperature", "1", "--max-tokens", "16", "--num-speculative-tokens", "5",
         "--output", str(run), "--json", "--log-likelihood",
     ]  # fmt: skip
-    result = await flyspec(*arguments)
+    result = invoke(*arguments)
     assert result.code == 0, result.err
     (document,) = result.documents
     tasks = {r["task"]: r for r in document["conditions"]}
@@ -228,7 +228,7 @@ def test_wrong_options_are_refused_at_once(arguments: list[str], message: str) -
     assert message in result.err
 
 
-async def test_wrong_rules_are_refused_before_anything_is_made(stack: Stack) -> None:
-    result = await flyspec("eval", "--address", stack.address, "--rules", "flyy")
+def test_wrong_rules_are_refused_before_anything_is_made(stack: Stack) -> None:
+    result = invoke("eval", "--address", stack.address, "--rules", "flyy")
     assert result.code == 2
     assert "has no rule 'flyy' (did you mean fly?)" in result.err
