@@ -69,9 +69,7 @@ async def written(process: asyncio.subprocess.Process, run: Path, count: int) ->
             await asyncio.sleep(0.002)
 
 
-def test_all_rules_on_prompts_without_answers(
-    stack: Stack, prompts: Path, tmp_path: Path
-) -> None:
+def test_all_rules_on_prompts_without_answers(stack: Stack, prompts: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = invoke(
         "eval", "--address", stack.address, "--prompt-file", str(prompts), "--rules", "all",
