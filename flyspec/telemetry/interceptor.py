@@ -58,11 +58,15 @@ class Calls(Interceptor):
     async def _counted(self, method: str, identifier: str, context: Any) -> AsyncIterator[None]:
         set_request_id(identifier)
         self._metrics.open.labels(method).inc()
+        peer = context.peer()  # a crash of the process once the call is gone
         otherwise = "OK"
         try:
             yield
-        except BaseException as error:
-            otherwise = "CANCELLED" if isinstance(error, asyncio.CancelledError) else "UNKNOWN"
+        except (asyncio.CancelledError, GeneratorExit):  # the latter may come after the call's end
+            otherwise = "CANCELLED"
+            raise
+        except BaseException:
+            otherwise = "UNKNOWN"
             raise
         finally:
             self._metrics.open.labels(method).dec()
@@ -71,9 +75,8 @@ class Calls(Interceptor):
             self._metrics.ended.labels(method, code).inc()
             if code not in ("OK", "CANCELLED"):
                 why = fields(
-                    method=method, code=code, client=client() or context.peer(),
-                    reason=context.details(),
-                )  # fmt: skip
+                    method=method, code=code, client=client() or peer, reason=context.details()
+                )
                 errors_returned.info("call ended with an error", extra=why)
 
 

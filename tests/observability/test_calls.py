@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -9,6 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from flyspec import rpc
 from flyspec.errors import UnauthenticatedError
+from flyspec.interceptors import Interceptor
 from flyspec.telemetry import Telemetry, request_id
 from tests.observability.scraping import settled
 
@@ -74,6 +78,46 @@ async def test_what_cannot_be_read_is_counted_and_logged(server, caplog):
     assert (await scrape()).total("flyspec_rpc_calls_total", code="INVALID_ARGUMENT") == 1
     (line,) = [r for r in caplog.records if r.message == "call ended with an error"]
     assert line.fields["code"] == "INVALID_ARGUMENT"
+
+
+async def test_an_answer_that_outlives_its_call_is_counted_as_cancelled():
+    """Asked for its peer after the call, gRPC's context would end the process."""
+    telemetry, answers = Telemetry("draft"), []
+
+    async def flood(request, context):
+        while True:
+            yield bytes(1 << 20)
+
+    class Kept(Interceptor):
+        """Keeps answers, so that they end when they are forgotten, after their calls."""
+
+        def around_method(self, found, details):
+            async def answer(request, context):
+                answers.append(found.unary_stream(request, context))
+                async for part in answers[-1]:
+                    yield part
+
+            return grpc.unary_stream_rpc_method_handler(answer)
+
+    handler = grpc.unary_stream_rpc_method_handler(flood)
+    server = grpc.aio.server(interceptors=[Kept(), *telemetry.interceptors()])
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("test.Test", {"Flood": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_stream("/test.Test/Flood")(b"")
+        await asyncio.sleep(0.3)  # nobody reads: the answer waits for room to write
+        call.cancel()
+        await asyncio.sleep(0.3)
+    await server.stop(0)
+    gc.collect()
+    for answer in answers:
+        await answer.aclose()
+    assert answers
+    found = await settled(telemetry.registry)
+    assert found.total("flyspec_rpc_calls_total", code="CANCELLED") == 1
 
 
 async def test_methods_that_clients_make_up_are_not_counted(server):
