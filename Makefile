@@ -11,7 +11,7 @@ install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test wheel-test docs docs-test llama-cpp-test llama-server \
+.PHONY: help demo test test-slow test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test wheel-test docs docs-test llama-cpp-test llama-server \
 	gpu-test gpu-bench gpu-wheels check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -39,7 +39,7 @@ demo: $(VENV)/.installed ## start the services on the bundled models and show th
 	@$(BIN)/python -m demo
 
 # Two jobs: the tests, and at lower priority the checks, which use the cores that the tests leave idle.
-test: $(VENV)/.installed-dev ## run everything that CI runs
+test: $(VENV)/.installed-dev ## check and test everything but what is slow or has installs of its own
 	@$(MAKE) --no-print-directory -j 2 checks unit
 
 checks: $(VENV)/.installed-dev
@@ -75,9 +75,13 @@ bubblewrap: ## install the sandbox in which generated code is tested (root on De
 	@echo "== bubblewrap"
 	@sh tests/install.sh "no generated code will be run, so the sandbox will NOT be tested" bwrap bubblewrap
 
+SELECTED := not slow
 unit: $(VENV)/.installed-dev prometheus bubblewrap
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "not full and not gpu and not clients and not docs and not llama_cpp" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "$(SELECTED) and not full and not gpu and not clients and not docs and not llama_cpp" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+test-slow: SELECTED := slow
+test-slow: unit ## run the tests that start many processes or train
 
 # Others' clients of the HTTP API have many dependencies, so they get environments of their own.
 CLIENTS := build/http-clients

@@ -71,8 +71,9 @@ async def _fuzz(options: FuzzOptions) -> Report:
         numbers = done.messages, done.messages / done.seconds, done.canaries
         rows.append([name, told, *(f"{number:,.0f}" for number in numbers)])
     columns = ["server", "calls by status", "messages", "messages/s", "canary right"]
-    calls = make_table(columns, rows, left=2)
-    return checked(checks, [calls, *tables], {"options": options, "servers": rows})
+    if rows:
+        tables.insert(0, make_table(columns, rows, left=2))
+    return checked(checks, tables, {"options": options, "servers": rows})
 
 
 async def _attack(name: str, options: FuzzOptions) -> FuzzRun:

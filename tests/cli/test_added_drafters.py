@@ -48,6 +48,7 @@ def test_a_running_stack_gets_none_from_this_command() -> None:
     assert "`flyspec drafters register` adds a draft model" in done.err
 
 
+@pytest.mark.slow
 async def test_they_draft_until_one_ends_which_ends_the_work(models: list[str], tmp_path) -> None:
     foreign = make_model(tmp_path / "foreign", seed=5, text=OTHER_TEXT)
     drafts = (("twin", models[1]), ("foreign", str(foreign)))

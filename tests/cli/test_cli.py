@@ -279,6 +279,7 @@ def test_healthcheck_and_drafters(stack: Stack) -> None:
     assert set(names) == set(DRAFTER_KINDS) - NEED_DATASTORE
 
 
+@pytest.mark.slow
 def test_bench(stack: Stack, tmp_path: Path) -> None:
     path = tmp_path / "questions"
     said = {"messages": [{"role": "user", "content": "the cat"}]}
@@ -372,6 +373,7 @@ async def test_guard_raises_why_a_service_died(limited: Stack) -> None:
         await limited.guard(kill_and_wait())
 
 
+@pytest.mark.slow
 async def test_services_end_when_serve_is_killed(models: list[str]) -> None:
     process = await start("serve", *models[:2], *FREE_PORTS, "--draft-model", "", "--json")
     assert process.stdout is not None

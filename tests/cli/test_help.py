@@ -67,6 +67,7 @@ for line in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_help_of_load_tests_fits() -> None:
     """In one process, since each would import locust."""
     lines = ["loadtest", "loadtest ramp", "loadtest.fuzz", "loadtest.chaos"]

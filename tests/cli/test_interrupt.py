@@ -7,6 +7,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from flyspec.cli.stack import Stack
 from tests.cli.processes import start
 
@@ -25,6 +27,7 @@ async def test_generate_says_what_it_reached(stack: Stack) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.slow
 async def test_bench_shows_what_it_measured(stack: Stack, tmp_path: Path) -> None:
     output = tmp_path / "bench.json"
     process = await start(

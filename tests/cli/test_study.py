@@ -41,6 +41,7 @@ def page(output, name) -> str:
     return (output / name / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_study_asks_its_question_on_every_task(run) -> None:
     output, done = run
     html = page(output, "strict-open")
@@ -57,6 +58,7 @@ def test_further_draft_models_join_the_bundled_pair(run) -> None:
     assert "times of a round" in html
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_and_one_that_a_pair_cannot_answer_is_skipped(tmp_path) -> None:
     study = ["study", "margin", "multi-level", "fuzzy", "--output", str(tmp_path), *SMALL]
     pair = ["--model", str(TARGET), "--draft", f"small={DRAFT}"]

@@ -91,6 +91,7 @@ async def cut_off(
     raise AssertionError("the stream was not cut off")
 
 
+@pytest.mark.slow
 async def test_each_service_is_killed_in_turn_and_generations_are_whole(serving: Serving) -> None:
     assert set(serving.facts) == {
         "address", "admin_address", "http_url", "draft_address", "verify_address", "metrics_ports",

@@ -19,6 +19,7 @@ async def check(options, faults):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 async def test_one_fault_of_each_kind_from_outside():
     options = ChaosOptions(seed=5, seconds=0, streams=4, texts=6, lossy_share=0.4)
     assert len(await check(options, OUTER)) > 1

@@ -40,6 +40,7 @@ def passed(ended, missed=frozenset()):
 
 
 @pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.full)])
+@pytest.mark.slow
 async def test_ramp_on_a_stack_of_its_own_misses_a_goal(run_load, protocol):
     flags = "--serve=--draft-model= --seconds 1 --steps 1,3 --rule exact --num-speculative-tokens 4"
     ended = await run_load(
@@ -70,6 +71,7 @@ async def test_soak(run_load, protocol):
     assert "memory of verify" in {c["name"] for c in ended.document["checks"]}
 
 
+@pytest.mark.slow
 async def test_overload(run_load, protocol):
     """Nothing about speed, which depends on what else the machine does."""
     ended = await run_load("overload", "--seconds 5 --max-tokens 16", protocol=protocol)

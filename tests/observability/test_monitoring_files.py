@@ -41,6 +41,7 @@ def test_promtool_accepts_the_rules():
     subprocess.run([tool("promtool"), "check", "rules", MONITORING / "rules.yaml"], check=True)
 
 
+@pytest.mark.slow
 def test_promtool_fires_every_alert():
     """Each alert has a test in which it fires, and one in which it does not fire yet."""
     tests = yaml.safe_load((MONITORING / "rules.test.yaml").read_text())

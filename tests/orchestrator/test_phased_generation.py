@@ -83,6 +83,7 @@ async def test_with_nothing_left_to_loosen_the_text_is_the_target_s(near_stack, 
             assert found.token_ids == await plain(near_stack, ids, COUNT)
 
 
+@pytest.mark.slow
 async def test_budgets_are_of_their_phase_and_of_the_whole(near_stack):
     seen = set()
     for prompt in PROMPTS:

@@ -159,6 +159,7 @@ class Reader:
                     await self.go_on.wait()
 
 
+@pytest.mark.slow
 async def test_two_orchestrators_share_four_slots(model_dirs):
     verify = {"max_sessions": SLOTS, "max_waiting": 1}
     async with start_stack(model_dirs, verify=verify, probe_interval_s=0.05) as stack:

@@ -154,6 +154,7 @@ async def ends_in_order(running):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_path, fork_server):
     """They are whole there: the texts are those of a service in one process."""
     fingerprint = loading.load_model(target, "cpu", "float64").info.weights_fingerprint
@@ -188,6 +189,7 @@ async def test_a_judge_reads_the_hidden_rows_of_rank_0(target, expected, tmp_pat
 
 
 @pytest.mark.timeout(600)  # two starts, and a stream between them
+@pytest.mark.slow
 async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart(
     target, expected, fork_server
 ):
@@ -215,6 +217,7 @@ async def test_a_killed_rank_ends_the_service_and_a_stream_goes_on_after_restart
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.slow
 async def test_a_stopped_rank_ends_the_service(target, rank, fork_server):
     async with serving(fork_server, target, "--heartbeat-timeout-s", "2") as running:
         os.kill(running.pids[rank], signal.SIGSTOP)
@@ -240,6 +243,7 @@ async def test_a_step_that_no_rank_finishes_ends_the_service(target, fork_server
         assert re.search("rank 1 has not finished a step for [0-9.]+ s", "\n".join(running.log))
 
 
+@pytest.mark.slow
 async def test_ranks_started_by_others_join(target):
     """As torchrun or a LeaderWorkerSet starts them: the same command everywhere."""
     port, meeting = free_port(), free_port()

@@ -191,6 +191,7 @@ async def test_nothing_listens_in_the_clear(secure):
         assert version in ("TLSv1.2", "TLSv1.3"), port
 
 
+@pytest.mark.slow
 async def test_new_certificates_on_all_sides_under_load_drop_no_stream(secure):
     async with secure.client() as client:
         expected = (await client.complete("the cat", EXACT)).token_ids
@@ -225,6 +226,7 @@ def flyspec(*arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
+@pytest.mark.slow
 async def test_the_command_line_takes_keys_and_certificates_from_the_environment(secure):
     stack, env = secure.stack, secure.environment(secure.operator)
 

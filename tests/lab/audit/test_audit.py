@@ -63,6 +63,7 @@ async def exact(stack) -> RecordedLine:
     return line
 
 
+@pytest.mark.slow
 def test_honest_generations_follow(auditor, mixed) -> None:
     rules = {line.recording.started.rule.name for line in mixed}
     assert rules == {rule.name for rule in RULES}
@@ -203,6 +204,7 @@ async def test_a_repeating_output_follows_with_its_loop_guard(auditor, stack) ->
         assert report.follows, str(report)
 
 
+@pytest.mark.slow
 def test_rounding_to_half_precision_is_told_from_other_weights(mixed, folder) -> None:
     """Allowed rounding hides what quantisation changes of a single number."""
     elsewhere = [claiming(line, numerics="bfloat16, native step of another machine")
@@ -221,6 +223,7 @@ def elsewhere(folder) -> tuple[Auditor, Auditor]:
     return Auditor(load(TARGET, "float32")), Auditor(load(folder, "float32"))
 
 
+@pytest.mark.slow
 async def test_other_numerics_follow_within_rounding(elsewhere) -> None:
     """Single precision, whose bits depend on the batch: 8 bits are far beyond its rounding."""
     honest, other = elsewhere

@@ -127,6 +127,7 @@ def test_default_layers_are_low_middle_and_high():
         default_layers(3)
 
 
+@pytest.mark.slow
 def test_a_head_is_trained_written_drafts_and_is_trained_further(model, tmp_path):
     small = {
         "problems": 10, "max_tokens": 4, "threads": 1,

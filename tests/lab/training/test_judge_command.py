@@ -28,6 +28,7 @@ PROBLEMS = 64
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.slow
 async def test_a_judge_is_trained_and_served(tmp_path: Path) -> None:
     file, report = tmp_path / "judge.safetensors", tmp_path / "report.json"
     result = CliRunner().invoke(

@@ -96,6 +96,7 @@ def expected(pair: Any) -> list[list[Any] | None]:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.slow
 def test_mining_is_the_algorithm(expected: list[list[Any] | None], concurrency: int) -> None:
     miner, problems = miner_of(concurrency)
     advanced: list[int] = []
@@ -112,6 +113,7 @@ def test_mining_is_the_algorithm(expected: list[list[Any] | None], concurrency: 
             torch.testing.assert_close(one.hidden, hidden.float(), atol=2e-3, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_finished_problems() -> None:
     miner, problems = miner_of(1)
     whole = miner.run(problems)
