@@ -62,11 +62,9 @@ class Calls(Interceptor):
         otherwise = "OK"
         try:
             yield
-        except (asyncio.CancelledError, GeneratorExit):  # the latter may come after the call's end
-            otherwise = "CANCELLED"
-            raise
-        except BaseException:
-            otherwise = "UNKNOWN"
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit)
+            otherwise = "CANCELLED" if cancelled else "UNKNOWN"
             raise
         finally:
             self._metrics.open.labels(method).dec()
