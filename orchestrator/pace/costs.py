@@ -31,22 +31,25 @@ class TimeLine:
         self._error, self._weight, self._squares = error * error, 1.0, error * error
         self._solve()
 
-    def observe(self, count: float, duration: float) -> None:
-        expected, limit = self(count), OUTLIER * math.sqrt(self._squares / self._weight)
+    def observe(self, count: float, duration: float, times: int = 1) -> None:
+        """Learn a duration, or the mean of so many durations."""
+        expected = self.intercept + self.slope * count
+        limit = OUTLIER * math.sqrt(self._squares / self._weight / times)
         duration = min(max(duration, expected - limit), expected + limit)
-        now = 1.0, count, count * count, duration, count * duration
-        self._seen = [MEMORY * old + new for old, new in zip(self._seen, now, strict=True)]
-        self._weight = MEMORY * self._weight + 1.0
-        self._squares = MEMORY * self._squares + (duration - expected) ** 2
-        self._solve()
+        now, fade = (1.0, count, count * count, duration, count * duration), MEMORY**times
+        self._seen = [fade * old + times * new for old, new in zip(self._seen, now, strict=True)]
+        self._weight = fade * self._weight + times
+        self._squares = fade * self._squares + times * times * (duration - expected) ** 2
+        self._is_solved = False
 
     def fade(self) -> None:
         """Let the observations count less, as after another one, but not less than expectation."""
         if self._seen[0] > self._expected[0]:
             self._seen = [MEMORY * old for old in self._seen]
-            self._solve()
+            self._is_solved = False
 
     def _solve(self) -> None:
+        self._is_solved = True
         noise = max(1.0, self._squares / self._weight)
         error = max(noise, self._error)
         sums = (b / error + s / noise for b, s in zip(self._expected, self._seen, strict=True))
@@ -58,6 +61,8 @@ class TimeLine:
 
     def __call__(self, count: float, z: float = 0.0) -> float:
         """Return the time for a count, ns, `z` standard errors above its estimate."""
+        if not self._is_solved:
+            self._solve()
         error, mixed, slope = self._variances
         variance = error - 2 * mixed * count + slope * count * count
         return self.intercept + self.slope * count + z * math.sqrt(max(0.0, variance))
@@ -95,8 +100,8 @@ class Costs:
         if (drafter, level) not in self._lines:
             fewer = [self._lines[drafter, i] for i in range(level) if (drafter, i) in self._lines]
             step = max(1.0, self._step(max(1, self.running)))
-            slope = fewer[-1].slope if fewer else 0.0
             besides = fewer[-1](0) if fewer else 0.0
+            slope = fewer[-1].slope if fewer else 0.0
             if drafter and not fewer:
                 besides, slope = 2 * self._line("")(0), relative_size * self.plain_ns()
             self._lines[drafter, level] = TimeLine(besides, slope, step / 2)
@@ -130,7 +135,7 @@ class Costs:
         if not self._step.measured:
             self._step = StepCosts([MeasuredStep(1, round(token_ns))])
             self._lines.clear()
-        self._line("").observe(0, token_ns - self._step(max(1, self.running)))
+        self._line("").observe(0, token_ns - self._step(max(1, self.running)), num_tokens)
 
     def ended(self, drafter: str, relative_size: float) -> None:
         """Let times with a drafter count less after each text, so that it is tried again."""

@@ -11,6 +11,7 @@ waits while it reads; what it proposes is verified as far as the text has not ov
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -45,7 +46,7 @@ class Account:
         self.saved_ns: float | None = None
         self.length = Share()
 
-    def add(self, saved_ns: float, most_owed_ns: float) -> None:
+    def add(self, saved_ns: float, most_owed_ns: float = math.inf) -> None:
         """Add to what was saved; little is owed, so that drafting is tried again before long."""
         self.saved_ns = max(-most_owed_ns, (self.saved_ns or 0.0) * MEMORY + saved_ns)
 
@@ -88,8 +89,10 @@ class AdaptivePace(Pace):
             self._account.saved_ns = self._loss_allowed()
         self._seen = self._costs.num_drafted
         self._choose()
-        at_once = self._k and not first.is_delayed(self._k)
-        self._turn = self._drafting() if at_once else NextRound(0, max_plain_tokens=1)
+        if self._k and not first.is_delayed(self._k):
+            self._turn = self._drafting()
+        elif self._k:
+            self._turn = NextRound(0, max_plain_tokens=1)
 
     def close(self) -> None:
         self._disturb(False)
@@ -143,12 +146,12 @@ class AdaptivePace(Pace):
         if drafted or round_.verdict.decisions or emitted <= 0:
             saved_ns = emitted * costs.plain_ns() - round_.round_ns
             self._saved_ns += saved_ns
+            if round_.proposal.drafter != PREDICTION:
+                self._account.add(saved_ns, max(1, costs.running) * self._loss_allowed())
         else:
             costs.decoded(emitted, round_.round_ns)
             self._account.acceptance.matches.fade(MEMORY**emitted)
-            saved_ns = MAX_LOSS * round_.round_ns
-        if round_.proposal.drafter != PREDICTION:
-            self._account.add(saved_ns, max(1, costs.running) * self._loss_allowed())
+            self._account.add(MAX_LOSS * round_.round_ns)
 
     def _loss_allowed(self) -> float:
         """Return what this text may lose, ns."""

@@ -192,6 +192,15 @@ def test_a_lossy_rule_is_learnt_where_its_window_has_room():
 # --- times ----------------------------------------------------------------------------------
 
 
+def test_plain_tokens_that_arrive_together_count_each():
+    """Else those that arrive alone, later, would make plain decoding look slow."""
+    costs = MeasuredCosts([MeasuredStep(1, 2 * MS)])
+    for _ in range(100):
+        costs.decoded(1, 5 * MS)
+        costs.decoded(4, 5 * MS)
+    assert costs.plain_ns() == pytest.approx(2 * MS, rel=0.1)
+
+
 def test_drafts_are_charged_for_what_they_delay_others():
     costs = MeasuredCosts([MeasuredStep(1, 10 * MS), MeasuredStep(9, 18 * MS)])
     assert costs.plain_ns() == 10 * MS
