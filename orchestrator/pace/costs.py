@@ -24,6 +24,7 @@ class TimeLine:
     """
 
     def __init__(self, intercept: float, slope: float, error: float) -> None:
+        self.intercept, self.slope = intercept, slope
         far = float(REQUESTED_BY_AUTO)
         ends = intercept, intercept + slope * far
         self._expected = 2.0, far, far * far, sum(ends), far * ends[1]
