@@ -80,8 +80,7 @@ class AdaptivePace(Pace):
         self._saved_ns = 0.0
         self._disturbs = self._entered = self._asks = False
         self._drafted_at = self._draw_at = self._k = 0
-        self._z = 0.0
-        self._turn = NextRound(0)
+        self._z, self._turn = 0.0, NextRound(0)
         draws = random.Random(plan.seed)
         # Plain decoding is never taken for slower than it is known to be.
         experience.z_plain, experience.z_round = -abs(draws.gauss(0, 1)), draws.gauss(0, 1)
@@ -89,10 +88,9 @@ class AdaptivePace(Pace):
             self._account.saved_ns = self._loss_allowed()
         self._seen = self._costs.num_drafted
         self._choose()
-        if self._k and not first.is_delayed(self._k):
-            self._turn = self._drafting()
-        elif self._k:
-            self._turn = NextRound(0, max_plain_tokens=1)
+        if self._k:
+            delayed = first.is_delayed(self._k)
+            self._turn = NextRound(0, max_plain_tokens=1) if delayed else self._drafting()
 
     def close(self) -> None:
         self._disturb(False)
