@@ -23,7 +23,7 @@ namespace {
 typedef uint16_t bf16;
 constexpr int PANEL = 64, MAX_ROWS = 256, MAX_DIM = 512, MR = 6;  // MR: rows per kernel
 constexpr int MAX_DEPTH = 256;      // of a tree
-constexpr int K_BLOCK = 2048;       // of a panel at a time, so that it stays in the CPU's cache
+constexpr int K_BLOCK = 1024;       // of a panel at a time: it and the next stay in the CPU's cache
 constexpr int UNIT_ROWS = 64;       // maximum rows in a unit that a helper may do
 constexpr double SHARED_NS = 5000;  // minimum work in a job that is worth sharing
 // --- products -----------------------------------------------------------------------------------
@@ -53,15 +53,23 @@ inline Weights spread(const Act* a, int h) { return set1(a[h]); }
 inline Vec add_product(Vec sum, Weights a, Weights b) { return fma(a, b, sum); }
 #endif
 // c [rows, n] = (begin ? 0 : c) + a [rows, 2 count] times b [count][n][2]; n is a multiple of 16.
-struct Product { const Act* a; int lda; const bf16* b; int ldb, count; float* c; int ldc, n; };
-template <int R, int N> inline void tile(const Product& p, int at, bool begin) {
+// Meanwhile the CPU's cache reads what is needed next, from `ahead` on, as much as b has.
+struct Product {
+  const Act* a; int lda; const bf16* b; int ldb, count; float* c; int ldc, n;
+  const char* ahead = nullptr;
+  int step = 0;  // bytes of it for each line of b, which is read once for each group of rows
+};
+template <int R, int N> inline void tile(Product& p, int at, bool begin) {
   auto place = [&](int r, int j) { return p.c + r * p.ldc + at + j * W; };
   Vec sum[R][N];
   UNROLLED (int i = 0; i < R * N; i++)
     sum[i / N][i % N] = begin ? set1(0) : load(place(i / N, i % N));
   const Act* a = p.a;
   const bf16* b = p.b + 2 * at;
-  for (int k = 0; k < p.count; k++, a += 2, b += p.ldb)
+  for (int k = 0; k < p.count; k++, a += 2, b += p.ldb) {
+    if (R > 1)  // one row alone reads as fast as the memory is
+      UNROLLED (int j = 0; j < N * W / 16; j++, p.ahead += p.step)
+        _mm_prefetch(p.ahead, _MM_HINT_T1);
     UNROLLED (int h = 0; h < HALVES; h++) {
       Weights w[N];
       UNROLLED (int j = 0; j < N; j++) w[j] = half_of(((const LooseInts*)b)[j], h);
@@ -70,24 +78,29 @@ template <int R, int N> inline void tile(const Product& p, int at, bool begin) {
         UNROLLED (int j = 0; j < N; j++) sum[r][j] = add_product(sum[r][j], x, w[j]);
       }
     }
+  }
   UNROLLED (int i = 0; i < R * N; i++) store(place(i / N, i % N), sum[i / N][i % N]);
 }
-template <int R> void columns(const Product& p, bool begin) {
+template <int R> void columns(Product& p, bool begin) {
   constexpr int WIDE = W == 16 ? 4 : R == 1 ? 8 : R == 2 ? 4 : 2;
   int at = 0;
   for (; at + WIDE * W <= p.n; at += WIDE * W) tile<R, WIDE>(p, at, begin);
   for (; at < p.n; at += 16) tile<R, 16 / W>(p, at, begin);
 }
 void multiply(int rows, Product p, bool begin) {
-  static void (*const kernels[])(const Product&, bool) = {
+  static void (*const kernels[])(Product&, bool) = {
       columns<1>, columns<2>, columns<3>, columns<4>, columns<5>, columns<MR>};
-  for (int groups = (rows + MR - 1) / MR; groups > 0; groups--) {
+  int groups = (rows + MR - 1) / MR;
+  if (p.ahead) p.step = 64 / groups;
+  else p.ahead = (const char*)p.b;
+  for (; groups > 0; groups--) {
     int r = (rows + groups - 1) / groups;
     kernels[r - 1](p, begin);
     rows -= r, p.a += r * p.lda, p.c += r * p.ldc;
   }
 }
-// Sums [rows, 64] over a panel [K/2][64][2], or over a block of its K.
+// Sums [rows, 64] over a panel [K/2][64][2], or over a block of its K; `ahead` is the next block.
+// Tiles multiply faster than memory can be read, and the processor reads ahead for them by itself.
 #if defined(__AMX_BF16__)
 #define LOAD(t, from) _tile_loadd(t, from, 4 * PANEL)
 #define STORE(t, to) _tile_stored(t, to, 4 * PANEL)
@@ -101,7 +114,8 @@ void end_tiles() { _tile_release(); }
 // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 int prepare_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) != 0; }
 // Also computes rows up to the next multiple of 16: a tile's rows are independent.
-void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float* c, bool begin) {
+void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float* c, bool begin,
+                   const char*) {
   for (int r = 0; r < rows; r += 16, a += 16 * lda, c += 16 * PANEL) {
     if (begin) { _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3); }
     else { LOAD(0, c); LOAD(1, c + 16); LOAD(2, c + 32); LOAD(3, c + 48); }
@@ -117,8 +131,9 @@ void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float*
 #define begin_tiles()
 #define end_tiles()
 #define prepare_tiles() 0
-void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float* c, bool begin) {
-  multiply(rows, {a, lda, w, 2 * PANEL, n, c, PANEL, PANEL}, begin);
+void panel_product(int rows, const Act* a, int lda, const bf16* w, int n, float* c, bool begin,
+                   const char* ahead) {
+  multiply(rows, {a, lda, w, 2 * PANEL, n, c, PANEL, PANEL, ahead}, begin);
 }
 #endif
 
@@ -240,11 +255,16 @@ struct Model : Shape {
   template <class Done>
   void linear(const Act* a, int K, int count, const bf16* b, int panels, Done done) {
     const int piece = alone ? MAX_ROWS : UNIT_ROWS, pieces = (count + piece - 1) / piece;
+    const int blocks = (K + K_BLOCK - 1) / K_BLOCK, block = (K / blocks + 31) / 32 * 32;
+    const int in_turn = alone ? 1 : threads;
     auto work = [=](Room&, int unit, float* to) {
       int panel = unit / pieces, first = unit % pieces * piece, n = std::min(piece, count - first);
-      for (int k = 0; k < K; k += K_BLOCK)
-        panel_product(n, a + (size_t)first * K + k, K, b + ((size_t)panel * K + k) * PANEL,
-                      std::min(K_BLOCK, K - k) / 2, to, k == 0);
+      for (int k = 0; k < K; k += block) {
+        const size_t at = (size_t)panel * K + k;
+        const size_t ahead = k + block < K ? at + block : (size_t)(panel + in_turn) * K;
+        panel_product(n, a + (size_t)first * K + k, K, b + at * PANEL,
+                      std::min(block, K - k) / 2, to, k == 0, (const char*)(b + ahead * PANEL));
+      }
     };
     team.share(alone, panels * pieces, work, [&](int unit, const float* sums) {
       const int first = unit % pieces * piece, n = std::min(piece, count - first);
