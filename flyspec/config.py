@@ -250,8 +250,8 @@ class DraftSettings(ModelServerSettings):
     )
     model: str = Field(
         "",
-        description="draft model: a directory, hub id or GGUF file (empty: prompt lookup only, no "
-        "torch)",
+        description="draft model: a directory, a GGUF file, or on a hub REPO or REPO:FILE.gguf "
+        "(empty: prompt lookup only, no torch)",
     )
     drafter: Literal["", DrafterKind] = Field(
         "",
@@ -275,7 +275,9 @@ class VerifySettings(ModelServerSettings):
         VERIFY_PORT, ge=0, le=65535, description="port to listen on (0: pick a free one)"
     )
     model: str = Field(
-        ..., min_length=1, description="target model: a directory, hub id or GGUF file"
+        ...,
+        min_length=1,
+        description="target model: a directory, a GGUF file, or on a hub REPO or REPO:FILE.gguf",
     )
     autojudge_file: str = Field(
         "",

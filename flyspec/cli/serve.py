@@ -74,7 +74,7 @@ async def _serve(options: StackOptions, json: bool) -> int:
         on_event=partial(console.print, markup=False),
         on_log=partial(console.print, style="dim", markup=False),
     )
-    with showing(stack.options, console) as stack.on_stage:
+    with showing(stack, console) as stack.on_stage:
         await stack.__aenter__()
     stack.on_stage = lambda *_: None
     try:
