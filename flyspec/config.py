@@ -155,7 +155,7 @@ class ModelServerSettings(ServerSettings):
     )
     engine: EngineName = Field(
         "auto",
-        description="engine that runs the model: llama-cpp (GGUF files; needs flyspec[llama-cpp]), "
+        description="engine that runs the model: llama-cpp (GGUF files; the extra llama-cpp), "
         "or auto: llama-cpp for a GGUF file, else the native step or transformers' modules",
     )
     n_gpu_layers: int | None = Field(
@@ -333,7 +333,7 @@ class OrchestratorSettings(ServerSettings):
         ge=NO_PORT,
         le=65535,
         description="port of the OpenAI-compatible HTTP API (0: pick a free one, -1: none); "
-        "needs flyspec[http]; unset: 8000 if that is installed, or 0 if --port is 0",
+        "needs the extra http; unset: 8000 if that is installed, or 0 if --port is 0",
     )
     http_allowed_origins: str = Field(
         "",

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from flyspec import bundled
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import ListeningFlags, with_flags
 from flyspec.cli.runtime import run_async
@@ -28,6 +29,7 @@ from flyspec.rule_files import load_rules
 from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.speculation_length import requested
+from flyspec.spelling import install_command
 
 QUESTION = "Ana has 20 apples and gives 4 to Ben and 7 to Leo. How many apples does Ana have now?"
 """A question to try; the bundled models, which know word problems only, answer it with 9."""
@@ -143,15 +145,18 @@ def _welcome(stack: Stack) -> str:
     admin = "" if stack.admin_address == "127.0.0.1:50053" else (
         f" --admin-address {stack.admin_address}"
     )  # fmt: skip
+    no_http = f"none; to have it, {install_command('http')}"
+    is_bundled = o.model == str(bundled.TARGET)
+    bundled_pair = " (bundled: 12 M parameters, word problems only)" if is_bundled else ""
     return "\n".join(
         [
             " without ".join(["flyspec is ready", *filter(None, [", ".join(stack.missing)])]),
             *(f"  missing     {name}: {reason}" for name, reason in stack.missing.items()),
             f"  generation  {stack.address}",
-            f"  HTTP        {stack.http_url or 'none: install flyspec[http]'}",
+            f"  HTTP        {stack.http_url or no_http}",
             f"  admin       {stack.admin_address}",
             f"  draft       {stack.options.draft_address}   {o.draft_model or 'prompt lookup'}",
-            f"  verify      {stack.options.verify_address}   {o.model}",
+            f"  verify      {stack.options.verify_address}   {o.model}{bundled_pair}",
             f"  rule        {_default_rule(o)}",
             "  metrics     "
             + ", ".join(f"{name} :{port}" for name, port in _metrics_ports(stack).items() if port),
