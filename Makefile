@@ -2,10 +2,11 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-# $(call install,EXTRA): pip would compile on one core. Files that this Python cannot compile are left alone.
+# $(call install,EXTRA): pip would compile on one core. Files that this Python cannot compile are left alone. Of pip,
+# only errors are shown.
 # flyspec-lab, which the extras need, is installed from its folder in the same call; it must come second, since it asks
 # for the flyspec that the first names.
-install = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt \
+install = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-compile -c constraints.txt \
 	-e ".[$(1)]" -e lab \
 	&& { $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; }
 PYTEST_ARGS ?=

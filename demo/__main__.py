@@ -15,11 +15,6 @@ from flyspec.errors import FlyspecError
 from flyspec.progress import error_console
 from flyspec.rules.presets import DEFAULT_RULE
 
-PYTHON_PROMPT = '''import os
-
-def read_lines(path):
-    """Return the lines of a text file."""
-'''
 PROBLEM = (
     "A bus sets out with 18 people. At the first stop 17 get on and 6 get off. At the second stop "
     "9 get on and 9 get off. How many people are on the bus then?"
@@ -39,7 +34,7 @@ async def flyspec(*arguments: str) -> None:
 
 
 async def show() -> None:
-    say("starting draft service, verify service and orchestrator on the bundled models")
+    say("starting the services on the bundled pair: 12 M parameters, for word problems only")
     options = StackOptions(log_level="warning")
     async with shown(Stack(options), error_console()) as stack:
         color = ["--color", "always"]
@@ -48,10 +43,9 @@ async def show() -> None:
             "generate", "--address", stack.address, "--rule", DEFAULT_RULE,
             "--num-speculative-tokens", "15", *color, "--chat", PROBLEM,
         )  # fmt: skip
-        say("continuing a Python file, exactly, speculating only while that is faster")
+        say("the same exactly: the target's own text, token for token, as many drafts as pay off")
         await flyspec(
-            "generate", "--address", stack.address, "--rule", "exact", *color,
-            "--max-tokens", "96", PYTHON_PROMPT,
+            "generate", "--address", stack.address, "--rule", "exact", *color, "--chat", PROBLEM,
         )  # fmt: skip
         say(f"comparing plain decoding, exact and {DEFAULT_RULE} on fresh word problems")
         await flyspec(

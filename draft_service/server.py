@@ -26,6 +26,7 @@ from flyspec.engine.scheduler import StepBudget
 from flyspec.errors import ConfigError
 from flyspec.lookup.shared import Scopes
 from flyspec.serving import OnePort
+from flyspec.spelling import install_command
 from flyspec.startup import large_imports, stage
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import draft_pb2, draft_pb2_grpc
@@ -77,7 +78,7 @@ def _load(
     except ImportError as error:
         raise ConfigError(
             f"--model {settings.model}: needs torch and transformers ({error}); "
-            "pip install 'flyspec[models]', or omit --model to use prompt lookup only"
+            f"{install_command('models')}, or omit --model to use prompt lookup only"
         ) from error
 
     def prepare() -> None:

@@ -6,10 +6,9 @@ server=http://127.0.0.1:8000
 curl --silent --fail "$server/v1/models"
 echo
 
-curl --silent --fail "$server/v1/completions" -H 'content-type: application/json' -d '{
+curl --silent --fail "$server/v1/chat/completions" -H 'content-type: application/json' -d '{
     "model": "target:exact",
-    "prompt": "def fibonacci(n):",
-    "max_tokens": 32
+    "messages": [{"role": "user", "content": "Ana has 20 apples and gives 4 to Ben and 7 to Leo. How many apples does Ana have now?"}]
 }'
 echo
 

@@ -155,7 +155,7 @@ class ModelServerSettings(ServerSettings):
     )
     engine: EngineName = Field(
         "auto",
-        description="engine that runs the model: llama-cpp (GGUF files; needs flyspec[llama-cpp]), "
+        description="engine that runs the model: llama-cpp (GGUF files; the extra llama-cpp), "
         "or auto: llama-cpp for a GGUF file, else the native step or transformers' modules",
     )
     n_gpu_layers: int | None = Field(
@@ -250,8 +250,8 @@ class DraftSettings(ModelServerSettings):
     )
     model: str = Field(
         "",
-        description="draft model: a directory, hub id or GGUF file (empty: prompt lookup only, no "
-        "torch)",
+        description="draft model: a directory, a GGUF file, or on a hub REPO or REPO:FILE.gguf "
+        "(empty: prompt lookup only, no torch)",
     )
     drafter: Literal["", DrafterKind] = Field(
         "",
@@ -275,7 +275,9 @@ class VerifySettings(ModelServerSettings):
         VERIFY_PORT, ge=0, le=65535, description="port to listen on (0: pick a free one)"
     )
     model: str = Field(
-        ..., min_length=1, description="target model: a directory, hub id or GGUF file"
+        ...,
+        min_length=1,
+        description="target model: a directory, a GGUF file, or on a hub REPO or REPO:FILE.gguf",
     )
     autojudge_file: str = Field(
         "",
@@ -331,7 +333,7 @@ class OrchestratorSettings(ServerSettings):
         ge=NO_PORT,
         le=65535,
         description="port of the OpenAI-compatible HTTP API (0: pick a free one, -1: none); "
-        "needs flyspec[http]; unset: 8000 if that is installed, or 0 if --port is 0",
+        "needs the extra http; unset: 8000 if that is installed, or 0 if --port is 0",
     )
     http_allowed_origins: str = Field(
         "",

@@ -1,4 +1,4 @@
-"""Metadata keys of gRPC calls that flyspec reads, and the format of their values."""
+"""Metadata keys of gRPC calls and headers of HTTP, and the format of their values."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ AUTHORIZATION_KEY = "authorization"
 """`Bearer KEY`, an API key."""
 REQUEST_ID_KEY = "x-request-id"
 """The request ID, from clients and between services."""
+RULE_KEY = "x-flyspec-rule"
+"""The acceptance rules of a reply over HTTP, in the order of its phases."""
 TRACEPARENT_KEY = "traceparent"
 """The caller's span (W3C Trace Context)."""
 

@@ -1,7 +1,6 @@
 """The files of a model: where `--model` finds them, and what is wrong with them. No torch.
 
-A name is a directory, or the id of a repository on a hub of models, whose files may be in the
-hub's cache on this machine.
+A name is a directory, a GGUF file, or one of `flyspec.hub`, whose files may be in its cache.
 """
 
 from __future__ import annotations
@@ -18,17 +17,15 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flyspec.errors import ConfigError
+from flyspec.hub import GGUF, cached_gguf, first_parts, hub_file, is_hub_id, is_path, snapshot
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-GGUF = ".gguf"
-"""Suffix of files in llama.cpp's format."""
 INDEX = "model.safetensors.index.json"
 SAFETENSORS = ".safetensors"
 _INDEX_SUFFIX = ".safetensors.index.json"
-_ADAPTER = "adapter_config.json"
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
-_TOKENIZERS = (
+ADAPTER = "adapter_config.json"
+TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model",
     "sentencepiece.bpe.model", "tekken.json", "tiktoken.model",
 )  # fmt: skip
@@ -46,27 +43,22 @@ _FORMAT = (
     "GGUF file"
 )
 _GGUF_MAGIC = b"GGUF"
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")
-
-
-def is_path(name: str) -> bool:
-    """True if `--model NAME` is a path, rather than a hub id."""
-    return name.startswith((".", "/", "~")) or Path(name).exists()
 
 
 def model_source(name: str) -> str:
-    """Return what transformers loads for `--model NAME`: a directory or a hub id.
+    """Return what transformers loads for `--model NAME`: a directory, or a hub id not in the cache.
 
     Raises `ConfigError` for a directory without a model. Uses neither torch nor the hub, so a
     service can fail before imports that take seconds.
     """
     if not is_path(name):
-        if not _HUB_ID.fullmatch(name):
+        if not is_hub_id(name):
             raise ConfigError(
-                f"--model {name}: no such directory{_nearby(Path(name))}; {_FORMAT} or a hub id "
+                f"--model {name}: no such directory{nearby(Path(name))}; {_FORMAT} or a hub id "
                 "(NAME or OWNER/NAME)"
             )
-        return name
+        folder = snapshot(name)
+        return str(folder) if folder and (folder / CONFIG).is_file() else name
     folder = Path(name).expanduser()
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"--model {name}: {_no_model(folder)}")
@@ -75,6 +67,8 @@ def model_source(name: str) -> str:
 
 def is_gguf(name: str) -> bool:
     """True if `--model NAME` is a GGUF file, or a directory of one instead of safetensors."""
+    if hub_file(name):
+        return True
     path = Path(name).expanduser()
     if path.suffix == GGUF and not path.is_dir():
         return True
@@ -86,18 +80,23 @@ def gguf_path(name: str) -> Path:
 
     Raises `ConfigError` for one that is not there, or a directory of several models.
     """
+    if wanted := hub_file(name):
+        cached = cached_gguf(name, *wanted)
+        if cached is None:
+            raise ConfigError(f"--model {name}: is not in the cache of this machine yet")
+        return cached
     path = Path(name).expanduser()
     if path.is_dir():
-        found = sorted(p for p in path.glob(f"*{GGUF}") if not _LATER_PART.search(p.name))
+        found = first_parts(p.name for p in path.glob(f"*{GGUF}"))
         if len(found) != 1:
-            names = ", ".join(p.name for p in found)
-            raise ConfigError(f"--model {name}: has {len(found)} GGUF models ({names}); give one")
-        path = found[0]
+            listed = ", ".join(found)
+            raise ConfigError(f"--model {name}: has {len(found)} GGUF models ({listed}); give one")
+        path /= found[0]
     try:
         with path.open("rb") as file:
             magic = file.read(len(_GGUF_MAGIC))
     except OSError as error:
-        near = _nearby(path, files=True)
+        near = nearby(path, files=True)
         raise ConfigError(
             f"--model {name}: {(error.strerror or str(error)).lower()}{near}"
         ) from None
@@ -110,17 +109,16 @@ def served_name(name: str) -> str:
     """Return the name of `--model NAME` for clients: its directory's or file's, or the hub id."""
     if is_gguf(name):
         return gguf_path(name).stem
-    source = model_source(name)
-    return source if source == name and not Path(name).exists() else Path(source).resolve().name
+    return Path(model_source(name)).resolve().name if is_path(name) else name
 
 
 def _no_model(folder: Path) -> str:
     """Description of a path that is no directory with a config.json, and what to give instead."""
     if not folder.exists():
-        return f"no such directory{_nearby(folder)}; {_FORMAT} or a hub id"
+        return f"no such directory{nearby(folder)}; {_FORMAT} or a hub id"
     if folder.is_file():
         return f"is a file; {_FORMAT}"
-    if (folder / _ADAPTER).is_file():
+    if (folder / ADAPTER).is_file():
         return (
             f"is an adapter of {_base_of(folder)}, not a model; merge it into its base with PEFT "
             "(merge_and_unload, then save_pretrained) and give the result"
@@ -137,12 +135,12 @@ def _no_model(folder: Path) -> str:
 
 def _base_of(folder: Path) -> str:
     try:
-        return str(json.loads((folder / _ADAPTER).read_text())["base_model_name_or_path"])
+        return str(json.loads((folder / ADAPTER).read_text())["base_model_name_or_path"])
     except (OSError, ValueError, KeyError, TypeError):
         return "another model"
 
 
-def _nearby(path: Path, files: bool = False) -> str:
+def nearby(path: Path, files: bool = False) -> str:
     """A sibling of a path that does not exist, with a similar name."""
     try:
         siblings = [p.name for p in path.expanduser().parent.iterdir() if p.is_dir() or files]
@@ -160,15 +158,10 @@ def check_model_files(name: str) -> Mapping[str, Any] | None:
     find = finder(name)
     path = find(CONFIG)
     if path is None:
-        if find(_ADAPTER):
-            base = _base_of(Path(find(_ADAPTER) or "").parent)
+        if find(ADAPTER):
+            base = _base_of(Path(find(ADAPTER) or "").parent)
             raise ConfigError(f"--model {name}: is an adapter of {base}, not a model; merge it")
-        if reason := _unreachable():
-            raise ConfigError(
-                f"--model {name}: no such directory{_nearby(Path(name))}; as a hub id, it is not "
-                f"in the cache of this machine, and {reason}; give the path of a directory, or "
-                f"download it where there is a network (hf download {name})"
-            )
+        check_reachable(name)
         return None
     try:
         config = json.loads(path.read_text())
@@ -183,9 +176,9 @@ def check_model_files(name: str) -> Mapping[str, Any] | None:
         weights = find_weights(name, find, config.get("transformers_weights"))
         _check_shards(name, weights)
         _check_layers(name, config, weights)
-        if not any(map(find, _TOKENIZERS)):
+        if not any(map(find, TOKENIZERS)):
             raise ConfigError(
-                f"--model {name}: no tokenizer there ({', '.join(_TOKENIZERS[:3])} or the like); "
+                f"--model {name}: no tokenizer there ({', '.join(TOKENIZERS[:3])} or the like); "
                 "copy tokenizer.json and tokenizer_config.json from the model it was made from"
             )
     return config
@@ -193,26 +186,18 @@ def check_model_files(name: str) -> Mapping[str, Any] | None:
 
 def finder(name: str) -> Callable[[str], Path | None]:
     """Return a function from the name of a model's file to its path, if it is on this machine."""
-    source = model_source(name)
+    folder = Path(model_source(name))
+    return lambda file: path if (path := folder / file).is_file() else None
 
-    def in_folder(file: str) -> Path | None:
-        return path if (path := Path(source) / file).is_file() else None
 
-    def in_cache(file: str) -> Path | None:
-        try:
-            from huggingface_hub import try_to_load_from_cache
-            from huggingface_hub.errors import HFValidationError
-        except ImportError:
-            return None
-        try:
-            found = try_to_load_from_cache(source, file)
-        except HFValidationError as error:
-            raise ConfigError(
-                f"--model {source}: is neither a directory nor a hub id: {error}"
-            ) from None
-        return Path(found) if isinstance(found, str) else None
-
-    return in_folder if is_path(name) else in_cache
+def check_reachable(name: str) -> None:
+    """Raise `ConfigError` if a model that is not on this machine cannot be downloaded either."""
+    if reason := _unreachable():
+        raise ConfigError(
+            f"--model {name}: no such directory{nearby(Path(name))}; as a hub id, it is not in the "
+            f"cache of this machine, and {reason}; give the path of a directory, or download it "
+            f"where there is a network (hf download {' '.join(hub_file(name) or [name])})"
+        )
 
 
 def _unreachable() -> str:

@@ -18,6 +18,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]}?)" if close and close[0] != word else ""
 
 
+def install_command(extra: str) -> str:
+    """Return how an extra of flyspec is installed, which no package index has."""
+    laboratory = " ./lab" if "lab" in extra.split(",") else ""
+    return f"pip install '.[{extra}]'{laboratory} in flyspec's checkout"
+
+
 def respell(message: str, names: Mapping[str, str]) -> str:
     """Replace flags by the names under which they were set, such as environment variables.
 

@@ -16,6 +16,7 @@ from flyspec.rules import Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.security import ApiKeys, PortSecurity, Scope
 from flyspec.speculation_length import REQUESTED_BY_AUTO, excess
+from flyspec.spelling import install_command
 from flyspec.startup import stage
 from flyspec.telemetry import Telemetry
 from flyspec.v1 import admin_pb2_grpc, generation_pb2_grpc
@@ -131,14 +132,14 @@ class Orchestrator:
         if port == NO_PORT:
             return None
         if port is None and not all(map(find_spec, ("fastapi", "httptools", "uvicorn"))):
-            log.info("no HTTP API: install flyspec[http] for it")
+            log.info("no HTTP API; to have it, %s", install_command("http"))
             return None
         try:
             from orchestrator.front.http.server import make_server  # takes half a second
         except ImportError as error:
             raise ConfigError(
-                f"--http-port {port}: needs {error.name}; install flyspec[http], or set -1 for no "
-                "HTTP API"
+                f"--http-port {port}: needs {error.name}; {install_command('http')}, or set -1 for "
+                "no HTTP API"
             ) from None
         registry = self._telemetry.registry
         return make_server(

@@ -12,6 +12,7 @@ from typer.main import get_group
 from flyspec.cli.help import HelpCommand, HelpGroup
 from flyspec.cli.program import program, run
 from flyspec.errors import ConfigError
+from flyspec.spelling import install_command
 from flyspec.version import __version__
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _imported(name: str) -> Any:
     found = _entry_points().select(name=name)
     if not found:
         raise ConfigError(
-            f"flyspec {name} is part of the laboratory; install it with: pip install 'flyspec[lab]'"
+            f"flyspec {name} is part of the laboratory; to have it, {install_command('lab')}"
         )
     return next(iter(found)).load()
 

@@ -13,6 +13,7 @@ import typer
 
 from flyspec.cli.help import HelpCommand, HelpGroup
 from flyspec.errors import ConfigError, FlyspecError, InvalidArgumentError, NotFoundError
+from flyspec.spelling import install_command
 
 
 def program(**known: Any) -> typer.Typer:
@@ -55,7 +56,7 @@ def needing(what: str, extras: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"{what} needs {error.name}; install it with: pip install 'flyspec[{extras}]'"
+            f"{what} needs {error.name}; to have it, {install_command(extras)}"
         ) from None
 
 

@@ -16,7 +16,6 @@ from rich.text import Text
 
 from flyspec.client import Chunk, Generation, Started
 from flyspec.errors import FlyspecError
-from flyspec.rules import Rule
 from flyspec.speculation_length import AUTO
 from flyspec.values.tokens import LABELS, Origin
 
@@ -51,9 +50,10 @@ def document(generation: Generation, prompt_index: int = 0) -> dict[str, Any]:
         "stop_reason": completion.stop_reason,
         "model": started.model,
         "drafter": started.drafter,
-        "rule": _rule(started.rule),
+        "rule": started.rule.document(),
         "phases": [
-            {**asdict(phase), "rule": phase.rule and _rule(phase.rule)} for phase in started.phases
+            {**asdict(phase), "rule": phase.rule and phase.rule.document()}
+            for phase in started.phases
         ],
         "exact_inside": list(started.exact_inside),
         "num_speculative_tokens": AUTO if started.adaptive else started.num_speculative_tokens,
@@ -165,11 +165,6 @@ def stopped(started: Started, chunks: Sequence[Chunk], seconds: float) -> str:
         cost = sum(gap for chunk in chunks for gap in chunk.loose_gaps_nats)
         parts.append(f"{loose} loose ({cost:.2f} nats)")
     return _DOT.join([*parts, _rules(started)])
-
-
-def _rule(rule: Rule) -> dict[str, Any]:
-    """Return a rule's name and the parameters that it has."""
-    return {n: v for n, v in asdict(rule).items() if v is not None and v != ()}
 
 
 def _rules(started: Started) -> str:

@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from flyspec import bundled
 from flyspec.cli.json_output import print_json
 from flyspec.cli.options import ListeningFlags, with_flags
 from flyspec.cli.runtime import run_async
@@ -24,7 +25,14 @@ from flyspec.config import ADMIN_PORT, DRAFT_PORT, GENERATION_PORT, VERIFY_PORT
 from flyspec.errors import FlyspecError
 from flyspec.flags import Flag
 from flyspec.progress import error_console
+from flyspec.rule_files import load_rules
+from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
+from flyspec.speculation_length import requested
+from flyspec.spelling import install_command
 
+QUESTION = "Ana has 20 apples and gives 4 to Ben and 7 to Leo. How many apples does Ana have now?"
+"""A question to try; the bundled models, which know word problems only, answer it with 9."""
 DEFAULTS = StackOptions(
     admin_host="",
     port=GENERATION_PORT,
@@ -74,7 +82,7 @@ async def _serve(options: StackOptions, json: bool) -> int:
         on_event=partial(console.print, markup=False),
         on_log=partial(console.print, style="dim", markup=False),
     )
-    with showing(stack.options, console) as stack.on_stage:
+    with showing(stack, console) as stack.on_stage:
         await stack.__aenter__()
     stack.on_stage = lambda *_: None
     try:
@@ -137,25 +145,42 @@ def _welcome(stack: Stack) -> str:
     admin = "" if stack.admin_address == "127.0.0.1:50053" else (
         f" --admin-address {stack.admin_address}"
     )  # fmt: skip
+    no_http = f"none; to have it, {install_command('http')}"
+    is_bundled = o.model == str(bundled.TARGET)
+    bundled_pair = " (bundled: 12 M parameters, word problems only)" if is_bundled else ""
     return "\n".join(
         [
             " without ".join(["flyspec is ready", *filter(None, [", ".join(stack.missing)])]),
             *(f"  missing     {name}: {reason}" for name, reason in stack.missing.items()),
             f"  generation  {stack.address}",
-            f"  HTTP        {stack.http_url or 'none: install flyspec[http]'}",
+            f"  HTTP        {stack.http_url or no_http}",
             f"  admin       {stack.admin_address}",
             f"  draft       {stack.options.draft_address}   {o.draft_model or 'prompt lookup'}",
-            f"  verify      {stack.options.verify_address}   {o.model}",
+            f"  verify      {stack.options.verify_address}   {o.model}{bundled_pair}",
+            f"  rule        {_default_rule(o)}",
             "  metrics     "
             + ", ".join(f"{name} :{port}" for name, port in _metrics_ports(stack).items() if port),
             "try it:",
-            f"  flyspec generate{flag} 'def fibonacci(n):'",
+            f"  flyspec generate{flag} --chat '{QUESTION}'",
             f"  flyspec chat{flag}",
             f"  flyspec drafters list{admin}",
             *([f"  curl {stack.http_url}/v1/models"] if stack.http_url else []),
             "press Ctrl-C to stop",
         ]
     )
+
+
+def _default_rule(options: StackOptions) -> str:
+    """Return the rule of requests that name none, and whether it is lossless."""
+    k = options.num_speculative_tokens
+    book = load_rules(options.rules_file or "", options.rule, k)
+    preset = RULE_PRESETS[book.resolve(Rule(options.rule), requested(k)).name]
+    if preset.token_exact:
+        return f"{options.rule}, lossless: the text is the target's own, token for token"
+    if preset.lossless:
+        return f"{options.rule}, lossless: the text has the target's distribution"
+    exact = "--rule exact is" if "exact" in book.names("") else "requests may name one that is"
+    return f"{options.rule}, not lossless: it also accepts tokens near the target's own; {exact}"
 
 
 async def supervise(

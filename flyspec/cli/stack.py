@@ -60,6 +60,7 @@ class Stack:
         self.on_stage = on_stage
         self.fork_server: ForkServer | None = None
         self._on_log = on_log
+        self._checked = False
 
     @property
     def address(self) -> str:
@@ -167,10 +168,12 @@ class Stack:
             if self.fork_server is not None:
                 await self.fork_server.close()
 
-    def _check(self) -> None:
-        """Find errors before a large model is loaded."""
+    def check(self) -> None:
+        """Find errors before a large model is loaded; download models that are on a hub. Once."""
         from flyspec.rule_files import load_rules
 
+        if self._checked:
+            return
         o = self.options
         load_rules(o.rules_file or "", o.rule, o.num_speculative_tokens)
         # Those of benchmarks have other settings.
@@ -179,9 +182,10 @@ class Stack:
             problem = size_problem(weight_bytes(str(o.model)), weight_bytes(o.draft_model))
             if problem:
                 self.say(f"warning: {problem}")
+        self._checked = True
 
     async def _start(self) -> None:
-        self._check()
+        self.check()
         o = self.options
         if can_fork([o.device, o.draft_device or o.device]):
             self.fork_server = ForkServer()

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flyspec.cli.stack import OnStage, Stack
-    from flyspec.cli.stack_options import StackOptions
 
 NAMES = {"verify": "verify service", "draft": "draft service", "orchestrator": "orchestrator"}
 
@@ -46,12 +45,14 @@ class StartProgress:
 
 
 @contextmanager
-def showing(options: StackOptions, console: Console) -> Iterator[OnStage]:
+def showing(stack: Stack, console: Console) -> Iterator[OnStage]:
     """Show a start on a console; yield what the stack calls with each stage.
 
-    `options` are the stack's, resolved. On a terminal all services are shown while they start;
+    First the stack is checked, as a download has a bar of its own. On a terminal all services are
+    shown while they start;
     elsewhere each stage is a line.
     """
+    stack.check()
     start = StartProgress()
     if console.is_terminal:
         from rich.live import Live
@@ -59,7 +60,7 @@ def showing(options: StackOptions, console: Console) -> Iterator[OnStage]:
         with Live(start, console=console, transient=True, refresh_per_second=8):
             yield start.stage
         return
-    console.print(f"starting {options.model}", markup=False)
+    console.print(f"starting {stack.options.model}", markup=False)
 
     def report(service: str, doing: str) -> None:
         console.print(f"{start.elapsed_s:6.1f} s  {NAMES[service]}: {doing}", markup=False)
@@ -70,7 +71,7 @@ def showing(options: StackOptions, console: Console) -> Iterator[OnStage]:
 @asynccontextmanager
 async def shown(stack: Stack, console: Console) -> AsyncIterator[Stack]:
     """Run a stack while the context is open, and show its start."""
-    with showing(stack.options, console) as stack.on_stage:
+    with showing(stack, console) as stack.on_stage:
         await stack.__aenter__()
     try:
         yield stack

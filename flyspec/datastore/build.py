@@ -1,6 +1,6 @@
 """Builds a datastore, shard by shard, so that memory holds no more than one of them.
 
-Needs numpy and pydivsufsort (`pip install 'flyspec[datastore]'`).
+Needs numpy and pydivsufsort (the extra `datastore`).
 """
 
 from __future__ import annotations

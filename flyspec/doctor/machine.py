@@ -17,6 +17,7 @@ from flyspec.engine.device_memory import host_memory
 from flyspec.engine.native.library import INSTRUCTION_SETS, find, processor_flags
 from flyspec.preflight.cuda import cuda_problem, torch_build
 from flyspec.process import available_cores
+from flyspec.spelling import install_command
 
 SECTION = "this machine"
 _SHOWN = ("flyspec", "transformers", "tokenizers", "grpcio")
@@ -54,7 +55,7 @@ def _version(package: str) -> str:
 def _models(installed: bool) -> Diagnosis:
     missing = [name for name in _needed("models") if not _version(name)]
     if not installed or missing:
-        text = f"missing: {', '.join(missing or ['torch'])}; pip install 'flyspec[models]'"
+        text = f"missing: {', '.join(missing or ['torch'])}; {install_command('models')}"
         return Diagnosis(SECTION, "models extra", Mark.ERROR, text)
     return Diagnosis(SECTION, "models extra", Mark.OK, "installed")
 
@@ -85,7 +86,7 @@ def _extra(extra: str, wanted: bool) -> Diagnosis:
     subject, purpose = f"{extra} extra", _EXTRAS[extra]
     if not missing:
         return Diagnosis(SECTION, subject, Mark.OK, f"installed, for {purpose}")
-    text = f"not installed; for {purpose}: pip install 'flyspec[{extra}]'"
+    text = f"not installed; for {purpose}: {install_command(extra)}"
     return Diagnosis(SECTION, subject, Mark.ERROR if wanted else Mark.OK, text)
 
 

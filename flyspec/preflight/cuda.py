@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from flyspec.engine.devices import NamedDevice, no_cuda, read_device
 from flyspec.errors import ConfigError
+from flyspec.spelling import install_command
 
 _DEVICES = Path("/dev")
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -44,7 +45,7 @@ def cuda_problem() -> str:
     """Return why no GPU can be used; empty if perhaps one can."""
     build = torch_build()
     if build is None:
-        return "torch is not installed (pip install 'flyspec[models]')"
+        return f"torch is not installed ({install_command('models')})"
     if build.rocm:
         return ""
     if not build.cuda:
@@ -71,9 +72,7 @@ def check_device(device: str) -> NamedDevice:
 def check_torch(setting: str) -> None:
     """Raise `ConfigError` if what a model needs is not installed."""
     if missing := [name for name in ("torch", "transformers") if not _installed(name)]:
-        raise ConfigError(
-            f"{setting}: needs {' and '.join(missing)}: pip install 'flyspec[models]'"
-        )
+        raise ConfigError(f"{setting}: needs {' and '.join(missing)}: {install_command('models')}")
 
 
 def _installed(name: str) -> bool:

@@ -8,10 +8,11 @@ from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.devices import read_device
 from flyspec.errors import ConfigError
 from flyspec.model_files import gguf_path, is_gguf
+from flyspec.spelling import install_command
 
 _PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 """Modules that serving a GGUF file needs, and the packages that have them."""
-INSTALL = "pip install 'flyspec[llama-cpp]' (llama.cpp is compiled, which takes minutes)"
+INSTALL = f"{install_command('llama-cpp')} (llama.cpp is compiled, which takes minutes)"
 
 
 def missing_packages() -> list[str]:

@@ -16,11 +16,13 @@ from flyspec.config import (
     VerifySettings,
 )
 from flyspec.datastore.store import DatastoreFacts
+from flyspec.downloads import download
 from flyspec.drafter_names import check_needs, head_directories
 from flyspec.engine.heads import layer_heads
 from flyspec.engine.native.family import FAMILIES
 from flyspec.engine.supported import check_heads, check_length, kind_of, unserved
 from flyspec.errors import ConfigError
+from flyspec.hub import hub_file
 from flyspec.model_files import check_model_files, is_gguf
 from flyspec.preflight.cuda import check_device, check_torch
 from flyspec.preflight.gguf import check_gguf_packages, serves_gguf
@@ -32,10 +34,11 @@ _RANK = "RANK"
 
 
 def check_verify(settings: VerifySettings) -> None:
-    """Check a verify service's settings and its model's files."""
+    """Check a verify service's settings and its model's files, downloaded if need be."""
     check_torch(f"--model {settings.model}")
     _check_port(settings, listens=os.environ.get(_RANK, "0") == "0")
     _check_heads(settings.heads)
+    _download(settings.model)
     if serves_gguf(settings):
         return
     if (file := settings.autojudge_file) and not Path(file).expanduser().is_file():
@@ -53,7 +56,7 @@ def check_verify(settings: VerifySettings) -> None:
 
 
 def check_draft(settings: DraftSettings) -> None:
-    """Check a draft service's settings, and its model's files if it has a model."""
+    """Check a draft service's settings, and its model's files, downloaded if need be."""
     _check_port(settings)
     check_needs(settings.drafter, bool(settings.model), bool(settings.datastore))
     if settings.datastore:
@@ -61,6 +64,7 @@ def check_draft(settings: DraftSettings) -> None:
     if not settings.model:
         return
     check_torch(f"--model {settings.model}")
+    _download(settings.model)
     if not serves_gguf(settings):
         _check_model(settings, settings.model)
 
@@ -105,6 +109,12 @@ def _check_model(settings: ModelServerSettings, name: str) -> Mapping[str, Any] 
         raise unserved(name, f"it is {kind}")
     text = config.get("text_config")
     return text if isinstance(text, Mapping) else config
+
+
+def _download(name: str) -> None:
+    if hub_file(name):
+        check_gguf_packages(f"--model {name}")
+    download(name)
 
 
 def _has_heads(text: Mapping[str, Any]) -> bool:

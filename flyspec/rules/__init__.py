@@ -224,7 +224,12 @@ class Rule:
         "ends the round and is replaced by the same token",
     )] = None
     guarded_token_ids: tuple[int, ...] = ()
-# fmt: on
+    # fmt: on
+
+    def document(self) -> dict[str, Any]:
+        """Return its name and the parameters that it has, for JSON; members of enums by name."""
+        given = {n: v for n, v in dataclasses.asdict(self).items() if v is not None and v != ()}
+        return {n: member_name(v) if isinstance(v, IntEnum) else v for n, v in given.items()}
 
 
 def _declared() -> Mapping[str, Parameter]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flyspec.errors import ConfigError
 from flyspec.metadata import TRACEPARENT_KEY
+from flyspec.spelling import install_command
 from flyspec.version import __version__
 
 if TYPE_CHECKING:
@@ -202,6 +203,6 @@ def _otlp_exporter(endpoint: str) -> SpanExporter:
     except ImportError as error:
         raise ConfigError(
             f"--otlp-traces-endpoint {endpoint}: needs an exporter ({error}); "
-            "pip install 'flyspec[otlp]', or write spans to --traces-file"
+            f"{install_command('otlp')}, or write spans to --traces-file"
         ) from error
     return OTLPSpanExporter(endpoint=endpoint)

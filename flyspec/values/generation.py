@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import Any
 
 from flyspec.rules import Rule
+from flyspec.rules.presets import RULE_PRESETS
 from flyspec.values.admin import ModelInfo
 from flyspec.values.phases import Phase, rule_names
 from flyspec.values.rounds import Budget, Decision, DraftCounts, OpenWindow, RuleSegment
@@ -86,6 +87,11 @@ class Started:
     def rules(self) -> str:
         """The names of its rules, in the order of the phases: `relaxed, exact`."""
         return rule_names([phase.rule for phase in self.phases if phase.rule] or [self.rule])
+
+    @property
+    def lossless(self) -> bool:
+        """True if the output follows the target's distribution in all phases."""
+        return all(RULE_PRESETS[rule.name].lossless for rule in self.rules_by_index)
 
 
 @dataclass(frozen=True, slots=True)

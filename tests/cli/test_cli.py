@@ -52,7 +52,7 @@ def test_without_the_laboratory_its_commands_say_what_to_install(
         result = invoke(name, "--help")
         assert result.code == 2
         assert f"flyspec {name} is part of the laboratory; " in result.err
-        assert "pip install 'flyspec[lab]'" in result.err
+        assert "pip install '.[lab]' ./lab" in result.err
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,9 @@ def test_swapped_models_are_noticed() -> None:
     assert swapped["mark"] == "warning"
     assert swapped["text"].endswith("were --model and --draft-model swapped?")
     said: list[str] = []
-    Stack(StackOptions(model=draft, draft_model=target), on_event=said.append)._check()
+    Stack(StackOptions(model=draft, draft_model=target), on_event=said.append).check()
     assert said == [f"warning: {swapped['text']}"]
-    Stack(StackOptions(model=target, draft_model=draft), on_event=said.append)._check()
+    Stack(StackOptions(model=target, draft_model=draft), on_event=said.append).check()
     assert len(said) == 1
 
 

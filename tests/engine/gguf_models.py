@@ -6,7 +6,7 @@ from flyspec import bundled
 from flyspec.config import VerifySettings
 
 needs_llama_cpp = pytest.mark.llama_cpp
-WHY = "needs llama.cpp: make llama-cpp-test, or pip install 'flyspec[llama-cpp]'"
+WHY = "needs llama.cpp: make llama-cpp-test, or pip install '.[llama-cpp]'"
 
 
 def gguf_file(folder, kind, model=bundled.DRAFT):

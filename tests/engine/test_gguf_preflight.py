@@ -51,7 +51,7 @@ def test_what_is_no_gguf_file_is_refused(file):
 
 def test_without_the_packages_the_error_says_what_to_install(file, monkeypatch):
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs llama-cpp-python and gguf: pip install 'flyspec"):
+    with pytest.raises(ConfigError, match=r"needs llama-cpp-python and gguf: pip install '"):
         preflight.serves_gguf(VerifySettings(model=str(file)))
 
 

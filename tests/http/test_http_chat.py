@@ -41,6 +41,39 @@ async def test_a_message_is_the_generation(served, api):
     assert reply.timings["prompt_n"] == usage.prompt_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("model", "speculation", "rule", "lossless"),
+    [
+        ("target", {}, "relaxed", False),
+        ("target:rejection", {}, "rejection", True),
+        (
+            "target",
+            {"phases": [{"rule": {"name": "fly"}, "until": "a"}, {}]},
+            "fly, relaxed",
+            False,
+        ),
+        ("target:exact", {"phases": [{"until": "a"}, {}]}, "exact, exact", True),
+    ],
+)
+async def test_a_reply_names_its_rule(api, model, speculation, rule, lossless, stream):
+    reply = await api.chat.completions.with_raw_response.create(
+        model=model, messages=SAID, max_tokens=4, stream=stream,
+        extra_body={"speculation": speculation},
+    )  # fmt: skip
+    assert reply.headers["x-flyspec-rule"] == rule
+    parsed = reply.parse()
+    last = [chunk async for chunk in parsed][-1] if stream else parsed
+    said = last.metrics["speculation"]
+    assert (said["rule"]["name"], said["lossless"]) == (rule.split(", ")[0], lossless)
+    named = [phase["rule"]["name"] for phase in said.get("phases", [said])]
+    assert ", ".join(named) == rule
+    if rule == "relaxed":
+        assert said["rule"]["relaxed_delta"] == 0.01
+    if rule.startswith("fly"):
+        assert said["rule"]["entropy_measure"] == "top_k"
+
+
 @pytest.mark.parametrize("usage", [None, {"include_usage": True}])
 async def test_a_stream_is_the_same_in_parts(api, usage):
     asked = {"model": "target:exact", "messages": SAID, "max_completion_tokens": 20}

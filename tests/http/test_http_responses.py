@@ -41,6 +41,7 @@ async def test_a_text(served, api):
     assert reply.usage.output_tokens == 12
     assert reply.usage.input_tokens == len(by_grpc.started.prompt_token_ids)
     assert reply.metrics["speculative_decoding"]
+    assert reply.metrics["speculation"] == {"rule": {"name": "exact"}, "lossless": True}
     assert reply.store is False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -107,3 +108,21 @@ def test_the_line_that_says_ready_names_what_is_missing(missing, said):
     stack = Stack(StackOptions(model="target"))
     stack.services["orchestrator"] = SimpleNamespace(facts={"missing": missing})
     assert _welcome(stack).split("\n")[: len(said)] == said
+
+
+@pytest.mark.parametrize(
+    ("rule", "limits", "said"),
+    [
+        ("exact", "", "exact, lossless: the text is the target's own, token for token"),
+        ("rejection", "", "rejection, lossless: the text has the target's distribution"),
+        ("relaxed", "", "relaxed, not lossless: .*; --rule exact is"),
+        ("careful", "allowed_rules = ['careful']", "careful, not lossless: .*; requests may name"),
+    ],
+)
+def test_whether_the_default_rule_is_lossless_is_said(rule, limits, said, tmp_path):
+    (rules := tmp_path / "rules.toml").write_text(
+        f"[rules.careful]\npreset = 'fly'\n[limits]\n{limits}\n"
+    )
+    stack = Stack(StackOptions(model="target", rule=rule, rules_file=str(rules)))
+    stack.services["orchestrator"] = SimpleNamespace(facts={})
+    assert re.search(f"\n  rule +{said}", _welcome(stack))

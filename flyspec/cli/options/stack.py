@@ -93,12 +93,12 @@ class ModelFlags:
     """The models of a stack to start, with their devices, memory and rules."""
 
     model: Annotated[str | None, _stack(
-        "Target model: a directory, hub id or GGUF file (default: the bundled pair). With bench "
-        "--address: the target's files on this machine, if not found by name.",
+        "Target model: a directory, a GGUF file, or on a hub REPO or REPO:FILE.gguf (default: the "
+        "bundled pair of 12 M parameters, for word problems only). With bench --address: the "
+        "target's files on this machine, if not found by name.",
     )] = None
     draft_model: Annotated[str | None, _stack(
-        "Draft model: a directory, hub id or GGUF file; '' (the default with --model): prompt "
-        "lookup only.",
+        "Draft model: likewise; '' (the default with --model): prompt lookup only.",
     )] = None
     engine: Annotated[EngineName, _verify("engine")] = "auto"
     draft_engine: Annotated[EngineName, _verify(

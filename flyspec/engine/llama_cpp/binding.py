@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flyspec.errors import ConfigError
+from flyspec.spelling import install_command
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def library() -> Any:
         import llama_cpp.llama_cpp as found
     except (ImportError, OSError, RuntimeError) as error:
         raise ConfigError(
-            f"GGUF files need llama.cpp ({error}); pip install 'flyspec[llama-cpp]'"
+            f"GGUF files need llama.cpp ({error}); {install_command('llama-cpp')}"
         ) from None
     found.llama_log_set(_callback(found), None)
     return found

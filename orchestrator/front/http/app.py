@@ -218,9 +218,10 @@ class _Face:
     ) -> Response:
         """Send the reply whole, or as a stream once it has begun: refusals keep their codes."""
         if body.stream:
-            return EventStream(reply.stream(events), events, reply.failure)
+            return EventStream(reply.stream(events), events, reply)
         async with aclosing(events):
-            return JSONResponse(await reply.whole(events))
+            whole = await reply.whole(events)
+            return JSONResponse(whole, headers=reply.headers)
 
     # --- what does not ----------------------------------------------------------------------
 

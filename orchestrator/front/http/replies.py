@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 from flyspec.client.recordings import as_document, recording_of
 from flyspec.client.transcript import Transcript
 from flyspec.errors import FlyspecError
+from flyspec.metadata import RULE_KEY
 from flyspec.telemetry import request_id
 from flyspec.tokenizer import Tokenizer
 from flyspec.values.generation import (
@@ -168,6 +169,11 @@ class Reply(ABC):
         """Return the end of a stream that fails."""
         return b"data: " + json.dumps(document_of(error)).encode() + b"\n\n" + DONE
 
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the reply, once it has begun."""
+        return headers_of(self._transcripts)
+
     # --- both -------------------------------------------------------------------------------
 
     def _end(self, index: int, transcript: Transcript) -> dict[str, Any]:
@@ -215,6 +221,17 @@ class Reply(ABC):
         return completions_of(self._transcripts)
 
 
+def headers_of(transcripts: Iterable[Transcript]) -> Mapping[str, str]:
+    """Return the headers of a reply whose first choice has begun: its rules."""
+    started = started_of(transcripts)
+    return {RULE_KEY: started.rules} if started else {}
+
+
+def started_of(transcripts: Iterable[Transcript]) -> Started | None:
+    """Return the start of a choice whose tokens a rule accepts, the same for all choices."""
+    return next((t.started for t in transcripts if t.started and t.started.rule.name), None)
+
+
 def completions_of(transcripts: Iterable[Transcript]) -> list[Completion]:
     return [t.completion for t in transcripts if t.completion is not None]
 
@@ -226,8 +243,13 @@ def measured(transcripts: Sequence[Transcript]) -> dict[str, Any]:
     """
     ended, warnings = completions_of(transcripts), warnings_of(transcripts)
     total = SpeculationMetrics.total(completion.speculation for completion in ended)
+    metrics: dict[str, Any] = {"speculative_decoding": total.document()}
+    if started := started_of(transcripts):
+        metrics["speculation"] = {"rule": started.rule.document(), "lossless": started.lossless}
+        if phases := [phase.rule or started.rule for phase in started.phases]:
+            metrics["speculation"]["phases"] = [{"rule": rule.document()} for rule in phases]
     return {
-        "metrics": {"speculative_decoding": total.document()},
+        "metrics": metrics,
         "timings": timings_of(ended, total),
         "recoveries": [recovery.document() for c in ended for recovery in c.recoveries],
         **({"warnings": warnings} if warnings else {}),

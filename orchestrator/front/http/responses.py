@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable, Iterator
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from flyspec.client.transcript import Transcript
@@ -21,7 +21,7 @@ from orchestrator.front.http.options import (
     sampling_of,
     texts_of,
 )
-from orchestrator.front.http.replies import Events, measured, token_details
+from orchestrator.front.http.replies import Events, headers_of, measured, token_details
 from orchestrator.front.http.tool_calls import ToolCall, ToolCallParser, asked_stop
 
 Document = dict[str, Any]
@@ -87,6 +87,11 @@ class ResponsesReply:
             if not self._number:
                 raise
             yield self.failure(error)
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the reply, once it has begun."""
+        return headers_of([self._transcript])
 
     def failure(self, error: FlyspecError) -> bytes:
         """Return the end of a stream that fails."""

@@ -17,6 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from flyspec.config import HTTP_PORT, OrchestratorSettings
 from flyspec.errors import ConfigError
+from flyspec.metadata import REQUEST_ID_KEY, RULE_KEY
 from flyspec.rule_files import RuleBook
 from flyspec.security import ApiKeys, PortSecurity, Scope, watch_server_context
 from orchestrator.fleet.fleet import Fleet
@@ -183,7 +184,7 @@ def make_server(
     if settings.origins:  # outside the gate, since browsers ask without a key whether they may call
         served = CORSMiddleware(
             served, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=[REQUEST_ID_KEY, RULE_KEY, "retry-after"],
         )  # fmt: skip
     port = settings.http_port
     if port is not None:

@@ -6,7 +6,7 @@ import { differences } from "../../../orchestrator/front/http/page/static/js/dif
 import { decodeLink, decodeRounds, encodeLink, encodeRounds } from "../../../orchestrator/front/http/page/static/js/link.js";
 import { Recording } from "../../../orchestrator/front/http/page/static/js/recording.js";
 import { EventSplitter } from "../../../orchestrator/front/http/page/static/js/stream.js";
-import { finalAnswer, judgeRace, speedOf } from "../../../orchestrator/front/http/page/static/js/verdict.js";
+import { finalAnswer, judgeRace, speedOf, spreadOf } from "../../../orchestrator/front/http/page/static/js/verdict.js";
 
 const ASKS = "How many are left?";
 
@@ -22,8 +22,8 @@ function recorded(words, ms, { gaps = {}, finishReason = "stop" } = {}) {
 test("the sentence tells speed, loss and whether the answer is the same", () => {
   const plain = recorded(["Now ", "4 left", ".\n", "#### ", "4"], 330);
   const rule = recorded(["So ", "4 left", ".\n", "#### ", "4"], 100, { gaps: { 0: 0.38 } });
-  const race = judgeRace(plain, rule, ASKS);
-  assert.equal(race.sentence, "3.3 times faster, 1 loose token, 0.38 nats, same answer");
+  const race = judgeRace(plain, rule, ASKS, [3.3, 2.9, 3.6]);
+  assert.equal(race.sentence, "3.3 times faster (2.9 to 3.6 times in 3 races), 1 loose token, 0.38 nats, same answer");
   assert.deepEqual(race.marks, [[true, false, false, false, false], [true, false, false, false, false]]);
 });
 
@@ -31,7 +31,7 @@ test("a slower rule and another answer are said plainly", () => {
   const plain = recorded(["#### 4"], 100);
   const rule = recorded(["#### 5"], 110);
   const { sentence, agree } = judgeRace(plain, rule, ASKS);
-  assert.equal(sentence, "1.1 times slower, no loose tokens, different answer: 5, not 4");
+  assert.equal(sentence, "1.1 times slower (one race, so the spread is unknown), no loose tokens, different answer: 5, not 4");
   assert.equal(agree, false);
 });
 
@@ -56,6 +56,11 @@ test("speeds near one are the same speed", () => {
   assert.equal(speedOf(1.06), "1.1 times faster");
   assert.equal(speedOf(0.5), "2.0 times slower");
   assert.equal(speedOf(12.3), "12 times faster");
+});
+
+test("the spread of one race is unknown", () => {
+  assert.equal(spreadOf([2.44]), "one race, so the spread is unknown");
+  assert.equal(spreadOf([2.41, 2.39, 2.42]), "2.4 times in 3 races");
 });
 
 test("final answers are found where they are marked, or asked for", () => {

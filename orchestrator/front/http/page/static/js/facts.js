@@ -9,7 +9,7 @@ export function factsOf({ plain, rule, settings, ratios, verdict }) {
   const parts = [
     `Plain ${showRate(plain.tokensPerSecond)} tokens/s, ${settings.rule} ${showRate(rule.tokensPerSecond)} tokens/s`,
   ];
-  if (ratios.length > 1) parts.push(`medians of ${ratios.length} runs each, whose ratios were ${rangeOf(ratios)}`);
+  if (ratios.length > 1) parts.push(`medians of ${ratios.length} runs each`);
   parts.push(`${count(plain.steps, "step")} of the target against ${number(rule.steps)}, ${number(drafted)} of them with drafts`);
   const differ = verdict.marks[1].filter(Boolean).length;
   if (plain.text !== rule.text) parts.push(`${number(differ)} of ${count(rule.tokens.length, "token")} differ`);
@@ -21,8 +21,6 @@ export function factsOf({ plain, rule, settings, ratios, verdict }) {
   if ([plain, rule].some((run) => run.finishReason === "length")) parts.push(`cut at ${count(Number(settings.max_tokens), "token")}`);
   return `${[...parts, `seed ${settings.seed}`, ...rule.warnings].join("; ")}.`;
 }
-
-const rangeOf = (values) => [Math.min(...values), Math.max(...values)].map((value) => value.toFixed(1)).join(" to ");
 
 /** Says whether a race repeated the run of a link. */
 export function repetitionOf({ plain, rule }, linked) {

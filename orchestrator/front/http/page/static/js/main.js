@@ -129,8 +129,8 @@ function fail(error) {
 }
 
 function show(recorded) {
-  const { plain, rule, settings } = recorded;
-  const verdict = judgeRace(plain, rule, settings.prompt);
+  const { plain, rule, settings, ratios } = recorded;
+  const verdict = judgeRace(plain, rule, settings.prompt, ratios);
   race = { ...recorded, verdict };
   SIDES.forEach((side, place) => {
     runners[side].load(race[side], race[SIDES[1 - place]]);

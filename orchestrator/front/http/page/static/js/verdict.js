@@ -27,16 +27,16 @@ function normal(answer) {
 }
 
 /**
- * Compares a recorded rule with recorded plain decoding.
+ * Compares a recorded rule with recorded plain decoding; `ratios` are the speeds of each turn.
  *
  * Returns {ratio, speed, loss, outcome, agree, marks, sentence}; `agree` is false if answers or, where
  * there are none, texts differ; `marks` say which tokens of either text the other does not have.
  */
-export function judgeRace(plain, rule, prompt) {
+export function judgeRace(plain, rule, prompt, ratios = []) {
   const ratio = plain.tokensPerSecond > 0 ? rule.tokensPerSecond / plain.tokensPerSecond : 1;
   const marks = differences(texts(plain), texts(rule));
   const { outcome, agree } = compare(plain, rule, prompt, marks);
-  const speed = speedOf(ratio);
+  const speed = `${speedOf(ratio)} (${spreadOf(ratios)})`;
   const loss = lossOf(rule);
   return { ratio, speed, loss, outcome, agree, marks, sentence: `${speed}, ${loss}, ${outcome}` };
 }
@@ -47,6 +47,13 @@ export function speedOf(ratio) {
   const rounded = (value) => (value < 10 ? value.toFixed(1) : value.toFixed(0));
   if (rounded(ratio) === "1.0" || rounded(1 / ratio) === "1.0") return "The same speed";
   return ratio > 1 ? `${rounded(ratio)} times faster` : `${rounded(1 / ratio)} times slower`;
+}
+
+/** Says how far the turns of a race were apart. */
+export function spreadOf(ratios) {
+  if (ratios.length < 2) return "one race, so the spread is unknown";
+  const [low, high] = [Math.min(...ratios), Math.max(...ratios)].map((ratio) => ratio.toFixed(1));
+  return `${low === high ? low : `${low} to ${high}`} times in ${ratios.length} races`;
 }
 
 function lossOf(rule) {
