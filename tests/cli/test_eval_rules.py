@@ -22,6 +22,8 @@ from flyspec_lab.bench.reference import Reference
 from flyspec_lab.run import log_likelihood
 from tests.cli.processes import flyspec, invoke, start
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_target_that_is_not_here_cannot_be_asked() -> None:
     with pytest.raises(ConfigError, match="needs the target's directory on this machine"):
@@ -69,7 +71,6 @@ async def written(process: asyncio.subprocess.Process, run: Path, count: int) ->
             await asyncio.sleep(0.002)
 
 
-@pytest.mark.slow
 def test_all_rules_on_prompts_without_answers(stack: Stack, prompts: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = invoke(
@@ -102,7 +103,6 @@ def test_all_rules_on_prompts_without_answers(stack: Stack, prompts: Path, tmp_p
         assert sum(s["loose_gaps_nats"]) == pytest.approx(s["loose_cost_nats"])
 
 
-@pytest.mark.slow
 async def test_a_run_goes_on_where_it_was_interrupted(
     stack: Stack, questions: Path, tmp_path: Path
 ) -> None:
@@ -136,7 +136,6 @@ async def test_a_run_goes_on_where_it_was_interrupted(
     assert "tasks.questions.max_tokens: was 40, is 61" in refused.err
 
 
-@pytest.mark.slow
 async def test_another_target_does_not_go_on(
     stack: Stack, models: list[str], questions: Path, tmp_path: Path
 ) -> None:
@@ -150,7 +149,6 @@ async def test_another_target_does_not_go_on(
         assert "models.target.weights_fingerprint: was" in refused.err
 
 
-@pytest.mark.slow
 def test_failures_are_rows_and_are_tried_again(stack: Stack, tmp_path: Path) -> None:
     prompts, run = tmp_path / "prompts", tmp_path / "run"
     prompts.write_text("the cat\n" + "the dog " * 300 + "\n")
@@ -185,7 +183,6 @@ async def test_a_server_that_is_gone_ends_the_run(models: list[str], tmp_path: P
     assert b"texts are left; --resume makes them" in out
 
 
-@pytest.mark.slow
 def test_tasks_and_seeds(stack: Stack, questions: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = [

@@ -7,6 +7,8 @@ import pytest
 from flyspec.bundled import DRAFT, TARGET
 from tests.cli.processes import invoke
 
+pytestmark = pytest.mark.slow
+
 
 def test_studies_are_listed_and_mistakes_are_named() -> None:
     done = invoke("study")
@@ -41,7 +43,6 @@ def page(output, name) -> str:
     return (output / name / "report.html").read_text()
 
 
-@pytest.mark.slow
 def test_a_study_asks_its_question_on_every_task(run) -> None:
     output, done = run
     html = page(output, "strict-open")
@@ -58,7 +59,6 @@ def test_further_draft_models_join_the_bundled_pair(run) -> None:
     assert "times of a round" in html
 
 
-@pytest.mark.slow
 def test_a_study_goes_on_and_one_that_a_pair_cannot_answer_is_skipped(tmp_path) -> None:
     study = ["study", "margin", "multi-level", "fuzzy", "--output", str(tmp_path), *SMALL]
     pair = ["--model", str(TARGET), "--draft", f"small={DRAFT}"]

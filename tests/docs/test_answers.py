@@ -19,6 +19,8 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient
 from tests.docs.blocks import ROOT, documents
 
+pytestmark = pytest.mark.slow
+
 ANSWERS = {
     "Ana has 20 apples and gives 4 to Ben and 7 to Leo. How many apples does Ana have now?": 9,
     "Leo has 12 stamps and gets 9 from Ana and 4 from Ben. How many stamps does Leo have now?": 25,

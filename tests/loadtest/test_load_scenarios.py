@@ -19,6 +19,8 @@ from loadtest.scenarios import SCENARIOS, scenario_app
 from tests.loadtest.conftest import address_of
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 LOCUSTFILE = str(Path(scenarios.__file__).with_name("locustfile.py"))
 SHORT = "--max-tokens 16 --seed 1"
 SLOW = {"latency of p50", "latency of p99", "p99 of accepted requests", "time to a refusal",
@@ -40,7 +42,6 @@ def passed(ended, missed=frozenset()):
 
 
 @pytest.mark.parametrize("protocol", ["http", pytest.param("grpc", marks=pytest.mark.full)])
-@pytest.mark.slow
 async def test_ramp_on_a_stack_of_its_own_misses_a_goal(run_load, protocol):
     flags = "--serve=--draft-model= --seconds 1 --steps 1,3 --rule exact --num-speculative-tokens 4"
     ended = await run_load(
@@ -71,7 +72,6 @@ async def test_soak(run_load, protocol):
     assert "memory of verify" in {c["name"] for c in ended.document["checks"]}
 
 
-@pytest.mark.slow
 async def test_overload(run_load, protocol):
     """Nothing about speed, which depends on what else the machine does."""
     ended = await run_load("overload", "--seconds 5 --max-tokens 16", protocol=protocol)

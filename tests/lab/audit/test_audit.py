@@ -29,6 +29,8 @@ from tests.lab.audit.recorded import (
 )
 from tests.orchestrator.stacks import start_stack
 
+pytestmark = pytest.mark.slow
+
 NUM_MIXED = len(RULES)
 DRAFTED = {"num_speculative_tokens": 15, "max_tokens": 64}
 
@@ -63,7 +65,6 @@ async def exact(stack) -> RecordedLine:
     return line
 
 
-@pytest.mark.slow
 def test_honest_generations_follow(auditor, mixed) -> None:
     rules = {line.recording.started.rule.name for line in mixed}
     assert rules == {rule.name for rule in RULES}
@@ -204,7 +205,6 @@ async def test_a_repeating_output_follows_with_its_loop_guard(auditor, stack) ->
         assert report.follows, str(report)
 
 
-@pytest.mark.slow
 def test_rounding_to_half_precision_is_told_from_other_weights(mixed, folder) -> None:
     """Allowed rounding hides what quantisation changes of a single number."""
     elsewhere = [claiming(line, numerics="bfloat16, native step of another machine")
@@ -223,7 +223,6 @@ def elsewhere(folder) -> tuple[Auditor, Auditor]:
     return Auditor(load(TARGET, "float32")), Auditor(load(folder, "float32"))
 
 
-@pytest.mark.slow
 async def test_other_numerics_follow_within_rounding(elsewhere) -> None:
     """Single precision, whose bits depend on the batch: 8 bits are far beyond its rounding."""
     honest, other = elsewhere
