@@ -38,6 +38,8 @@ _OF_THE_LABORATORY = {
     "audit": "Check whether recorded generations follow from a target.",
 }
 """Commands of the distribution flyspec-lab, which has an entry point for each."""
+_LONG = ("tune", "eval")
+"""Commands that take minutes even with defaults: without arguments they show their help."""
 
 
 def _entry_points() -> EntryPoints:
@@ -73,7 +75,7 @@ class _OnDemand(HelpGroup):
                     command.cls = HelpCommand
                 alone.add_typer(found, name=name, cls=HelpGroup)
             else:
-                alone.command(name, cls=HelpCommand)(found)
+                alone.command(name, cls=HelpCommand, no_args_is_help=name in _LONG)(found)
             self.commands[name] = get_group(alone).commands[name]
         return super().resolve_command(ctx, args)
 
