@@ -123,7 +123,7 @@ def _gguf(found: Examined) -> Iterator[Diagnosis]:
         f"context of {int(file.own('context_length', 0)):,} tokens"
     )
     yield Diagnosis(found.section, "model", Mark.OK, text)
-    text = "llama.cpp; memory, tokenizer and how exact it is are looked at when it loads"
+    text = "llama.cpp, whose products work here; it looks at memory and tokenizer when it loads"
     yield Diagnosis(found.section, "engine", Mark.OK, text)
 
 

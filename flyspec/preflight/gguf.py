@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.devices import read_device
+from flyspec.engine.llama_cpp.probe import problem
 from flyspec.errors import ConfigError
 from flyspec.model_files import gguf_path, is_gguf
 
@@ -34,7 +35,7 @@ def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
             )
         return False
     gguf_path(name)
-    check_gguf_packages(f"--model {name}")
+    check_llama_cpp(f"--model {name}")
     read_device(settings.device)
     for flag, wrong, advice in _unsuitable(settings):
         if wrong:
@@ -42,10 +43,12 @@ def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
     return True
 
 
-def check_gguf_packages(flag: str) -> None:
-    """Raise `ConfigError` if the packages for the GGUF file of a `flag` are missing."""
+def check_llama_cpp(flag: str) -> None:
+    """Raise `ConfigError` if the packages for a flag's GGUF file are missing, or crash here."""
     if missing := missing_packages():
         raise ConfigError(f"{flag}: is a GGUF file, which needs {' and '.join(missing)}: {INSTALL}")
+    if crash := problem():
+        raise ConfigError(f"{flag}: {crash}")
 
 
 def _unsuitable(settings: DraftSettings | VerifySettings) -> list[tuple[str, bool, str]]:

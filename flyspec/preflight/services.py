@@ -23,7 +23,7 @@ from flyspec.engine.supported import check_heads, check_length, kind_of, unserve
 from flyspec.errors import ConfigError
 from flyspec.model_files import check_model_files, is_gguf
 from flyspec.preflight.cuda import check_device, check_torch
-from flyspec.preflight.gguf import check_gguf_packages, serves_gguf
+from flyspec.preflight.gguf import check_llama_cpp, serves_gguf
 from flyspec.preflight.ports import check_port
 from flyspec.security import ApiKeys
 
@@ -79,7 +79,7 @@ def check_orchestrator(settings: OrchestratorSettings) -> None:
 def _check_heads(setting: str) -> None:
     for name, path in head_directories(setting).items():
         if is_gguf(path):
-            check_gguf_packages(f"--heads {name}={path}")
+            check_llama_cpp(f"--heads {name}={path}")
         elif not Path(path).expanduser().is_dir():
             raise ConfigError(
                 f"--heads {name}={path}: no such directory; make a head with "
