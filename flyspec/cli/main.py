@@ -21,6 +21,7 @@ _COMMANDS = {
     "serve": ("serve", "Run all services on this machine until Ctrl-C."),
     "generate": ("generate", "Stream completions of prompts, with tokens colored by origin."),
     "doctor": ("doctor", "Say whether `serve` would work here, and what to change."),
+    "plan": ("plan", "Calculate what a draft model gains on given devices."),
     "chat": ("chat", "Hold a conversation, with tokens colored by origin."),
     "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
