@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from functools import cache
 from importlib.util import find_spec
 
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.engine.devices import read_device
-from flyspec.engine.llama_cpp.probe import problem
 from flyspec.errors import ConfigError
 from flyspec.model_files import gguf_path, is_gguf
 
 _PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 """Modules that serving a GGUF file needs, and the packages that have them."""
 INSTALL = "pip install 'flyspec[llama-cpp]' (llama.cpp is compiled, which takes minutes)"
+_PROBE = "flyspec.engine.llama_cpp.probe"
+_REBUILD = (
+    'CFLAGS="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" CXXFLAGS="$CFLAGS" pip install '
+    "--force-reinstall --no-deps --no-cache-dir llama-cpp-python"
+)
+"""A command that builds llama.cpp for this machine without AMX, which GCC 12 miscompiles."""
+
+
+@cache
+def crash() -> str:
+    """Return why the installed llama.cpp cannot serve quantised files here; else empty."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", _PROBE],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    if done.returncode >= 0:  # other errors are told when the model loads
+        return ""
+    name = signal.Signals(-done.returncode).name
+    return (
+        f"the installed llama.cpp crashes on this processor ({name} in a quantised product); build "
+        f"it again with: {_REBUILD}"
+    )
 
 
 def missing_packages() -> list[str]:
@@ -47,8 +76,8 @@ def check_llama_cpp(flag: str) -> None:
     """Raise `ConfigError` if the packages for a flag's GGUF file are missing, or crash here."""
     if missing := missing_packages():
         raise ConfigError(f"{flag}: is a GGUF file, which needs {' and '.join(missing)}: {INSTALL}")
-    if crash := problem():
-        raise ConfigError(f"{flag}: {crash}")
+    if problem := crash():
+        raise ConfigError(f"{flag}: {problem}")
 
 
 def _unsuitable(settings: DraftSettings | VerifySettings) -> list[tuple[str, bool, str]]:

@@ -63,11 +63,11 @@ def test_without_the_packages_the_error_says_what_to_install(file, monkeypatch):
 @pytest.mark.usefixtures("installed")
 def test_a_llama_cpp_that_crashes_is_refused_before_weights_are_read(file, monkeypatch):
     ended = CompletedProcess([], -signal.SIGILL)
-    monkeypatch.setattr(probe.subprocess, "run", lambda *args, **kwargs: ended)
-    probe.problem.cache_clear()
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *args, **kwargs: ended)
+    preflight.crash.cache_clear()
     with pytest.raises(ConfigError, match=r"crashes on this processor \(SIGILL.*-mno-amx-tile"):
         preflight.serves_gguf(VerifySettings(model=str(file)))
-    probe.problem.cache_clear()
+    preflight.crash.cache_clear()
 
 
 @needs_llama_cpp

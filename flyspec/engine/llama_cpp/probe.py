@@ -1,46 +1,17 @@
 """A trial of the installed llama.cpp in a process of its own: some rows by quantised matrices.
 
 A llama.cpp built for another processor, or miscompiled, ends its process with a signal in the first
-such product, after minutes of reading weights. `python -m flyspec.engine.llama_cpp.probe` is the
-process: it makes a model of one layer of zeros.
+such product, after minutes of reading weights. `flyspec.preflight.gguf` runs this module to see
+whether it does: on a model of one layer of zeros.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 WIDTH, ROWS = 256, 32
 """Columns of a matrix that every quantisation and AMX accept; more rows than a single token."""
-REBUILD = (
-    'CFLAGS="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" CXXFLAGS="$CFLAGS" pip install '
-    "--force-reinstall --no-deps --no-cache-dir llama-cpp-python"
-)
-"""A command that builds llama.cpp for this machine without AMX, which GCC 12 miscompiles."""
-
-
-@cache
-def problem() -> str:
-    """Return why the installed llama.cpp cannot serve quantised files here; else empty."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", __name__],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    if done.returncode >= 0:  # other errors are told when the model loads
-        return ""
-    name = signal.Signals(-done.returncode).name
-    return (
-        f"the installed llama.cpp crashes on this processor ({name} in a quantised product); build "
-        f"it again with: {REBUILD}"
-    )
 
 
 def write_model(path: Path) -> None:

@@ -21,9 +21,6 @@ PARTS = ("draft model", "target model", "judging", "messages", "waiting for a mo
 """Waiting: for another session's step; other: the services and the orchestrator."""
 
 
-_TIMES = "start_time", "end_time"
-
-
 class TracedSpan(NamedTuple):
     """A span as a service wrote it; times in ms since 1970."""
 
@@ -53,11 +50,16 @@ def read_spans(files: Iterable[Path]) -> list[TracedSpan]:
             r["context"]["trace_id"],
             r["context"]["span_id"],
             r["parent_id"] or "",
-            *(1e3 * datetime.fromisoformat(r[name]).timestamp() for name in _TIMES),
+            _ms(r["start_time"]),
+            _ms(r["end_time"]),
             r["attributes"],
         )
         for r in records
     ]
+
+
+def _ms(time: str) -> float:
+    return 1e3 * datetime.fromisoformat(time).timestamp()
 
 
 class TimedRound(NamedTuple):
