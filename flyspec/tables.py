@@ -132,6 +132,13 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]], left: int = 
     return "\n".join(f"| {' | '.join(line)} |" for line in (columns, rule, *rows))
 
 
+def rate(per_second: float) -> str:
+    """Return a rate with about three digits."""
+    if per_second >= 100:
+        return f"{per_second:,.0f}"
+    return f"{per_second:.1f}" if per_second >= 10 else f"{per_second:.2f}"
+
+
 def cell(form: str | Callable[[Any], str], record: Any) -> str:
     """Render a record for a column of this form."""
     if callable(form):

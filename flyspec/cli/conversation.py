@@ -51,6 +51,19 @@ class Terminal:
     def read(self, prompt: str) -> str:
         return input(prompt)
 
+    @contextlib.contextmanager
+    def silent(self) -> Iterator[None]:
+        """Keep what is typed in the context for the next line, without showing it."""
+        import termios
+
+        was = termios.tcgetattr(sys.stdin)
+        now = [*was[:3], was[3] & ~termios.ECHO, *was[4:]]
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, now)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, was)
+
     def close(self) -> None:
         """Keep the history."""
         with contextlib.suppress(OSError):
@@ -164,7 +177,8 @@ class Conversation:
         source = Chat((*first, *self.messages))
         work = answer.stream(self.client, source, self.options)
         try:
-            runner.run(self.server.guard(work) if self.server else work)
+            with self.terminal.silent() if self.terminal else contextlib.nullcontext():
+                runner.run(self.server.guard(work) if self.server else work)
         except KeyboardInterrupt:
             if self.terminal is None:
                 raise

@@ -185,7 +185,6 @@ async def _one(
         return
     echo = []
     if output.color:
-        console.print(render.legend(console.width))
         echo = [(render.visible(prompt.text) + "\n" * chat, render.PROMPT_STYLE)]
     answer = StreamedAnswer(output.color)
     await answer.stream(client, source, options, echo)
@@ -215,8 +214,6 @@ async def _many(
             patience_s = options.timeout_s or math.inf
             return await client.complete(prompt.to_request(chat), options, patience_s)
 
-    if output.color:
-        console.print(render.legend(console.width))
     begin = time.perf_counter()
     generations: list[Generation] = []
     warned: set[str] = set()
@@ -238,6 +235,8 @@ async def _many(
                     console.print(f"error: {where}: {error}", markup=False)
                     continue
                 output.record(generation)
+                if output.color and not generations:
+                    console.print(render.legend(console.width))
                 generations.append(generation)
                 warn(console, [w for w in generation.started.warnings if w not in warned])
                 warned.update(generation.started.warnings)

@@ -22,6 +22,7 @@ _COMMANDS = {
     "serve": ("serve", "Run all services on this machine until Ctrl-C."),
     "generate": ("generate", "Stream completions of prompts, with tokens colored by origin."),
     "doctor": ("doctor", "Say whether `serve` would work here, and what to change."),
+    "plan": ("plan", "Calculate what a draft model gains on given devices."),
     "chat": ("chat", "Hold a conversation, with tokens colored by origin."),
     "healthcheck": ("healthcheck", "Exit with 0 if a server is ready, 1 if not."),
     "drafters": ("app", "List, add, swap and remove the drafters of a running stack."),
@@ -39,6 +40,8 @@ _OF_THE_LABORATORY = {
     "audit": "Check whether recorded generations follow from a target.",
 }
 """Commands of the distribution flyspec-lab, which has an entry point for each."""
+_LONG = ("tune", "eval")
+"""Commands that take minutes even with defaults: without arguments they show their help."""
 
 
 def _entry_points() -> EntryPoints:
@@ -74,7 +77,7 @@ class _OnDemand(HelpGroup):
                     command.cls = HelpCommand
                 alone.add_typer(found, name=name, cls=HelpGroup)
             else:
-                alone.command(name, cls=HelpCommand)(found)
+                alone.command(name, cls=HelpCommand, no_args_is_help=name in _LONG)(found)
             self.commands[name] = get_group(alone).commands[name]
         return super().resolve_command(ctx, args)
 

@@ -17,6 +17,7 @@ from rich.text import Text
 from flyspec.client import Chunk, Generation, Started
 from flyspec.errors import FlyspecError
 from flyspec.speculation_length import AUTO
+from flyspec.tables import rate
 from flyspec.values.tokens import LABELS, Origin
 
 STYLES: dict[Origin, Style] = {
@@ -157,7 +158,7 @@ def stopped(started: Started, chunks: Sequence[Chunk], seconds: float) -> str:
     parts = [
         "stopped",
         f"{len(origins)} tokens in {seconds:.2f} s",
-        f"{len(origins) / max(seconds, 1e-9):.0f} tokens/s",
+        f"{rate(len(origins) / max(seconds, 1e-9))} tokens/s",
         f"{rounds} rounds with drafts",
         f"{origins.count(Origin.PLAIN)} plain",
     ]
@@ -191,7 +192,7 @@ def summary(generation: Generation, seconds: float) -> str:
     tokens = completion.completion_tokens
     parts = [
         f"{tokens} tokens in {seconds:.2f} s",
-        f"{tokens / max(seconds, 1e-9):.0f} tokens/s",
+        f"{rate(tokens / max(seconds, 1e-9))} tokens/s",
     ]
     if metrics.num_spec_steps:
         parts += [
@@ -227,7 +228,7 @@ def total(generations: Sequence[Generation], seconds: float, what: str = "prompt
     loose = sum(c.speculation.num_loose_tokens for c in done)
     return (
         f"{len(done)} {what} · {tokens} tokens in {seconds:.2f} s · "
-        f"{tokens / max(seconds, 1e-9):.0f} tokens/s · "
+        f"{rate(tokens / max(seconds, 1e-9))} tokens/s · "
         f"{tokens / max(1, rounds):.2f} tokens per step · "
         f"loose {loose / max(1, tokens):.1%}"
     )

@@ -36,6 +36,15 @@ MODEL_IMPORTS = (
 """Modules that services with a model need, imported before their settings are known."""
 
 
+_CAUSES = {
+    signal.SIGILL: "an instruction that this processor lacks, or a miscompiled llama.cpp: "
+    "docs/gguf.md#crashes",
+    signal.SIGKILL: "out of memory, unless someone sent it",
+    signal.SIGSEGV: "a fault in compiled code: a kernel, torch, or llama.cpp",
+}
+"""Likely causes of the signals that a service may die from."""
+
+
 class ServiceDiedError(FlyspecError):
     """A service ended unexpectedly."""
 
@@ -155,8 +164,8 @@ class Child:
         if code == 2 and self._errors:
             message = respell(self._errors[-1], STACK_FLAGS.get(self.name, {}))
             return ConfigError(f"{self.name} service: {message}")
-        said = "".join(f"\n  {line}" for line in self.lines) or " none"
-        return ServiceDiedError(f"{await self.how_it_ended()}; last lines:{said}")
+        said = "".join(f"\n  {line}" for line in self.lines)
+        return ServiceDiedError(f"{await self.how_it_ended()}{said and f'; last lines:{said}'}")
 
     @property
     def _errors(self) -> list[str]:
@@ -164,9 +173,13 @@ class Child:
         return [match[1] for line in self.lines if (match := _ERROR.match(line))]
 
     async def how_it_ended(self) -> str:
-        """Wait for its end; return a message with the exit code or signal."""
+        """Wait for its end; return a message with the exit code, or signal and cause."""
         code = await self.ended()
-        how = f"code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+        how = f"code {code}"
+        if code < 0:
+            number = signal.Signals(-code)
+            cause = _CAUSES.get(number)
+            how = f"signal {number.name}" + (f" ({cause})" if cause else "")
         why = f": {self._errors[-1]}" if self._errors else ""
         return f"the {self.name} service ended with {how}{why}"
 

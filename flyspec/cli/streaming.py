@@ -76,7 +76,7 @@ class StreamedAnswer:
         options: GenerateOptions,
         echo: Sequence[Piece] = (),
     ) -> None:
-        """Show `echo`, the answer and its summary; if cancelled, that of what was reached."""
+        """Show a legend and `echo`, the answer, its summary; if cancelled, what was reached."""
         # Only a terminal can retract text.
         asked = replace(options, eager=options.eager and self._terminal)
         stopped: asyncio.CancelledError | None = None
@@ -101,7 +101,10 @@ class StreamedAnswer:
         self.transcript.add(event)
         match event:
             case Started():
-                warn(error_console(), event.warnings)
+                console = error_console()
+                if echo:
+                    console.print(render.legend(console.width))
+                warn(console, event.warnings)
                 self._screen.show(echo)
             case Chunk() if self._terminal or self._color:
                 self._screen.show(render.pieces(event))

@@ -19,6 +19,9 @@ from flyspec.engine.devices import NamedDevice
 from flyspec.engine.native.family import library_for
 from flyspec.errors import ConfigError, InvalidArgumentError
 from flyspec.model_files import CONFIG, check_model_files, finder, gguf_path, size_problem
+from flyspec.planning.devices import READING, DeviceGroup
+from flyspec.planning.shapes import make_shape
+from flyspec.planning.speed import ACCEPTANCE, CONTEXT, Placed, SpeedPlan
 from flyspec.preflight.cuda import check_device
 from flyspec.preflight.gguf import serves_gguf
 from flyspec.values.admin import TokenizerBundle
@@ -123,7 +126,7 @@ def _gguf(found: Examined) -> Iterator[Diagnosis]:
         f"context of {int(file.own('context_length', 0)):,} tokens"
     )
     yield Diagnosis(found.section, "model", Mark.OK, text)
-    text = "llama.cpp; memory, tokenizer and how exact it is are looked at when it loads"
+    text = "llama.cpp, whose products work here; it looks at memory and tokenizer when it loads"
     yield Diagnosis(found.section, "engine", Mark.OK, text)
 
 
@@ -242,6 +245,21 @@ def _chat_template(section: str, bundle: TokenizerBundle) -> Diagnosis:
     return Diagnosis(section, "chat template", Mark.OK, f"renders chats, {knows}", {"tools": tools})
 
 
+def _gain(*pair: Checkpoint) -> Diagnosis:
+    """Return what drafting gains on one device, where reading weights takes all the time."""
+    target, draft = (
+        Placed(
+            make_shape(model.config, model.dtype, model.weights),
+            DeviceGroup("", READING, model.tensor_parallel_size),
+        )
+        for model in pair
+    )
+    plan = SpeedPlan(target, draft, ACCEPTANCE, min(CONTEXT, pair[0].context_length))
+    mark = Mark.OK if plan.pays else Mark.WARNING
+    facts = {"best_k": plan.best.k, "gain": plan.best.gain}
+    return Diagnosis(PAIR, "speed", mark, f"by calculation, {plan.verdict}", facts)
+
+
 def pair(target: Examined, draft: Examined) -> Iterator[Diagnosis]:
     """Examine two models, as far as both could be read."""
     if target.bundle is not None and draft.bundle is not None:
@@ -257,6 +275,8 @@ def pair(target: Examined, draft: Examined) -> Iterator[Diagnosis]:
         yield Diagnosis(PAIR, "tokenizers", mark, text, {"translated": not same})
     if target.checkpoint is None or draft.checkpoint is None:
         return
+    if target.device == draft.device:
+        yield _gain(target.checkpoint, draft.checkpoint)
     own, needed = draft.checkpoint.context_length, target.checkpoint.context_length
     text = f"draft model {own:,} tokens, target {needed:,}"
     if own < needed:

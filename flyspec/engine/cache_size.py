@@ -5,9 +5,9 @@ once, not after reading 140 GB (`check_fits`). After, from what is actually free
 unless `--kv-cache-memory-bytes` sets the size. No torch.
 
 On a GPU the KV cache is allocated up front, so it gets what `--gpu-memory-utilization` leaves, and
-sessions share it in blocks. CPU memory is taken as slots are written (`lazy_memory`), so every
-session gets a slot as long as one slot could be filled, and the log warns if they could not all be
-filled at once. `--block-size` chooses the other way.
+sessions share it in blocks. On a CPU each session has a slot of the whole context, as many as fit
+into a share of the free memory, which is taken as slots are written (`lazy_memory`). `--block-size`
+chooses the other way.
 
 Heads are loaded once the KV cache is there, so that it must leave them room: for their weights, for
 the hidden rows that they read, and for their own caches, which grow with the sequences as the KV
@@ -44,6 +44,9 @@ log = logging.getLogger(__name__)
 GPU_BLOCK_SIZE = 32
 """Default of `--block-size` on GPUs."""
 
+CACHE_SHARE = 0.25
+"""Share of a CPU's free memory for the KV cache by default: a drafter or a target may start beside
+it."""
 _ACTIVATIONS = 4
 """Copies of a token's hidden state and MLP state alive at once in a step, besides its row of
 logits: an estimate, until steps can be measured."""
@@ -273,12 +276,10 @@ class Fit(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Maximum bytes of the KV cache.
-
-        On a CPU, where memory is taken as it is written, all of it: slots beyond the machine's
-        memory could never be used.
-        """
-        return self.left if self.device.type == "cuda" else self.memory.total
+        """Maximum bytes of the KV cache; on a CPU a share of what is left, but one session."""
+        if self.device.type == "cuda":
+            return self.left
+        return max(self.slot.total_bytes, int(CACHE_SHARE * self.left))
 
     def require_one(self) -> None:
         """Raise `ConfigError` if not even one session fits."""
@@ -432,7 +433,9 @@ def plan_cache(
             if budget < fit.slot.total_bytes:
                 raise ConfigError(f"--model {name}: another rank has no room for one session")
     chosen = plan(max_sessions=settings.max_sessions, budget_bytes=budget)
-    log.info("%s", chosen)
+    fewer = chosen.num_slots < settings.max_sessions
+    advice = " (as many as fit; a lower --max-model-len makes room for more)" if fewer else ""
+    log.info("%s%s", chosen, advice)
     return chosen
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+from functools import cache
 from importlib.util import find_spec
 
 from flyspec.config import DraftSettings, VerifySettings
@@ -13,6 +18,31 @@ from flyspec.spelling import install_command
 _PACKAGES = {"llama_cpp": "llama-cpp-python", "gguf": "gguf"}
 """Modules that serving a GGUF file needs, and the packages that have them."""
 INSTALL = f"{install_command('llama-cpp')} (llama.cpp is compiled, which takes minutes)"
+_PROBE = "flyspec.engine.llama_cpp.probe"
+_REBUILD = (
+    'CFLAGS="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" CXXFLAGS="$CFLAGS" pip install '
+    "--force-reinstall --no-deps --no-cache-dir llama-cpp-python"
+)
+"""A command that builds llama.cpp for this machine without AMX, which GCC 12 miscompiles."""
+
+
+@cache
+def crash() -> str:
+    """Return why the installed llama.cpp cannot serve quantised files here; else empty."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", _PROBE],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    if done.returncode >= 0:  # other errors are told when the model loads
+        return ""
+    name = signal.Signals(-done.returncode).name
+    return (
+        f"the installed llama.cpp crashes on this processor ({name} in a quantised product); build "
+        f"it again with: {_REBUILD}"
+    )
 
 
 def missing_packages() -> list[str]:
@@ -35,7 +65,7 @@ def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
             )
         return False
     gguf_path(name)
-    check_gguf_packages(f"--model {name}")
+    check_llama_cpp(f"--model {name}")
     read_device(settings.device)
     for flag, wrong, advice in _unsuitable(settings):
         if wrong:
@@ -43,10 +73,12 @@ def serves_gguf(settings: DraftSettings | VerifySettings) -> bool:
     return True
 
 
-def check_gguf_packages(flag: str) -> None:
-    """Raise `ConfigError` if the packages for the GGUF file of a `flag` are missing."""
+def check_llama_cpp(flag: str) -> None:
+    """Raise `ConfigError` if the packages for a flag's GGUF file are missing, or crash here."""
     if missing := missing_packages():
         raise ConfigError(f"{flag}: is a GGUF file, which needs {' and '.join(missing)}: {INSTALL}")
+    if problem := crash():
+        raise ConfigError(f"{flag}: {problem}")
 
 
 def _unsuitable(settings: DraftSettings | VerifySettings) -> list[tuple[str, bool, str]]:

@@ -25,7 +25,7 @@ from flyspec.errors import ConfigError
 from flyspec.hub import hub_file
 from flyspec.model_files import check_model_files, is_gguf
 from flyspec.preflight.cuda import check_device, check_torch
-from flyspec.preflight.gguf import check_gguf_packages, serves_gguf
+from flyspec.preflight.gguf import check_llama_cpp, serves_gguf
 from flyspec.preflight.ports import check_port
 from flyspec.security import ApiKeys
 
@@ -83,7 +83,7 @@ def check_orchestrator(settings: OrchestratorSettings) -> None:
 def _check_heads(setting: str) -> None:
     for name, path in head_directories(setting).items():
         if is_gguf(path):
-            check_gguf_packages(f"--heads {name}={path}")
+            check_llama_cpp(f"--heads {name}={path}")
         elif not Path(path).expanduser().is_dir():
             raise ConfigError(
                 f"--heads {name}={path}: no such directory; make a head with "
@@ -113,7 +113,7 @@ def _check_model(settings: ModelServerSettings, name: str) -> Mapping[str, Any] 
 
 def _download(name: str) -> None:
     if hub_file(name):
-        check_gguf_packages(f"--model {name}")
+        check_llama_cpp(f"--model {name}")
     download(name)
 
 

@@ -269,7 +269,7 @@ class RunResults(Results):
         if self.output is not None and self.output.suffix == ".json":
             raise ConfigError(
                 f"--output {self.output}: is a directory, which has the JSON document besides the "
-                "texts; for the document alone use --json"
+                "texts; for the document alone: --json > FILE"
             )
 
     def write(self, report: Report) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from flyspec.tables import Column, FittedTable, record_table
+from flyspec.tables import Column, FittedTable, rate, record_table
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.compare import ConditionReport
 from flyspec_lab.evaluation import Found
@@ -40,7 +40,7 @@ _FIGURES: tuple[Column, ...] = (
     ("x base", _part("mean_accepted_tokens_ratio", "{.value:.3f}")),
     ("95 %", _part("mean_accepted_tokens_ratio", "{0.low:.3f} to {0.high:.3f}")),
     ("loose", "{.loose_share:.2%}"),
-    ("tok/s", "{.speed:.0f}"),
+    ("tok/s", lambda r: rate(r.speed)),
     ("x base", _part("speed_ratio", "{.value:.3f}")),
     ("95 %", _part("speed_ratio", "{0.low:.3f} to {0.high:.3f}")),
     ("gap loose", "{.mean_loose_gap_nats:.2f}"),
@@ -71,7 +71,7 @@ _TIMES: tuple[Column, ...] = (
     ("gate", "{.judge_ms:.2f} ms"),
     ("rest", lambda r: f"{r.round_ms - r.draft_ms - r.verify_ms - r.judge_ms:.2f} ms"),
     ("round", "{.round_ms:.2f} ms"),
-    ("tok/s", "{.speed:.0f}"),
+    ("tok/s", lambda r: rate(r.speed)),
     (f"x {PLAIN}", _part("speedup", "{.value:.2f}")),
     ("95 %", _part("speedup", "{0.low:.2f} to {0.high:.2f}")),
 )

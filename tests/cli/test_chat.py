@@ -9,8 +9,12 @@ import pty
 import re
 import select
 import signal
+import sys
+import termios
 from pathlib import Path
+from unittest import mock
 
+from flyspec.cli.conversation import Terminal
 from flyspec.cli.stack import Stack
 from flyspec.rules.presets import DEFAULT_RULE
 from tests.cli.processes import COMMAND, ENVIRONMENT, ROOT, invoke
@@ -124,6 +128,17 @@ async def test_in_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(
     os.close(ours)
     history = (tmp_path / "flyspec" / "chat_history").read_text().splitlines()
     assert history == ["/rule margin", "One cat", "/stats"]
+
+
+def test_what_is_typed_during_an_answer_is_kept_and_not_shown() -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as stdin, mock.patch.object(sys, "stdin", stdin):
+        with Terminal().silent():
+            os.write(ours, b"early\n")
+            assert not select.select([ours], [], [], 0)[0]
+        assert stdin.readline() == "early\n"
+        assert termios.tcgetattr(theirs)[3] & termios.ECHO
+    os.close(ours)
 
 
 def test_only_generate_prints_documents(stack: Stack) -> None:

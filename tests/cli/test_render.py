@@ -20,6 +20,7 @@ from flyspec.client import (
     Started,
 )
 from flyspec.rules import Rule
+from flyspec.tables import rate
 from flyspec.values.generation import FinishReason
 from flyspec.values.phases import Phase
 from flyspec.values.tokens import Origin, TokenLogprobs
@@ -168,7 +169,7 @@ def test_summary() -> None:
     line = render.summary(generation(), 0.5)
     for part in (
         "5 tokens",
-        "10 tokens/s",
+        "10.0 tokens/s",
         "2.50 tokens per step",
         "loose 20.0% (0.50 nats)",
         "stop",
@@ -196,6 +197,10 @@ def test_styles_tell_all_origins_apart() -> None:
     assert set(render.STYLES) == set(render.LABELS) == set(Origin)
     assert len(set(render.STYLES.values())) == len(Origin)
     assert "loosely accepted" in render.legend().plain
+
+
+def test_slow_rates_have_decimals() -> None:
+    assert [*map(rate, (0.256, 5.25, 17.46, 1456.4))] == ["0.26", "5.25", "17.5", "1,456"]
 
 
 def test_chunk_without_token_texts_still_shows() -> None:

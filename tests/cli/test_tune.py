@@ -24,6 +24,7 @@ def recording(tmp_path_factory):
 def test_it_records_and_shows_each_rule(recording) -> None:
     path, done = recording
     assert path.is_file()
+    assert "loading both models\nrecording 4 problems of word_problems" in done.err
     assert "margin_threshold" in done.out
     assert "4 problems of word_problems" in done.out
     # With so few problems no threshold can be known to keep 99 %.
@@ -50,6 +51,13 @@ def test_a_recording_is_replayed_and_the_choice_written(recording, tmp_path) -> 
     assert getattr(resolved, axis.parameter) == chosen["value"]
     text = " ".join(preset.read_text().replace("#", "").split())
     assert "on 4 problems of word_problems" in text
+
+
+@pytest.mark.parametrize("command", ["tune", "eval"])
+def test_without_arguments_nothing_long_begins(command: str) -> None:
+    done = invoke(command)
+    assert done.code == 2
+    assert "--prompt-file" in done.err
 
 
 @pytest.mark.parametrize(

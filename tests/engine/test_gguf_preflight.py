@@ -1,11 +1,16 @@
 """GGUF files before anything is loaded: recognised by name, refused with what to change."""
 
+import signal
+from subprocess import CompletedProcess
+
 import pytest
 
 from flyspec.config import DraftSettings, VerifySettings
+from flyspec.engine.llama_cpp import probe
 from flyspec.errors import ConfigError
 from flyspec.model_files import gguf_path, is_gguf, served_name, weight_bytes
 from flyspec.preflight import gguf as preflight
+from tests.engine.gguf_models import WHY, needs_llama_cpp
 
 
 @pytest.fixture
@@ -17,7 +22,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """As if the packages were there."""
+    """As if the packages were there, and worked."""
     monkeypatch.setattr(preflight, "find_spec", lambda name: object())
 
 
@@ -53,6 +58,22 @@ def test_without_the_packages_the_error_says_what_to_install(file, monkeypatch):
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs llama-cpp-python and gguf: pip install '"):
         preflight.serves_gguf(VerifySettings(model=str(file)))
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_llama_cpp_that_crashes_is_refused_before_weights_are_read(file, monkeypatch):
+    ended = CompletedProcess([], -signal.SIGILL)
+    monkeypatch.setattr(preflight.subprocess, "run", lambda *args, **kwargs: ended)
+    preflight.crash.cache_clear()
+    with pytest.raises(ConfigError, match=r"crashes on this processor \(SIGILL.*-mno-amx-tile"):
+        preflight.serves_gguf(VerifySettings(model=str(file)))
+    preflight.crash.cache_clear()
+
+
+@needs_llama_cpp
+def test_the_installed_llama_cpp_computes_a_quantised_product():
+    pytest.importorskip("llama_cpp", reason=WHY)
+    probe.main()
 
 
 @pytest.mark.usefixtures("installed")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from flyspec import process
 from flyspec.config import DraftSettings, ModelServerSettings, VerifySettings
-from flyspec.engine.cache_size import KVCachePlan, plan_slots, readable
+from flyspec.engine.cache_size import CACHE_SHARE, KVCachePlan, plan_slots, readable
 from flyspec.engine.device_memory import host_memory
 from flyspec.engine.devices import no_cuda
 from flyspec.engine.llama_cpp import binding, tokenizer
@@ -23,9 +23,6 @@ from flyspec.values.admin import ModelInfo
 
 log = logging.getLogger(__name__)
 
-CACHE_SHARE = 0.25
-"""Share of free memory for the KV cache by default: llama.cpp takes all of it at the start, and a
-drafter or a target may start beside it."""
 BYTES_PER_THREAD = 4_000_000
 """Weights for which another thread pays: smaller models wait longer for each other's threads."""
 

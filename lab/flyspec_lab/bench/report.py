@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flyspec.tables import Column, FittedTable, cell, make_table, record_table
+from flyspec.tables import Column, FittedTable, cell, make_table, rate, record_table
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.speed import BatchSample
@@ -215,14 +215,9 @@ def _median(values: Iterable[float]) -> float:
 # --- tables -----------------------------------------------------------------------------------
 
 
-def _rate(rate: float) -> str:
-    """Return a rate with decimals where they matter."""
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
-
-
 _SPEED: tuple[Column, ...] = (
     ("mode", "{.mode}"),
-    ("tok/s", lambda r: _rate(r.tokens_per_second)),
+    ("tok/s", lambda r: rate(r.tokens_per_second)),
     ("x plain", "{.ratios[plain].median:.2f}"),
     ("95 %", "{0.ratios[plain].low:.2f}-{0.ratios[plain].high:.2f}"),
     ("worst", "{.ratios[plain].worst:.2f}"),
@@ -275,7 +270,7 @@ def batch_table(reports: Sequence[BatchReport]) -> FittedTable:
     batches = sorted({r.batch for r in reports})
     rows = []
     for names, of in grouped(reports, lambda r: (r.group, r.mode)).items():
-        cells = {r.batch: f"{_rate(r.tokens_per_second)} ({r.ratio_to_plain:.2f})" for r in of}
+        cells = {r.batch: f"{rate(r.tokens_per_second)} ({r.ratio_to_plain:.2f})" for r in of}
         rows.append([*names, *(cells.get(batch, "-") for batch in batches)])
     columns = ["group", "mode", *map(str, batches)]
     return make_table(columns, rows, "tokens/s (x plain) by concurrent requests", left=2)

@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import torch
 
 from flyspec.cli.options import ModelFlags
+from flyspec.cli.program import say
 from flyspec.config import DraftSettings, VerifySettings
 from flyspec.errors import ConfigError
 from flyspec.flags import Flag
+from flyspec.progress import working
 from flyspec.rules import PARAMETERS, Rule
 from flyspec.tables import make_table
 from flyspec.version import __version__
@@ -97,8 +99,10 @@ def obtain(o: TuneOptions, pair: tuple[str, str], models: ModelFlags) -> TuningR
     same: dict[str, Any] = {
         "device": models.device, "dtype": models.dtype, "threads": models.threads
     }  # fmt: skip
-    target = LocalModel(VerifySettings(model=pair[0], **same))
-    draft = LocalModel(DraftSettings(model=pair[1], **same))
+    with working("loading both models"):
+        target = LocalModel(VerifySettings(model=pair[0], **same))
+        draft = LocalModel(DraftSettings(model=pair[1], **same))
+    say(f"recording {len(tasks[0].problems)} problems of {task.name} in {o.recording}")
     max_tokens = o.max_tokens or task.max_tokens
     recorder = Recorder(target, draft, task, o.num_speculative_tokens, max_tokens)
     recording = recorder.record(tasks[0].problems)

@@ -1,4 +1,4 @@
-"""`flyspec bench`: the speed of decoding modes."""
+"""`flyspec bench`: the speed of decoding modes, and the parts of a round."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from flyspec.bundled import TARGET
 from flyspec.cli.options import ModelFlags, with_flags
 from flyspec.cli.stack_options import StackOptions
@@ -15,13 +17,20 @@ from flyspec.credentials import Credentials
 from flyspec.errors import ConfigError
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.commands import Address
+from flyspec_lab.commands.bench.round import bench_round
 from flyspec_lab.report import Report, Results
 
 _LEAST_SESSIONS = 4
 
 
+app = typer.Typer(invoke_without_command=True)
+app.command("round")(bench_round)
+
+
+@app.callback()
 @with_flags
-def app(
+def bench(
+    context: typer.Context,
     models: ModelFlags,
     connection: Credentials,
     options: SpeedOptions,
@@ -29,6 +38,11 @@ def app(
     address: Address = None,
 ) -> None:
     """Compare the speed of plain decoding, acceptance rules and others, interleaved by prompt."""
+    if context.invoked_subcommand:
+        sources = map(context.get_parameter_source, context.params)
+        if any(source and source.name == "COMMANDLINE" for source in sources):
+            raise typer.BadParameter(f"put flags behind `{context.invoked_subcommand}`")
+        return
     from flyspec.cli.runtime import refuse_model_flags, run_async, with_server
     from flyspec_lab.bench.prompts import groups_of
     from flyspec_lab.commands.bench.comparison import compare
