@@ -240,7 +240,8 @@ class Generations:
         drafts = plan.drafts
         k, earlier = drafts.num_speculative_tokens, drafts.num_draft_tokens_per_round
         first = FirstToken(drafting.relative_size, len(plan.prompt_token_ids))
-        pace: Pace = FixedPace(k, at_once=bool(earlier) or not first.is_delayed(k))
+        at_once = bool(earlier) or not first.is_delayed(k)
+        pace: Pace = FixedPace(k, at_once, first.may_share)
         if drafts.adaptive and k:
             pace = AdaptivePace(experience, plan, drafting.assigned_name, first)
         return RepeatedPace(earlier, pace, drafting.assigned_name) if earlier else pace

@@ -111,6 +111,16 @@ class FirstToken(NamedTuple):
     relative_size: float
     prompt_length: int
 
+    @property
+    def is_light(self) -> bool:
+        """True if a drafter that reads beside the target, perhaps on its cores, hardly delays it."""
+        return self.relative_size <= MAX_DELAY
+
+    @property
+    def may_share(self) -> bool:
+        """True if the drafter may read the prompt while the target does."""
+        return self.is_light and self.prompt_length <= SHORT_PROMPT
+
     def is_delayed(self, num_drafts: int) -> bool:
         """True if drafting so many tokens after the prompt would delay the first token noticeably.
 
@@ -124,11 +134,13 @@ class FirstToken(NamedTuple):
 class FixedPace(Pace):
     """The same K in every round, `at_once` or after the first token; K 0 is plain decoding.
 
-    The target decodes the first token while the drafter reads the prompt.
+    The target decodes the first token while the drafter reads the prompt, if it `may_share`.
     """
 
-    def __init__(self, num_speculative_tokens: int, at_once: bool = False) -> None:
-        self._k = num_speculative_tokens
+    def __init__(
+        self, num_speculative_tokens: int, at_once: bool = False, may_share: bool = True
+    ) -> None:
+        self._k, self._may_share = num_speculative_tokens, may_share
         self._begun = at_once or not self._k
 
     def turn(self) -> NextRound:
@@ -138,7 +150,7 @@ class FixedPace(Pace):
         self._begun = True
 
     def follows(self) -> int:
-        return 0 if self._begun else self._k
+        return self._k if self._may_share and not self._begun else 0
 
 
 class RepeatedPace(Pace):

@@ -7,7 +7,6 @@ import asyncio
 from flyspec.values.rounds import DraftChunk, Verdict, VerifyRound
 from orchestrator.generation.head_rounds import HeadRounds
 from orchestrator.generation.ledger import NOTHING
-from orchestrator.generation.pace import SHORT_PROMPT
 from orchestrator.generation.progress import CurrentRound, Progress
 from orchestrator.generation.sources import AskedDrafter, Following, Predicted, Source
 from orchestrator.generation.staging import Staging, StagingTrial
@@ -62,8 +61,7 @@ class Proposing:
         """Return the request of the round, with those that a head may go on with after it."""
         progress = self._progress
         request = self._heads.allow(progress.request(self.round, proposal))
-        at_prompt = len(progress.sequence) == progress.prompt_length <= SHORT_PROMPT
-        if proposal is NOTHING and at_prompt:
+        if proposal is NOTHING and len(progress.sequence) == progress.prompt_length:
             self._follow()  # the drafter may read the prompt while the target does
         return request
 

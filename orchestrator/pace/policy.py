@@ -5,7 +5,7 @@ Both are uncertain, so the best K is chosen as if they were off by a drawn numbe
 (Thompson sampling): what is little known is tried, and the less so the better it is known. An
 account bounds what that may cost.
 
-While decoding is plain, drafting begins by asking the drafter beside the target, so that nobody
+While decoding is plain, drafting begins by asking a light drafter beside the target, so that nobody
 waits while it reads; what it proposes is verified as far as the text has not overtaken it.
 """
 
@@ -76,8 +76,9 @@ class AdaptivePace(Pace):
         self._rule, self._room = plan.judging.main_rule.name, plan.judging.room
         self._account = experience.account(drafter, self._rule)
         self._acceptance = Acceptance(self._account.acceptance)
-        self._num_tokens, self._unread = 0, first.prompt_length
-        self._saved_ns = 0.0
+        self._unread = self._unlent = first.prompt_length
+        self._num_tokens, self._first = 0, first
+        self._saved_ns = self._owed_ns = self._rate_owed = 0.0
         self._disturbs = self._entered = self._asks = False
         self._drafted_at = self._draw_at = self._k = 0
         self._z, self._turn = 0.0, NextRound(0)
@@ -94,6 +95,7 @@ class AdaptivePace(Pace):
 
     def close(self) -> None:
         self._disturb(False)
+        self._account.add(-self._owed_ns)
         self._account.acceptance.ended(self._acceptance)
         self._account.length.observe(self._num_tokens, MEMORY)
         self._costs.ended(self._drafter, self._size)
@@ -131,9 +133,11 @@ class AdaptivePace(Pace):
             self._settle(round_)
         if verdict.decisions or self._turn.num_drafts or self._num_tokens >= self._draw_at:
             self._choose()
-        if self._turn.num_drafts or not begun:
+        if self._turn.num_drafts or not (begun and self._first.is_light):
             self._turn = self._drafting() if self._k and not self._asks else NextRound(0)
             self._entered = self._k > 0 and not verdict.decisions and not round_.asked_head
+            if self._turn.num_drafts:
+                self._borrow()
         self._disturb(self._turn.num_drafts > 0 or self._asks)
 
     def _settle(self, round_: CheckedRound) -> None:
@@ -142,14 +146,26 @@ class AdaptivePace(Pace):
         drafted = self._disturbs or costs.drafting or costs.num_drafted != self._seen
         self._seen, emitted = costs.num_drafted, round_.num_emitted
         if drafted or round_.verdict.decisions or emitted <= 0:
-            saved_ns = emitted * costs.plain_ns() - round_.round_ns
-            self._saved_ns += saved_ns
-            if round_.proposal.drafter != PREDICTION:
-                self._account.add(saved_ns, max(1, costs.running) * self._loss_allowed())
+            repaid_ns = min(self._owed_ns, emitted * self._rate_owed)
+            self._owed_ns -= repaid_ns
+            saved_ns = emitted * costs.plain_ns() - round_.round_ns - repaid_ns
+            self._save(saved_ns, predicted=round_.proposal.drafter == PREDICTION)
         else:
             costs.decoded(emitted, round_.round_ns)
             self._account.acceptance.matches.fade(MEMORY**emitted)
             self._account.add(MAX_LOSS * round_.round_ns)
+
+    def _save(self, saved_ns: float, predicted: bool = False) -> None:
+        self._saved_ns += saved_ns
+        if not predicted:
+            self._account.add(saved_ns, max(1, self._costs.running) * self._loss_allowed())
+
+    def _borrow(self) -> None:
+        """Let the tokens to come pay for the prompt, which the drafter reads once."""
+        if self._unlent:
+            self._owed_ns = self._costs.reading_ns(self._size, self._unlent)
+            self._rate_owed, self._unlent = self._owed_ns / self._num_left(), 0
+            self._save(self._owed_ns)
 
     def _loss_allowed(self) -> float:
         """Return what this text may lose, ns."""
@@ -207,7 +223,10 @@ class AdaptivePace(Pace):
 
     def follows(self) -> int:
         """Return how many drafts to ask for beside plain decoding; 0: none."""
-        self._asks = self._k > 0 and not self._turn.num_drafts
+        may_ask = self._first.is_light if self._num_tokens else self._first.may_share
+        self._asks = self._k > 0 and not self._turn.num_drafts and may_ask
+        if self._asks:
+            self._borrow()
         self._disturb(self._turn.num_drafts > 0 or self._asks)
         return self._k if self._asks else 0
 
