@@ -113,7 +113,7 @@ class FirstToken(NamedTuple):
 
     @property
     def is_light(self) -> bool:
-        """True if a drafter that reads beside the target, perhaps on its cores, hardly delays it."""
+        """True if a drafter reading beside the target, perhaps on its cores, hardly delays it."""
         return self.relative_size <= MAX_DELAY
 
     @property

@@ -90,7 +90,8 @@ class Proposing:
             if plain and self._follow():
                 return True
             if plain and not (verdict.last or round_.head_query):
-                useful = self._progress.draft_limit(0, round_.turn.num_drafts) > 0
+                turn = self._progress.pace.turn()
+                useful = self._progress.draft_limit(0, turn.num_drafts) > 0
                 if following.is_pending or not useful:
                     return False
         self.begin()

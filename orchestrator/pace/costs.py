@@ -17,17 +17,16 @@ OUTLIER = 3.0
 
 
 class TimeLine:
-    """Time as a line over a count: `intercept + slope * count`, ns. Bayesian linear regression.
+    """Time as a line over a count: `intercept + slope * count`, ns, by Bayesian linear regression.
 
-    The expected line counts as two observations, with none and with `REQUESTED_BY_AUTO`, that may
-    be wrong by `error`. Recent observations count most.
+    The expected line counts as two observations, of none and `REQUESTED_BY_AUTO`, wrong by `error`.
     """
 
     def __init__(self, intercept: float, slope: float, error: float) -> None:
         self.intercept, self.slope = intercept, slope
         far = float(REQUESTED_BY_AUTO)
-        ends = intercept, intercept + slope * far
-        self._expected = 2.0, far, far * far, sum(ends), far * ends[1]
+        end = intercept + slope * far
+        self._expected = 2.0, far, far * far, intercept + end, far * end
         self._seen = [0.0] * 5  # weight; sums of counts, their squares, times, and products
         self._error, self._weight, self._squares = error * error, 1.0, error * error
         self._solve()
@@ -80,8 +79,7 @@ class Costs:
         self._step = StepCosts(step_costs)
         self._lines: dict[tuple[str, int], TimeLine] = {}
         self.running = self.drafting = 0
-        self.num_drafted = 0
-        """Rounds with drafts so far; plain decoding that saw one was disturbed."""
+        self.num_drafted = 0  # rounds so far; plain decoding that saw one was disturbed
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -93,10 +91,7 @@ class Costs:
             self.running -= 1
 
     def _line(self, drafter: str, relative_size: float = 0.0) -> TimeLine:
-        """Return the line of what a round with a drafter takes besides the target's step.
-
-        Without one, it is that of a plain token.
-        """
+        """Return the line of a round with a drafter, or of a plain token, besides the step."""
         level = max(1, self.running).bit_length()
         if (drafter, level) not in self._lines:
             fewer = [self._lines[drafter, i] for i in range(level) if (drafter, i) in self._lines]
@@ -118,10 +113,7 @@ class Costs:
         return max(1.0, self._shared_step(k) + self._line(drafter, relative_size)(k, z))
 
     def _shared_step(self, k: int) -> float:
-        """Return the time of a step, and the delay that `k` drafts cause to all others in it.
-
-        So none are sent where all together are better off without.
-        """
+        """Return the time of a step, and the delay that `k` drafts cause to all others in it."""
         running = max(1, self.running)
         alone = self._step(running)
         return alone + running * (self._step(running + k) - alone)

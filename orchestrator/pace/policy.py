@@ -36,10 +36,7 @@ PATIENCE = 3.0
 
 
 class Account:
-    """Time saved by drafts of one drafter under one rule, less what they cost, ns.
-
-    `length` is the usual number of tokens of a text.
-    """
+    """Time saved by a drafter under a rule, less its cost, ns; `length`: usual tokens of a text."""
 
     def __init__(self, rule: str) -> None:
         self.acceptance = SharedAcceptance(not RULE_PRESETS[rule].token_exact, MOST_BY_AUTO)
@@ -60,9 +57,7 @@ class Experience:
         self.z_plain = self.z_round = 0.0
 
     def account(self, drafter: str, rule: str) -> Account:
-        if (drafter, rule) not in self._accounts:
-            self._accounts[drafter, rule] = Account(rule)
-        return self._accounts[drafter, rule]
+        return self._accounts.setdefault((drafter, rule), Account(rule))
 
 
 class AdaptivePace(Pace):
@@ -76,18 +71,17 @@ class AdaptivePace(Pace):
         self._rule, self._room = plan.judging.main_rule.name, plan.judging.room
         self._account = experience.account(drafter, self._rule)
         self._acceptance = Acceptance(self._account.acceptance)
+        self._first, self._num_tokens = first, 0
         self._unread = self._unlent = first.prompt_length
-        self._num_tokens, self._first = 0, first
         self._saved_ns = self._owed_ns = self._rate_owed = 0.0
         self._disturbs = self._entered = self._asks = False
         self._drafted_at = self._draw_at = self._k = 0
-        self._z, self._turn = 0.0, NextRound(0)
         draws = random.Random(plan.seed)
         # Plain decoding is never taken for slower than it is known to be.
         experience.z_plain, experience.z_round = -abs(draws.gauss(0, 1)), draws.gauss(0, 1)
         if self._account.saved_ns is None:
             self._account.saved_ns = self._loss_allowed()
-        self._seen = self._costs.num_drafted
+        self._z, self._turn, self._seen = 0.0, NextRound(0), self._costs.num_drafted
         self._choose()
         if self._k:
             delayed = first.is_delayed(self._k)
@@ -106,7 +100,6 @@ class AdaptivePace(Pace):
 
     @property
     def lets_go_on(self) -> bool:
-        """Not with others, for whom drafts of little worth are left out of a step."""
         return self._turn.num_drafts > 0 and self._costs.running <= 1
 
     def turn(self) -> NextRound:
@@ -136,9 +129,7 @@ class AdaptivePace(Pace):
         if self._turn.num_drafts or not (begun and self._first.is_light):
             self._turn = self._drafting() if self._k and not self._asks else NextRound(0)
             self._entered = self._k > 0 and not verdict.decisions and not round_.asked_head
-            if self._turn.num_drafts:
-                self._borrow()
-        self._disturb(self._turn.num_drafts > 0 or self._asks)
+        self._borrow()
 
     def _settle(self, round_: CheckedRound) -> None:
         """Charge a round's time to the account while anybody drafts; else learn from it."""
@@ -162,7 +153,8 @@ class AdaptivePace(Pace):
 
     def _borrow(self) -> None:
         """Let the tokens to come pay for the prompt, which the drafter reads once."""
-        if self._unlent:
+        self._disturb(self._turn.num_drafts > 0 or self._asks)
+        if self._disturbs and self._unlent:
             self._owed_ns = self._costs.reading_ns(self._size, self._unlent)
             self._rate_owed, self._unlent = self._owed_ns / self._num_left(), 0
             self._save(self._owed_ns)
@@ -184,14 +176,13 @@ class AdaptivePace(Pace):
             self._z = random.Random(hash((self._plan.seed, self._num_tokens))).gauss(0, 1)
         costs, experience, drafts = self._costs, self._experience, self._plan.drafts
         self._k, self._rate = 0, 1.0 / costs.plain_ns(experience.z_plain)
-        longest_ns = self._saved_ns + self._loss_allowed()
-        longest_ns = costs.plain_ns() + min(self._account.saved_ns or 0.0, longest_ns)
+        left_ns = min(self._account.saved_ns or 0.0, self._saved_ns + self._loss_allowed())
         unread = 0 if self._turn.num_drafts else self._unread
         reading_ns = costs.reading_ns(self._size, unread) / self._num_left()
         accepted = self._acceptance.accepted(drafts.num_speculative_tokens, self._room, self._z)
         for k, number in enumerate(accepted, 1):
             round_ns = costs.round_ns(self._drafter, self._size, k, experience.z_round)
-            if round_ns > longest_ns:
+            if round_ns > costs.plain_ns() + left_ns:
                 break
             rate = 1.0 / (round_ns / (1.0 + number) + reading_ns)
             if rate > self._rate:
@@ -225,9 +216,7 @@ class AdaptivePace(Pace):
         """Return how many drafts to ask for beside plain decoding; 0: none."""
         may_ask = self._first.is_light if self._num_tokens else self._first.may_share
         self._asks = self._k > 0 and not self._turn.num_drafts and may_ask
-        if self._asks:
-            self._borrow()
-        self._disturb(self._turn.num_drafts > 0 or self._asks)
+        self._borrow()
         return self._k if self._asks else 0
 
     def followed(self, overtaken: Overtaken) -> None:

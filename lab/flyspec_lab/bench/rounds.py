@@ -87,43 +87,33 @@ def timed_rounds(spans: Sequence[TracedSpan]) -> list[TimedRound]:
 
 def _timed(before: float, own: TracedSpan, below: Mapping[str, Sequence[TracedSpan]]) -> TimedRound:
     begin = max(before, own.begin)
-    calls = [*below.get(own.id, ())]
-    drafting, drafted = _service(calls, "draft", begin, own.end, below)
-    verifying, verified = _service(calls, "verify", begin, own.end, below)
-    # A service may have begun before the round did.
-    model = min(sum(s.ms("model") for s in drafted), drafting.inside)
-    forward = min(sum(s.ms("forward") for s in verified), verifying.inside)
-    judge = min(sum(s.ms("judge") for s in verified), verifying.inside - forward)
-    queued = min(sum(s.ms("queue") for s in drafted), drafting.inside - model)
-    queued += min(sum(s.ms("queue") for s in verified), verifying.inside - forward - judge)
-    messages = drafting.messages + verifying.messages
-    known = [model, forward, judge, messages, queued]
+    model, waiting, to_drafter = _service("draft", ("model", "queue"), begin, own, below)
+    verify = _service("verify", ("forward", "judge", "queue"), begin, own, below)
+    forward, judge, queued, to_target = verify
+    known = [model, forward, judge, to_drafter + to_target, waiting + queued]
     whole = own.end - begin
     drafts = own.attributes["flyspec.num_draft_tokens"]
     return TimedRound(drafts, whole, [*known, max(0.0, whole - sum(known))])
 
 
-class _Wait(NamedTuple):
-    """A round's wait for a service, in ms: while that worked, and the rest."""
-
-    inside: float
-    messages: float
-
-
 def _service(
-    calls: Sequence[TracedSpan],
     name: str,
+    parts: Iterable[str],
     begin: float,
-    end: float,
+    own: TracedSpan,
     below: Mapping[str, Sequence[TracedSpan]],
-) -> tuple[_Wait, list[TracedSpan]]:
-    """Return the wait for a service between two times, and the service's own spans."""
-    waits = [call for call in calls if call.name == name]
+) -> list[float]:
+    """Return the ms of each part of a service's work on a round, and of the messages."""
+    waits = [call for call in below.get(own.id, ()) if call.name == name]
     served = [span for wait in waits for span in below.get(wait.id, ())]
-    whole = sum(wait.within(begin, end) for wait in waits)
-    last = max((wait.end for wait in waits), default=end)
-    inside = min(whole, sum(span.within(begin, min(last, end)) for span in served))
-    return _Wait(inside, whole - inside), served
+    whole = sum(wait.within(begin, own.end) for wait in waits)
+    end = min(own.end, max((wait.end for wait in waits), default=own.end))
+    inside = left = min(whole, sum(span.within(begin, end) for span in served))
+    found = []
+    for part in parts:  # the service may have begun before the round did
+        found.append(min(left, sum(span.ms(part) for span in served)))
+        left -= found[-1]
+    return [*found, whole - inside]
 
 
 def parts_table(rounds: Sequence[TimedRound], title: str) -> FittedTable:
