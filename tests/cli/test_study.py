@@ -80,5 +80,5 @@ def test_fuzzys_report_has_the_rival_and_divergences(tmp_path) -> None:
     assert done.code == 0, done.err
     html = page(tmp_path, "fuzzy")
     assert html.count("<svg") == 2
-    for text in ("draft alone", "fuzzy-reference, TV", "by data set"):
+    for text in ("draft alone", "fuzzy-reference, tv", "by data set"):
         assert text in html
