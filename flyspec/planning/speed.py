@@ -69,7 +69,7 @@ class SpeedPlan:
 
     @property
     def verdict(self) -> str:
-        """Whether drafting pays, and with which K, in words."""
+        """The verdict on drafting in words: if it pays, the best K."""
         given = f"at an acceptance of {self.acceptance:g}"
         step = f"a draft step takes {self.draft_s / self.plain_s:.2f} of the target's"
         if not self.pays:

@@ -96,7 +96,7 @@ class Costs:
         if (drafter, level) not in self._lines:
             fewer = [self._lines[drafter, i] for i in range(level) if (drafter, i) in self._lines]
             step = max(1.0, self._step(max(1, self.running)))
-            besides = fewer[-1](0) if fewer else 0.0
+            besides = fewer[-1](0) if fewer else 0.0  # also solves for its slope
             slope = fewer[-1].slope if fewer else 0.0
             if drafter and not fewer:
                 besides, slope = 2 * self._line("")(0), relative_size * self.plain_ns()

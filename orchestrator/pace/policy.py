@@ -100,6 +100,7 @@ class AdaptivePace(Pace):
 
     @property
     def lets_go_on(self) -> bool:
+        """Not with others, for whom drafts of little worth are left out of a step."""
         return self._turn.num_drafts > 0 and self._costs.running <= 1
 
     def turn(self) -> NextRound:
@@ -203,10 +204,9 @@ class AdaptivePace(Pace):
 
     def _take(self, drafter: str) -> None:
         """Use the experience with the drafter that proposes now."""
-        self._drafter = drafter
-        account = self._experience.account(drafter, self._rule)
-        if account is not self._account:
-            self._account, self._acceptance = account, Acceptance(account.acceptance)
+        if drafter != self._drafter:
+            self._drafter, self._account = drafter, self._experience.account(drafter, self._rule)
+            self._acceptance = Acceptance(self._account.acceptance)
 
     def nothing_drafted(self) -> None:
         """Decode plainly until the drafter, asked beside that, has something to propose."""
