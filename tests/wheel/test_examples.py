@@ -14,7 +14,7 @@ SAYS = {
     "stream.py": r"(?s)#### 22\b.*\d+ EXACT_MODEL.*\d+ loose tokens cost \d+\.\d\d nats",
     "many_requests.py": r"4\d of 48 right; \d+ tokens in",
     "openai_client.py": r"(?s)#### 22\b.*EXACT_MODEL",
-    "http.sh": r'(?s)"id":"target:careful".*"text":.*"origins": .*data: \[DONE\]',
+    "http.sh": r'(?s)"id":"target:careful".*"content":.*"origins": .*data: \[DONE\]',
     "reflection.py": r"(?s)#### 22\n\d+ tokens",
     "swap_drafter.py": r"(?s)model: \d+ of .*prompt_lookup: \d+ of .*\nthe text is the same",
 }
