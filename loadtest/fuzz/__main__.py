@@ -29,12 +29,12 @@ CONTEXT, SESSIONS, IDLE_TIMEOUT_S = 256, 48, 20.0
 # fmt: off
 @dataclass(frozen=True)
 class FuzzOptions:
-    """The servers to attack, and the messages."""
+    """The servers to attack, and the calls."""
 
     server: Annotated[Literal["draft", "verify", "generation", "admin", "http", "all"], Flag(
         "Server to attack; http: with large bodies.",
     )] = "all"
-    num_messages: Annotated[int, Flag("Messages per server.", min=1)] = 200_000
+    num_calls: Annotated[int, Flag("Calls per server.", min=1)] = 60_000
     seed: Annotated[int, Flag("Random seed.")] = 0
     only: Annotated[int | None, Flag(
         "Number of a script (or body) to send alone, to a fresh server.", min=0,
@@ -68,9 +68,9 @@ async def _fuzz(options: FuzzOptions) -> Report:
             say(f"{check.name}: {check.said}")
         checks += done.checks()
         told = ", ".join(f"{status} {n:,}" for status, n in done.statuses.most_common())
-        numbers = done.messages, done.messages / done.seconds, done.canaries
+        numbers = done.calls, done.messages, done.messages / done.seconds, done.canaries
         rows.append([name, told, *(f"{number:,.0f}" for number in numbers)])
-    columns = ["server", "calls by status", "messages", "messages/s", "canary right"]
+    columns = ["server", "calls by status", "calls", "messages", "messages/s", "canary right"]
     if rows:
         tables.insert(0, make_table(columns, rows, left=2))
     return checked(checks, tables, {"options": options, "servers": rows})
@@ -88,7 +88,7 @@ async def _attack(name: str, options: FuzzOptions) -> FuzzRun:
                      "generation": stack.address, "admin": stack.admin_address}  # fmt: skip
         async with FuzzRun(name, addresses, stack.services, options.seed, log) as fuzzing:
             if options.only is None:
-                await fuzzing.run(options.num_messages)
+                await fuzzing.run(options.num_calls)
             else:
                 say(str(fuzzing.script(options.only)))
                 async with grpc.aio.insecure_channel(addresses[name]) as channel:

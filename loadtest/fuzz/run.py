@@ -118,12 +118,12 @@ class FuzzRun:
         log: list[str] | None = None,
     ) -> None:
         self.name, self.seed, self.log = name, seed, [] if log is None else log
-        self.messages = self.canaries = 0
+        self.calls = self.messages = self.canaries = 0
         self.statuses = Counter[str]()
         self.findings: dict[str, tuple[str, int]] = {}
         self._addresses, self._services = addresses, services or {}
         self._canary_at = "generation" if name == "admin" else name
-        self._next, self._dead = 0, ""
+        self._dead = ""
         self._began = time.monotonic()
         pids = {service: child.pid for service, child in self._services.items()}
         self.memory = Sampler(pids, lambda: self.seconds, lambda: self.messages)
@@ -160,13 +160,13 @@ class FuzzRun:
         """Return the script of this number."""
         return self.source.script(Random(f"{self.name} {self.seed} {index}"))
 
-    async def run(self, messages: int) -> None:
-        """Send so many messages; fewer if enough is found, or the server dies."""
+    async def run(self, calls: int) -> None:
+        """Make so many calls; fewer if enough is found, or the server dies."""
         await self._look(0)
         canaries = asyncio.create_task(self._sing())
         try:
-            while self.messages < messages and not self._dead and not self._enough:
-                await self._batch(min(self.messages + BATCH, messages))
+            while self.calls < calls and not self._dead and not self._enough:
+                await self._batch(min(self.calls + BATCH, calls))
         finally:
             canaries.cancel()
             await asyncio.gather(canaries, return_exceptions=True)
@@ -195,7 +195,7 @@ class FuzzRun:
         """Return a check for each finding, and one for the memory of each process."""
         checks = [Check(self.name, False, f"({n:,}x) {text}") for text, n in self.findings.values()]
         if not checks:
-            checks = [Check(self.name, True, f"nothing found in {self.messages:,} messages")]
+            checks = [Check(self.name, True, f"nothing found in {self.calls:,} calls")]
         for service, mib in self.memory.growth(0, self.seconds).items():
             samples = self.memory.memory[service]
             if len(samples) >= MIN_SAMPLES:
@@ -218,7 +218,7 @@ class FuzzRun:
         grpc.aio keeps a closed channel's connection for a stream that a write found ended
         (`WRITE_RACE`), and with it 70 KB or more of the server.
         """
-        said, first = len(self.log), self._next
+        said, first = len(self.log), self.calls
         host, _, port = self._addresses[self.name].rpartition(":")
         proxy = Proxy(host, int(port))
         await proxy.start()
@@ -230,12 +230,12 @@ class FuzzRun:
         lines = self.log[said:]
         if any(alarm in line for line in lines for alarm in ALARMS):
             text = "\n    ".join(("the log says:", *lines[:40]))
-            self.found(f"{text}\n    (scripts {first} to {self._next - 1})")
+            self.found(f"{text}\n    (scripts {first} to {self.calls - 1})")
         await self._look(1)
 
     async def _work(self, channel: grpc.aio.Channel, goal: int) -> None:
-        while self.messages < goal and not self._dead:
-            index, self._next = self._next, self._next + 1
+        while self.calls < goal and not self._dead:
+            index, self.calls = self.calls, self.calls + 1
             await self.play(channel, index)
 
     # --- the server, seen from outside ----------------------------------------------------------
@@ -245,14 +245,14 @@ class FuzzRun:
         for _ in range(10):
             for child in self._services.values():
                 if child.process.returncode is not None:
-                    self._dead = f"{await child.failure()}\n(about script {self._next})"
+                    self._dead = f"{await child.failure()}\n(about script {self.calls})"
                     return self._dead
             await asyncio.sleep(0.05)
         with suppress(FlyspecError, grpc.aio.AioRpcError):
             try:
                 await asyncio.wait_for(self._sessions(), ANSWER_S)
             except TimeoutError:
-                self._dead = f"the server hangs (about script {self._next})"
+                self._dead = f"the server hangs (about script {self.calls})"
         return self._dead
 
     async def _sing(self) -> None:
@@ -266,7 +266,7 @@ class FuzzRun:
             got = await self._ask(self._canary)
         except FlyspecError as error:
             ending = await self._ending()
-            self.found(ending or f"the canary: {error} (about script {self._next})")
+            self.found(ending or f"the canary: {error} (about script {self.calls})")
             return
         if got != self._tokens:
             self.found(f"the canary: got {got} instead of {self._tokens}")

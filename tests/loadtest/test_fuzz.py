@@ -64,8 +64,8 @@ async def test_a_mistake_of_each_kind_is_found(server, name, text, monkeypatch):
     for constant, value in FAST.items():
         monkeypatch.setattr(run, constant, value)
     async with planted(server, name) as fuzz:
-        for messages in range(50, 6001, 50):
-            await fuzz.run(messages)
+        for calls in range(50, 6001, 50):
+            await fuzz.run(calls)
             broken = [check.name for check in fuzz.checks() if not check.passed]
             told = [*broken, *(found for found, _ in fuzz.findings.values())]
             if any(found.startswith(text) for found in told):
