@@ -71,15 +71,14 @@ class TimeLine:
 class Costs:
     """Times with a target, in ns, shared by `running` generations, `drafting` of them with drafts.
 
-    `step_costs` are its step times as it measured them; what they do not explain is learned, for
-    each power of two of running generations, beginning with what is known of fewer.
+    Drafting began `num_disturbances` times. `step_costs` are step times as measured; what they do
+    not explain is learned for each power of two of running generations, first from fewer ones.
     """
 
     def __init__(self, step_costs: Sequence[MeasuredStep] = ()) -> None:
         self._step = StepCosts(step_costs)
         self._lines: dict[tuple[str, int], TimeLine] = {}
-        self.running = self.drafting = 0
-        self.num_drafted = 0  # rounds so far; plain decoding that saw one was disturbed
+        self.running = self.drafting = self.num_disturbances = 0
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -119,8 +118,8 @@ class Costs:
         return alone + running * (self._step(running + k) - alone)
 
     def reading_ns(self, relative_size: float, num_tokens: int) -> float:
-        """Return the time in which a drafter reads tokens, by its size."""
-        return relative_size * (self._step(1 + num_tokens) - self._step(1))
+        """Return the time in which a drafter reads tokens, by its size, for all whom it delays."""
+        return max(1, self.running) * relative_size * (self._step(1 + num_tokens) - self._step(1))
 
     def decoded(self, num_tokens: int, duration_ns: float) -> None:
         """Record tokens of plain decoding while nobody drafted."""

@@ -2,8 +2,7 @@
 
 A round of K drafts yields one token and the accepted drafts (`acceptance`), in a time (`costs`).
 Both are uncertain, so the best K is chosen as if they were off by a drawn number of standard errors
-(Thompson sampling): what is little known is tried, and the less so the better it is known. An
-account bounds what that may cost.
+(Thompson sampling), so that what is little known is tried; an account bounds what that may cost.
 
 While decoding is plain, drafting begins by asking a light drafter beside the target, so that nobody
 waits while it reads; what it proposes is verified as far as the text has not overtaken it.
@@ -81,7 +80,7 @@ class AdaptivePace(Pace):
         experience.z_plain, experience.z_round = -abs(draws.gauss(0, 1)), draws.gauss(0, 1)
         if self._account.saved_ns is None:
             self._account.saved_ns = self._loss_allowed()
-        self._z, self._turn, self._seen = 0.0, NextRound(0), self._costs.num_drafted
+        self._z, self._turn, self._seen = 0.0, NextRound(0), self._costs.num_disturbances
         self._choose()
         if self._k:
             delayed = first.is_delayed(self._k)
@@ -113,7 +112,7 @@ class AdaptivePace(Pace):
         entered, self._entered = self._entered, False
         if verdict.decisions and proposal.drafter != PREDICTION:
             self._take(proposal.drafter)
-            self._unread, costs.num_drafted = 0, costs.num_drafted + 1
+            self._unread = 0
             self._drafted_at = self._draw_at = self._num_tokens
             shared, k = self._account.acceptance, len(proposal.token_ids)
             matches = shared.checked(verdict.decisions, proposal.confidences, self._room)
@@ -135,8 +134,8 @@ class AdaptivePace(Pace):
     def _settle(self, round_: CheckedRound) -> None:
         """Charge a round's time to the account while anybody drafts; else learn from it."""
         costs = self._costs
-        drafted = self._disturbs or costs.drafting or costs.num_drafted != self._seen
-        self._seen, emitted = costs.num_drafted, round_.num_emitted
+        drafted = self._disturbs or costs.drafting or costs.num_disturbances != self._seen
+        self._seen, emitted = costs.num_disturbances, round_.num_emitted
         if drafted or round_.verdict.decisions or emitted <= 0:
             repaid_ns = min(self._owed_ns, emitted * self._rate_owed)
             self._owed_ns -= repaid_ns
@@ -158,7 +157,8 @@ class AdaptivePace(Pace):
         if self._disturbs and self._unlent:
             self._owed_ns = self._costs.reading_ns(self._size, self._unlent)
             self._rate_owed, self._unlent = self._owed_ns / self._num_left(), 0
-            self._save(self._owed_ns)
+            if self._num_tokens:  # else nobody knows how long the first token would have taken
+                self._save(self._owed_ns)
 
     def _loss_allowed(self) -> float:
         """Return what this text may lose, ns."""
@@ -200,6 +200,7 @@ class AdaptivePace(Pace):
 
     def _disturb(self, disturbs: bool) -> None:
         self._costs.drafting += disturbs - self._disturbs
+        self._costs.num_disturbances += disturbs > self._disturbs
         self._disturbs = disturbs
 
     def _take(self, drafter: str) -> None:

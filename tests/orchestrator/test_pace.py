@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from contextlib import ExitStack
@@ -410,6 +411,22 @@ def test_where_everybody_gets_faster_all_draft(running, steps):
     crowd = Crowd(running, slower=1.2, gain=2.4)
     crowd.run(steps)
     assert crowd.run(steps) > 1.7
+
+
+def test_a_token_that_waited_for_anothers_drafter_is_charged_and_not_learned():
+    """Also if the drafter has answered before the token arrives."""
+    experience = Experience([MeasuredStep(1, 10 * MS), MeasuredStep(9, 11 * MS)])
+    token, other = plain(1)._replace(round_ns=10 * MS), pace_of(experience, most=0)
+    other.checked(token)
+    seeds = itertools.count()
+    while not (asking := pace_of(experience, size=0.1, seed=next(seeds))).follows():
+        asking.close()
+    asking.followed(Overtaken(DraftChunk(drafter="model"), 0, 0, MS))
+    assert not experience.costs.drafting
+    plain_ns = experience.costs.plain_ns()
+    other.checked(token._replace(round_ns=50 * MS))
+    assert experience.costs.plain_ns() == plain_ns
+    assert other.saved_ns == pytest.approx(-40 * MS, rel=0.01)
 
 
 # --- heads, windows, predictions ------------------------------------------------------------
