@@ -55,12 +55,13 @@ SEED_BITS = 53
 class OutputLimits:
     """Limits of the output.
 
-    `end_token_ids` are the target's ends of sequence and `stop_token_ids`.
+    `end_token_ids` are the target's ends of sequence and `stop_token_ids`. Where no target runs,
+    for a recorded output, `context_length` and `max_plain_tokens` are 0.
     """
 
     max_tokens: int
-    context_length: int
-    max_plain_tokens: int
+    context_length: int = 0
+    max_plain_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     end_token_ids: frozenset[int] = frozenset()
