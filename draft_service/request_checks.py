@@ -13,6 +13,7 @@ from draft_service.translation import Translator
 from flyspec.config import DraftSettings
 from flyspec.draft_trees import check_parents
 from flyspec.errors import InvalidArgumentError
+from flyspec.ranges import Range
 from flyspec.rules import MAX_DIVERGENCE_TOP_K
 from flyspec.validation import validate_sampling
 from flyspec.values.rounds import (
@@ -75,10 +76,7 @@ class RequestChecks:
                 f"advance.max_tree_tokens must be 0 or between max_tokens, {advance.max_tokens}, "
                 f"and {limit}, got {advance.max_tree_tokens}"
             )
-        if not 0 <= advance.min_confidence <= 1:  # NaN too
-            raise InvalidArgumentError(
-                f"advance.min_confidence must be between 0 and 1, got {advance.min_confidence:g}"
-            )
+        Range(0.0, 1.0).check("advance.min_confidence", advance.min_confidence)
         if advance.score and len(advance.append_token_ids) > MAX_SCORED:
             raise InvalidArgumentError(
                 f"advance.score: {len(advance.append_token_ids)} tokens are appended, but this "

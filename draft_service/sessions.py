@@ -156,8 +156,9 @@ class ClientSession:
         self._limit: asyncio.TimerHandle | None = None
         self._branches: Branches | None = None
         if self._engine is not None and self._checks.max_proposals_ahead:
+            ended = partial(self._deliver, None)
             self._branches = Branches(
-                drafter, open_, self._state, self._engine.add, may_branch, self._deliver_end
+                drafter, open_, self._state, self._engine.add, may_branch, ended
             )
 
     async def prepare(self) -> None:
@@ -243,9 +244,6 @@ class ClientSession:
         for chain in branches.apart if branches else ():
             engine.drop(chain, chain.close)
         self._state.close()
-
-    def _deliver_end(self) -> None:
-        self._deliver(None)
 
     def _deliver(self, item: DraftChunk | Exception | None) -> None:
         """Queue a chunk or an error, from any thread; None after what was made ahead."""

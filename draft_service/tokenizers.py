@@ -14,6 +14,7 @@ from flyspec.errors import (
     PrefixMismatchError,
     ResourceExhaustedError,
 )
+from flyspec.ranges import Range
 from flyspec.tokenizer import fingerprints
 from flyspec.values.admin import TokenizerBundle, TokenizerFacts
 
@@ -122,10 +123,7 @@ class Tokenizers:
 
     def _build(self, facts: TokenizerFacts, tokenizer_json: bytes) -> Translator | None:
         """Return a tokenizer's translator; None without a model, where none is needed."""
-        if not 0 < facts.vocab_size <= MAX_VOCAB_SIZE:
-            raise InvalidArgumentError(
-                f"facts.vocab_size must be between 1 and {MAX_VOCAB_SIZE}, got {facts.vocab_size}"
-            )
+        Range(1, MAX_VOCAB_SIZE).check("facts.vocab_size", facts.vocab_size)
         if len(facts.control_token_ids) + len(facts.eos_token_ids) > MAX_CONTROL_TOKENS:
             raise InvalidArgumentError(
                 f"facts.control_token_ids and facts.eos_token_ids: at most {MAX_CONTROL_TOKENS} "

@@ -9,6 +9,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -76,8 +77,10 @@ class ChatTemplates:
         """True if a template tells a list of text parts from text, by their type."""
         return any(_PART.search(source) for source in self._sources.values())
 
-    def mentions(self, text: str) -> bool:
-        return any(text in source for source in self._sources.values())
+    @property
+    def tags_tool_calls(self) -> bool:
+        """True if a template has the model put function calls in `<tool_call>` tags."""
+        return any("<tool_call>" in source for source in self._sources.values())
 
     def _template(self, name: str) -> Any:
         sources = self._sources
@@ -148,7 +151,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
     environment.globals["raise_exception"] = _raise_template_error
     environment.globals["strftime_now"] = lambda format_: datetime.datetime.now().strftime(format_)
     environment.globals["namespace"] = _GuardedNamespace
-    environment.filters["tojson"] = _to_json
+    # jinja's own filter escapes HTML.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     return environment
 
 
@@ -179,11 +183,6 @@ class _GuardedNamespace(Namespace):
 def _check_name(name: object) -> None:
     if str(name).startswith("_"):
         raise SecurityError(f"a namespace cannot hold {name!r}")
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Like `json.dumps`; jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _raise_template_error(message: str) -> None:

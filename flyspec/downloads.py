@@ -50,9 +50,9 @@ def download(name: str) -> None:
     if is_path(name) or not (is_hub_id(name) or hub_file(name)) or _is_complete(name):
         return
     check_reachable(name)
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
-    endpoint = _endpoint()
+    endpoint = constants.ENDPOINT
     host, repo = endpoint.split("://")[-1], (hub_file(name) or (name, ""))[0]
     try:
         with _interruptible():
@@ -74,12 +74,6 @@ def download(name: str) -> None:
         raise ConfigError(
             f"--model {name}: cannot be downloaded from {host}: {reason:.300}"
         ) from error
-
-
-def _endpoint() -> str:
-    from huggingface_hub.constants import ENDPOINT
-
-    return str(ENDPOINT)
 
 
 def _is_complete(name: str) -> bool:

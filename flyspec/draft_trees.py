@@ -64,11 +64,6 @@ def main_path(parents: Parents) -> list[int]:
     return path
 
 
-def is_chain(parents: Parents) -> bool:
-    """True if each draft follows the one before it."""
-    return all(parent == index for index, parent in enumerate(parents))
-
-
 def behind(root: int, links: Iterable[tuple[int, int]]) -> set[int]:
     """Return `root` and all that follows it, directly or not.
 

@@ -59,7 +59,8 @@ def _problem(problem: Any) -> str:
     )
     if kind == "literal_error":
         expected = facts["expected"]
-        return f"{said}must be {expected}{did_you_mean(str(value), _quoted(expected))}"
+        choices = re.findall(r"'([^']*)'", expected)
+        return f"{said}must be {expected}{did_you_mean(str(value), choices)}"
     if kind.startswith("int_"):
         return f"{said}must be an integer"
     if kind.startswith("float_"):
@@ -68,10 +69,6 @@ def _problem(problem: Any) -> str:
         return f"{said}must be true or false"
     text = str(problem["msg"]).removeprefix("Value error, ")
     return said + text.replace("Input should be", "must be").removeprefix("Value error, ")
-
-
-def _quoted(text: str) -> list[str]:
-    return re.findall(r"'([^']*)'", text)
 
 
 def environment_names(

@@ -102,7 +102,7 @@ class Tokenizer:
         templates = dict(bundle.named_chat_templates)
         if bundle.chat_template:
             templates[DEFAULT] = bundle.chat_template
-        self._templates = ChatTemplates(templates, dict(bundle.special_tokens))
+        self.chat_templates = ChatTemplates(templates, dict(bundle.special_tokens))
         self._bytes = TokenBytes(self._tokenizer)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -115,7 +115,7 @@ class Tokenizer:
     def encode_chat(self, chat: Chat) -> list[int]:
         """Encode a chat as the target's chat template renders it. Raises `InvalidArgumentError`."""
         shown = self._special.as_text(chat)
-        text = self._templates.render(shown)
+        text = self.chat_templates.render(shown)
         if shown is chat:
             return self.encode(text, add_special_tokens=False)
         encoded = _encode(self._special.tokenizer, text, add_special_tokens=False)
@@ -129,16 +129,6 @@ class Tokenizer:
     def bytes_of(self, token_id: int) -> bytes:
         """Return a token's bytes; those of an id without a token are empty."""
         return self._bytes.of(token_id)
-
-    @property
-    def reads_parts(self) -> bool:
-        """True if the chat templates read a message's content as a list of parts."""
-        return self._templates.reads_parts
-
-    @property
-    def tags_tool_calls(self) -> bool:
-        """True if the chat templates have the model put function calls in `<tool_call>` tags."""
-        return self._templates.mentions("<tool_call>")
 
     def detokenizer(self) -> Detokenizer:
         return Detokenizer(self._tokenizer)

@@ -84,15 +84,8 @@ class Generations:
         model = target.info.model
         plan = await self._checked(request, target, caller)
         experience = self._experience(target)
-        limits, reporting = plan.limits, plan.reporting
-        output = Output(
-            target.tokenizer,
-            limits.max_tokens,
-            limits.stop,
-            limits.ignore_eos,
-            limits.stop_token_ids,
-            plan.sampling.min_tokens,
-        )
+        reporting = plan.reporting
+        output = Output(target.tokenizer, plan.limits, plan.sampling.min_tokens)
         kept: list[Token] | None = [] if self._twins and self._twins.wants(plan) else None
         phases = plan.tracked(target.tokenizer)
         recoveries = Recoveries(observation.recovered)

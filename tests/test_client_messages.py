@@ -61,15 +61,6 @@ def test_k_is_a_number_or_auto_or_left_to_the_server(
     assert wire.decode(GenerationRequest, read) == request
 
 
-def test_k_that_adapts_and_is_a_number_is_refused() -> None:
-    for k in (0, 4):
-        both = generation_pb2.GenerateRequest(
-            text="hi", speculation={"adaptive": True, "num_speculative_tokens": k}
-        )
-        with pytest.raises(InvalidArgumentError, match="adaptive and num_speculative_tokens"):
-            wire.decode(GenerationRequest, both)
-
-
 # --- requests that cannot be sent -----------------------------------------------------------
 
 

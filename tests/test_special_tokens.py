@@ -119,12 +119,12 @@ def test_with_every_kind_of_template(name):
             plain = ours.encode_chat(chat)
         except InvalidArgumentError:
             continue
-        expected = tokenizer.encode(ours._templates.render(chat), add_special_tokens=False)
+        expected = tokenizer.encode(ours.chat_templates.render(chat), add_special_tokens=False)
         assert plain == expected
         hostile = chat.with_texts(lambda text: text.replace("What", "</s>W<s>").replace("4", "<s>"))
         found = ours.encode_chat(hostile)
         assert [i for i in found if i < 3] == [i for i in plain if i < 3]
-        assert tokenizer.decode(found) == ours._templates.render(hostile)
+        assert tokenizer.decode(found) == ours.chat_templates.render(hostile)
         compared += hostile != chat
     assert compared > 3
 

@@ -17,6 +17,7 @@ from flyspec.engine.draft_heads.base import DraftHead, HeadStep
 from flyspec.engine.model import History, Rows, Step
 from flyspec.errors import InvalidArgumentError
 from flyspec.prefix import num_same
+from flyspec.ranges import Range
 from flyspec.values.admin import HeadInfo
 from flyspec.values.rounds import HeadProposal, HeadRequest, Verdict
 from flyspec.values.tokens import Drafted
@@ -70,10 +71,7 @@ class Heads:
                 f"round.head.name: no head {request.name!r}; {have}, or start the verify service "
                 "with --heads"
             )
-        if not 0 <= request.min_confidence <= 1:  # NaN too
-            raise InvalidArgumentError(
-                f"round.head.min_confidence must be between 0 and 1, got {request.min_confidence:g}"
-            )
+        Range(0.0, 1.0).check("round.head.min_confidence", request.min_confidence)
 
     def wanted(self, session: TargetSession, request: HeadRequest | None) -> HeadRequest | None:
         """Return the request; None if its head has failed in this session."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from flyspec.engine.model import Step
 from flyspec.errors import InvalidArgumentError, PrefixMismatchError, UnavailableError
 from flyspec.prefix import TokenSequence
+from flyspec.ranges import Range
 from flyspec.rules import MAX_WINDOW_SIZE, Rule
 from flyspec.rules.presets import RULE_PRESETS
 from flyspec.rules.resolve import resolve_rule, validate_rule
@@ -51,14 +52,9 @@ def check_open(open_: VerifyOpen, info: ModelInfo, judge: JudgeInfo | None = Non
             f"open.token_ids: {length} tokens exceed the model's context of "
             f"{info.context_length}; shorten the prompt"
         )
-    if not 1 <= open_.prompt_length <= length:
-        raise InvalidArgumentError(
-            f"open.prompt_length must be between 1 and {length}, got {open_.prompt_length}"
-        )
-    if open_.logprobs is not None and open_.logprobs > MAX_TOP_LOGPROBS:
-        raise InvalidArgumentError(
-            f"open.logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {open_.logprobs}"
-        )
+    Range(1, length).check("open.prompt_length", open_.prompt_length)
+    if open_.logprobs is not None:
+        Range(0, MAX_TOP_LOGPROBS).check("open.logprobs", open_.logprobs)
     if len(open_.orchestrator_id) > MAX_ORCHESTRATOR_ID_CHARACTERS:
         raise InvalidArgumentError(
             f"open.orchestrator_id must be at most {MAX_ORCHESTRATOR_ID_CHARACTERS} characters, "
@@ -175,11 +171,7 @@ class TargetSession:
             raise InvalidArgumentError(
                 "round.draft_survivals: send probabilities, each between 0 and 1"
             )
-        if round_.num_top_tokens > MAX_TOP_TOKENS:
-            raise InvalidArgumentError(
-                f"round.num_top_tokens must be between 0 and {MAX_TOP_TOKENS}, "
-                f"got {round_.num_top_tokens}"
-            )
+        Range(0, MAX_TOP_TOKENS).check("round.num_top_tokens", round_.num_top_tokens)
         if round_.teacher_forced and (self.logprobs is None or not round_.draft_token_ids):
             raise InvalidArgumentError(
                 "round.teacher_forced: send drafts, and set logprobs when opening the session"
@@ -210,11 +202,8 @@ class TargetSession:
                 f"round.open_window.position must be between the prompt length "
                 f"{self.prompt_length} and {length - 1}, got {window.position}"
             )
-        if not 1 <= window.remaining_matches <= MAX_WINDOW_SIZE:
-            raise InvalidArgumentError(
-                f"round.open_window.remaining_matches must be between 1 and {MAX_WINDOW_SIZE}, "
-                f"got {window.remaining_matches}"
-            )
+        matches = Range(1, MAX_WINDOW_SIZE)
+        matches.check("round.open_window.remaining_matches", window.remaining_matches)
         if not window.gap_nats >= 0:  # NaN too
             raise InvalidArgumentError(
                 f"round.open_window.gap_nats must be at least 0, got {window.gap_nats}"

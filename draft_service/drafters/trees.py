@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from heapq import heappop, heappush, nsmallest
 from typing import NamedTuple
 
-from flyspec.draft_trees import is_chain
 from flyspec.values.tokens import Drafted, Origin, TokenDistribution
 
 Path = tuple[int, ...]
@@ -107,5 +106,5 @@ def drafted(nodes: Mapping[Path, Node], count: int, min_confidence: float = 0.0)
         [path[-1] for path in paths],
         [nodes[path].origin for path in paths],
         confidences=[nodes[path].chance for path in paths],
-        parents=() if is_chain(parents) else parents,
+        parents=() if parents == [*range(len(parents))] else parents,  # () for a chain
     )

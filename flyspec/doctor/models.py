@@ -111,7 +111,10 @@ def _model(found: Examined, ranks: int) -> Iterator[Diagnosis]:
     except ConfigError as error:
         yield Diagnosis(section, "tokenizer", Mark.ERROR, str(error))
         return
-    size, fingerprint = _vocabulary_size(found.bundle), found.bundle.fingerprint
+    from tokenizers import Tokenizer
+
+    size = Tokenizer.from_buffer(found.bundle.tokenizer_json).get_vocab_size(True)
+    fingerprint = found.bundle.fingerprint
     text = f"{size:,} tokens, fingerprint {fingerprint}"
     yield Diagnosis(section, "tokenizer", Mark.OK, text, {"fingerprint": fingerprint})
 
@@ -162,12 +165,8 @@ def _engine(section: str, checkpoint: Checkpoint, settings: ModelServerSettings)
         slow = device.startswith("cpu") and library.startswith("no native step")
         text = f"transformers' modules: {library.removeprefix('it ')}"
         return Diagnosis(section, "engine", Mark.WARNING if slow else Mark.OK, text)
-    return Diagnosis(
-        section,
-        "engine",
-        Mark.OK,
-        f"native step for {library.name}, compared with transformers' modules at start",
-    )
+    text = f"native step for {library.name}, compared with transformers' modules at start"
+    return Diagnosis(section, "engine", Mark.OK, text)
 
 
 def _quantized(section: str, config: Any) -> Iterator[Diagnosis]:
@@ -212,12 +211,6 @@ def _installed(name: str) -> bool:
     package, _, module = name.partition("_")
     within = bool(module) and find_spec(package) is not None
     return within and find_spec(f"{package}.{module}") is not None
-
-
-def _vocabulary_size(bundle: TokenizerBundle) -> int:
-    from tokenizers import Tokenizer
-
-    return int(Tokenizer.from_buffer(bundle.tokenizer_json).get_vocab_size(True))
 
 
 def _chat_template(section: str, bundle: TokenizerBundle) -> Diagnosis:

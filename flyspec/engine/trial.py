@@ -90,7 +90,8 @@ def _line(error: Exception) -> str:
 def _own_logits(name: str, model: Any, ids: list[int]) -> Tensor:
     """[tokens, vocab] with the model's own attention, in one forward without a cache."""
     served = model.config._attn_implementation
-    own = "sdpa" if model._supports_sdpa and not _softcap(model) else "eager"
+    softcap = getattr(model.config.get_text_config(), "attn_logit_softcapping", None)
+    own = "sdpa" if model._supports_sdpa and not softcap else "eager"
     model.set_attn_implementation(own)
     try:
         with torch.inference_mode():
@@ -141,7 +142,3 @@ def _check_windows(name: str, config: Any, windows: Mapping[int, int | None]) ->
             raise unserved(
                 name, f"layer {layer}'s configured window is {wanted}, but it requests {asked}"
             )
-
-
-def _softcap(model: Any) -> bool:
-    return bool(getattr(model.config.get_text_config(), "attn_logit_softcapping", None))

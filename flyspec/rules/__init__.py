@@ -81,11 +81,6 @@ class Parameter:
         """The key of its limit in a rules file, or None."""
         return f"{self.limit}_{self.name}" if self.limit else None
 
-    @property
-    def limited_by_measure(self) -> bool:
-        """True if its limit may be given per measure."""
-        return len(self.ranges) > 1
-
     def amount(self, value: float) -> float:
         """Return the value that a limit is compared with."""
         return math.inf if self.zero_is_all and value == 0 else value

@@ -42,7 +42,7 @@ def _number(range_: Range) -> Any:
 def _limit_type(parameter: Parameter) -> Any:
     """Return the type of a limit: a number in the widest range, or a table by measure name."""
     number = _number(max(parameter.ranges.values(), key=lambda range_: range_.high))
-    if not parameter.limited_by_measure:
+    if len(parameter.ranges) == 1:
         return number | None
     owners = [preset for preset in RULE_PRESETS.values() if parameter.name in preset.defaults]
     names = tuple(

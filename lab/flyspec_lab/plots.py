@@ -35,7 +35,8 @@ def quality_plot(name: str, found: Sequence[Found]) -> Plot:
         for (left, right), (task, of) in zip(axes, tasks.items(), strict=True):
             bases = {r.speed_base for r in of.values()} - {None, PLAIN}
             base = "exact" if bases else PLAIN
-            left.set_ylabel(quality_label(of.values()))
+            recovered = any(r.recovery for r in of.values())
+            left.set_ylabel("recovery, 95 % interval" if recovered else "log p per token, nats")
             left.set_title(f"{task}, {next(iter(of.values())).problems} problems", loc="left")
             _panel(left, arms, of, _accepted, "tokens per round")
             _panel(right, arms, of, _speed, f"tokens per second, relative to {base}")
@@ -55,12 +56,6 @@ def _accepted(r: ConditionReport) -> Interval | None:
 
 def _speed(r: ConditionReport) -> Interval | None:
     return r.speed_ratio or Interval(1.0, 1.0, 1.0)
-
-
-def quality_label(reports: Any) -> str:
-    return (
-        "recovery, 95 % interval" if any(r.recovery for r in reports) else "log p per token, nats"
-    )
 
 
 def quality_of(r: ConditionReport) -> Interval | None:

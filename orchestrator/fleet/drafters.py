@@ -19,6 +19,7 @@ from flyspec.errors import (
     StateError,
     UnavailableError,
 )
+from flyspec.ranges import Range
 from flyspec.values.admin import DrafterInfo, DrafterState, DrafterStats, HeadInfo
 from orchestrator.fleet.discovery import Addresses
 from orchestrator.fleet.drafter import RegisteredDrafter, of_kind
@@ -263,8 +264,8 @@ class Drafters:
         drained comes back so: it has no address to register it by again.
         """
         drafter = self.get(name)
-        if share is not None and not 0 <= share <= 1:  # NaN too
-            raise InvalidArgumentError(f"share must be between 0 and 1, got {share:g}")
+        if share is not None:
+            Range(0.0, 1.0).check("share", share)
         if drafter.state is DrafterState.DRAINING and drafter.head is None:
             raise StateError(f"drafter {name!r} is draining; remove it and register it again")
         if share != 0 and not drafter.usable:

@@ -7,13 +7,14 @@ they are not accepted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from flyspec.tokenizer import Detokenizer, Tokenizer
 from flyspec.values.generation import Chunk, FinishReason, Retract
 from flyspec.values.tokens import Origin
+from orchestrator.generation.plan import OutputLimits
 from orchestrator.generation.window import Command, Commit, Hide, Show, Token
 
 
@@ -77,20 +78,10 @@ class Output:
     are final. `num_tokens` counts tokens sent, `num_final_tokens` those that are final.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        max_tokens: int,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        stop_token_ids: Collection[int] = (),
-        min_tokens: int = 0,
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, limits: OutputLimits, min_tokens: int = 0) -> None:
         self._detokenizer, self._bytes_of = tokenizer.detokenizer(), tokenizer.bytes_of
-        self._eos = frozenset[int]() if ignore_eos else tokenizer.eos_token_ids
-        self._stop_token_ids = frozenset(stop_token_ids)
-        self._max_tokens, self._min_tokens = max_tokens, min_tokens
-        self._stop = tuple(stop)
+        self._eos = frozenset[int]() if limits.ignore_eos else tokenizer.eos_token_ids
+        self._limits, self._min_tokens = limits, min_tokens
         self._held = ""
         self._num_text_bytes = 0
         self._end: tuple[FinishReason, str | int | None] | None = None
@@ -141,7 +132,7 @@ class Output:
                 break
             self.num_tokens += 1
             text = self._text_of(token.token_id)
-            if self._end is None and self.num_tokens >= self._max_tokens:
+            if self._end is None and self.num_tokens >= self._limits.max_tokens:
                 self._end = FinishReason.LENGTH, None
             if self._end is not None:
                 text += self._finish(self._end[1])
@@ -154,21 +145,21 @@ class Output:
         if token_id in self._eos:
             self._end = FinishReason.STOP, None
             return ""
-        if token_id in self._stop_token_ids and self.num_tokens > self._min_tokens:
+        if token_id in self._limits.stop_token_ids and self.num_tokens > self._min_tokens:
             self._end = FinishReason.STOP, token_id
             return ""
         return self._release(self._detokenizer.push(token_id))
 
     def _release(self, text: str) -> str:
         """Return held and new text up to a stop string, minus what must be held back."""
-        if not self._stop:
+        if not self._limits.stop:
             return text
         text = self._held + text
         if (found := self._first_stop(text)) is not None:
             self._held = ""
             self._end = FinishReason.STOP, found[1]
             return text[: found[0]]
-        hold = held_back(text, self._stop)
+        hold = held_back(text, self._limits.stop)
         self._held = text[len(text) - hold :] if hold else ""
         return text[: len(text) - hold]
 
@@ -184,6 +175,8 @@ class Output:
 
     def _first_stop(self, text: str) -> tuple[int, str] | None:
         """Return where the first stop string is, and the longest there; None if there is none."""
-        found = ((at, -len(stop), stop) for stop in self._stop if (at := text.find(stop)) >= 0)
+        found = (
+            (at, -len(stop), stop) for stop in self._limits.stop if (at := text.find(stop)) >= 0
+        )
         first = min(found, default=None)
         return first and (first[0], first[2])

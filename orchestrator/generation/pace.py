@@ -51,6 +51,9 @@ class CheckedRound(NamedTuple):
 class Pace(ABC):
     """A strategy for choosing K. Its methods must be called for all events, in order."""
 
+    num_unrepeated = 0
+    """Rounds so far that were to repeat an earlier run's and had other drafts."""
+
     @property
     def repeats(self) -> bool:
         """True if the next round repeats one of an earlier run."""
@@ -67,11 +70,6 @@ class Pace(ABC):
 
         Negative if rounds with drafts took longer; 0 if unknown.
         """
-        return 0
-
-    @property
-    def num_unrepeated(self) -> int:
-        """Rounds so far that were to repeat an earlier run's and had other drafts."""
         return 0
 
     @abstractmethod
@@ -163,7 +161,6 @@ class RepeatedPace(Pace):
     def __init__(self, num_draft_tokens_per_round: Sequence[int], rest: Pace, drafter: str) -> None:
         self._left = list(reversed(num_draft_tokens_per_round))
         self._rest, self._drafters = rest, (drafter, PREDICTION)
-        self._num_unrepeated = 0
 
     @property
     def repeats(self) -> bool:
@@ -176,10 +173,6 @@ class RepeatedPace(Pace):
     @property
     def saved_ns(self) -> int:
         return self._rest.saved_ns
-
-    @property
-    def num_unrepeated(self) -> int:
-        return self._num_unrepeated
 
     def turn(self) -> NextRound:
         """Return a round with the next K, or a run of consecutive plain tokens."""
@@ -197,7 +190,7 @@ class RepeatedPace(Pace):
             return
         num_drafted = max(round_.num_drafted, len(round_.verdict.decisions))
         other = num_drafted and round_.proposal.drafter not in self._drafters
-        self._num_unrepeated += bool(other) or num_drafted != self._left[-1]
+        self.num_unrepeated += bool(other) or num_drafted != self._left[-1]
         count = 1 if num_drafted else 1 + len(round_.verdict.plain_token_ids)
         del self._left[-count:]
 
@@ -211,7 +204,7 @@ class RepeatedPace(Pace):
 
     def window_failed(self) -> None:
         """Advance: the earlier run counted this as a round without drafts."""
-        self._num_unrepeated += any(self._left[-1:])
+        self.num_unrepeated += any(self._left[-1:])
         del self._left[-1:]
 
     def follows(self) -> int:

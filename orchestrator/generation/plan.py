@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ContextLengthError, InvalidArgumentError
+from flyspec.ranges import Range
 from flyspec.rule_files import RuleBook
 from flyspec.rules import Rule, WindowScope
 from flyspec.rules.presets import RULE_PRESETS
@@ -55,12 +56,13 @@ SEED_BITS = 53
 class OutputLimits:
     """Limits of the output.
 
-    `end_token_ids` are the target's ends of sequence and `stop_token_ids`.
+    `end_token_ids` are the target's ends of sequence and `stop_token_ids`. Where no target runs,
+    for a recorded output, `context_length` and `max_plain_tokens` are 0.
     """
 
     max_tokens: int
-    context_length: int
-    max_plain_tokens: int
+    context_length: int = 0
+    max_plain_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     end_token_ids: frozenset[int] = frozenset()
@@ -281,10 +283,8 @@ def make_plan(
     check_cost("speculation.max_loose_cost_nats", cost)
     limits.check_loop_guard(options.disable_loop_guard)
     logprobs = options.logprobs
-    if logprobs is not None and not 0 <= logprobs <= MAX_TOP_LOGPROBS:
-        raise InvalidArgumentError(
-            f"logprobs must be between 0 and {MAX_TOP_LOGPROBS}, got {logprobs}"
-        )
+    if logprobs is not None:
+        Range(0, MAX_TOP_LOGPROBS).check("logprobs", logprobs)
     distribution = common_distribution_spec(used, sampling) if k else None
     warnings = asked.warnings(k)
     for each in used:
@@ -389,17 +389,10 @@ def _num_speculative_tokens(
     if options.num_draft_tokens_per_round and length != AUTO:
         most = min(most, length)
     for index, k in enumerate(options.num_draft_tokens_per_round):
-        if not 0 <= k <= most:
-            raise InvalidArgumentError(
-                f"speculation.num_draft_tokens_per_round[{index}] must be between 0 and {most}, "
-                f"got {k}"
-            )
+        Range(0, most).check(f"speculation.num_draft_tokens_per_round[{index}]", k)
     if length == AUTO:
         return min(MOST_BY_AUTO, most)
     if options.num_speculative_tokens is None:
         return min(length, most)
-    if not 0 <= length <= most:
-        raise InvalidArgumentError(
-            f"speculation.num_speculative_tokens must be between 0 and {most}, got {length}"
-        )
+    Range(0, most).check("speculation.num_speculative_tokens", length)
     return length

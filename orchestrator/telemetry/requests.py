@@ -141,7 +141,15 @@ class Observation(AbstractContextManager["Observation"]):
             first_token_ms=round(1e3 * first_s, 1),
         )
         if self._trace is not None:
-            self._trace.describe(_of_output(output, ledger, first_s, timings.queue_ns / 1e9))
+            self._trace.describe(
+                {
+                    "gen_ai.response.finish_reasons": [self._finish_reason],
+                    "gen_ai.usage.output_tokens": output.num_final_tokens,
+                    "flyspec.queue_s": timings.queue_ns / 1e9,
+                    "flyspec.time_to_first_token_s": first_s,
+                    **{f"flyspec.{name}": getattr(ledger.metrics, name) for name in TRACED},
+                }
+            )
 
     def _end(self, status: str) -> None:
         ended_ns = time.perf_counter_ns()
@@ -189,15 +197,4 @@ def _of_plan(plan: GenerationPlan, operation: str, model: str, drafter: str) -> 
         "flyspec.rule": plan.judging.names,
         "flyspec.drafter": drafter,
         "flyspec.num_speculative_tokens": plan.drafts.num_speculative_tokens,
-    }
-
-
-def _of_output(output: Output, ledger: Ledger, first_s: float, queue_s: float) -> Attributes:
-    assert output.finish_reason is not None
-    return {
-        "gen_ai.response.finish_reasons": [output.finish_reason.name.lower()],
-        "gen_ai.usage.output_tokens": output.num_final_tokens,
-        "flyspec.queue_s": queue_s,
-        "flyspec.time_to_first_token_s": first_s,
-        **{f"flyspec.{name}": getattr(ledger.metrics, name) for name in TRACED},
     }

@@ -15,6 +15,7 @@ from flyspec.cli.conditions import Condition
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
+from flyspec.values.generation import GenerationTimings, SpeculationMetrics
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.prompts import groups_of, in_turn, random_tokens
@@ -24,24 +25,31 @@ from flyspec_lab.statistics import median_interval
 from tests.tiny import make_tokenizer
 
 
-def sample(mode: str, prompt: int, seconds: float, repeat: int = 0, **more: Any) -> Sample:
-    return Sample("g", prompt, repeat, mode, seconds, 10, **{"token_ids": [1] * 10, **more})
+def sample(
+    mode: str, prompt: int, seconds: float, repeat: int = 0, target_ns: int = 0, **more: Any
+) -> Sample:
+    facts = {"token_ids": [1] * 10, "timings": GenerationTimings(target_model_ns=target_ns), **more}
+    return Sample("g", prompt, repeat, mode, seconds, 10, **facts)
 
 
 def modes(samples: list[Sample], **how: Any) -> dict[str, ModeReport]:
     return {r.mode: r for r in report(samples, **how)["g"]}
 
 
-def drafted(mode: str, prompt: int, seconds: float, **more: Any) -> Sample:
-    facts = {"rounds": 2, "spec_steps": 2, "accepted": 8, "loose": 1, "overhead_ns": 1_500_000,
-             "target_ns": 2_000_000, "draft_ns": 1_000_000}  # fmt: skip
-    return sample(mode, prompt, seconds, **{**facts, **more})
+def drafted(
+    mode: str, prompt: int, seconds: float, target_ns: int = 2_000_000, **more: Any
+) -> Sample:
+    done = SpeculationMetrics(2, 10, 8, num_loose_tokens=1, num_rounds=2)
+    timings = GenerationTimings(
+        target_model_ns=target_ns, draft_model_ns=1_000_000, round_overhead_p50_ns=1_500_000
+    )
+    return sample(mode, prompt, seconds, speculation=done, timings=timings, **more)
 
 
 def test_ratios_are_taken_a_prompt_and_then_their_median() -> None:
     samples = []
     for prompt, (plain, fly) in enumerate([(1.0, 0.5), (2.0, 0.5), (4.0, 4.0)]):
-        samples += [sample("plain", prompt, plain, rounds=10), drafted("fly", prompt, fly)]
+        samples += [sample("plain", prompt, plain), drafted("fly", prompt, fly)]
     fly = modes(samples)["fly"]
     assert fly.ratios["plain"].median == 2.0  # of 2, 4, 1
     assert (fly.ratios["plain"].worst, fly.ratios["plain"].worst_prompt) == (1.0, 2)
@@ -88,7 +96,7 @@ def test_ratios_are_to_plain_and_to_what_is_not_flyspec() -> None:
 
 def test_the_bound_is_the_target_s_time_alone() -> None:
     samples = [
-        sample("plain", 0, 1.0, target_ns=800_000_000, rounds=10),
+        sample("plain", 0, 1.0, target_ns=800_000_000),
         # 10 tokens in 2 rounds, a verify step costs 1.25 plain steps: 5 / 1.25 = 4.
         drafted("fly", 0, 0.5, target_ns=200_000_000),
         sample("llama", 0, 1.0),

@@ -213,7 +213,7 @@ def test_streamed_text_is_all_of_standard_output(stack: Stack) -> None:
         (["--drafter", "nothing"], "no drafter 'nothing'"),
         (["--seed", str(1 << 70)], f"seed must be an integer between 0 and {2**64 - 1}, got 1180"),
         (["--logit-bias=-1=2"], "sampling.logit_bias: token id -1 is out of range; ids are 0 to"),
-        (["--json", "--logprobs", "21"], "logprobs must be between 0 and 20, got 21"),
+        (["--json", "--logprobs", "21"], "logprobs must be an integer between 0 and 20, got 21"),
         (["--min-p", "nan"], "sampling.min_p must be between 0 and 1, got nan"),
         (["--rule", "fly", "--margin-threshold", "1"], "does not apply to the rule 'fly'"),
         (["--max-loose-cost-nats", "inf"], "max_loose_cost_nats must be finite"),

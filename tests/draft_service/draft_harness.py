@@ -122,6 +122,10 @@ class Client:
 
     async def advance(self, keep_length, append=(), max_tokens=8, round_id=None):
         await self.send(keep_length, append, max_tokens, round_id)
+        return await self.answer()
+
+    async def answer(self):
+        """Return the chunks of the next answer."""
         chunks = [await self.read()]
         while not chunks[-1].last:
             chunks.append(await self.read())

@@ -251,14 +251,10 @@ async def test_the_next_request_ends_a_proposal(service_with, monkeypatch, draft
         await client.send(2, [3], max_tokens=6)
         await asyncio.sleep(0.2)  # until it has been read
         gate.go.release(100)
-        first = [await client.read()]
-        while not first[-1].last:
-            first.append(await client.read())
+        first = await client.answer()
         assert {chunk.round_id for chunk in first} == {1}
         assert len(tokens_of(first)) < 20
-        second = [await client.read()]
-        while not second[-1].last:
-            second.append(await client.read())
+        second = await client.answer()
         assert {chunk.round_id for chunk in second} == {2}
         assert tokens_of(second) == expected
 
@@ -272,12 +268,8 @@ async def test_the_last_request_is_answered_in_full(service):
         await client.send(2, max_tokens=4)
         await asyncio.sleep(0.0001 * (number % 40))
         await client.send(2, [3], max_tokens=6)
-        found = []
-        for _ in range(2):
-            found = [await client.read()]
-            while not found[-1].last:
-                found.append(await client.read())
-        assert tokens_of(found) == expected
+        await client.answer()
+        assert tokens_of(await client.answer()) == expected
     fresh.call.cancel()
     client.call.cancel()
 

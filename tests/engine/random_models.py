@@ -53,6 +53,11 @@ def make_runner(model, num_slots=4, context_length=160):
     return ModelRunner(loaded_model(model, context_length), num_slots)
 
 
+def eagerly(run):
+    """Capture nothing: the same work as a graph's, where there are none."""
+    return run
+
+
 def reference_logits(model, token_ids):
     """[tokens, vocab] of transformers' own attention over the whole sequence, without a cache."""
     with torch.inference_mode():

@@ -18,7 +18,6 @@ from hypothesis.stateful import (
 
 from flyspec.engine.attention.base import MAX_FOLDED_ROWS
 from flyspec.engine.cache_table import Copy
-from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.kv_memory import KVLayer
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner, Paging
@@ -26,6 +25,7 @@ from flyspec.engine.slots import MIN_REUSE, SlotTable
 from flyspec.errors import ResourceExhaustedError
 from tests.engine.random_models import (
     VOCABULARY,
+    eagerly,
     float64_throughout,
     loaded_model,
     make_model,

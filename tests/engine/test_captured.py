@@ -10,7 +10,6 @@ import torch
 
 from flyspec.engine.attention import choice
 from flyspec.engine.attention.flashinfer import FlashInferAttention, unavailable
-from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.captured.steps import MAX_DRAWN, CapturedSteps
 from flyspec.engine.model import Draw, History, Step
 from flyspec.engine.runner import ModelRunner, Paging
@@ -19,6 +18,7 @@ from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import SamplingParams
 from tests.engine.random_models import (
     VOCABULARY,
+    eagerly,
     float64_throughout,
     loaded_model,
     make_model,

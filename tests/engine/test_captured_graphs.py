@@ -9,11 +9,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.model import Draw, Step
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.values.tokens import SamplingParams
-from tests.engine.random_models import VOCABULARY, loaded_model, make_model
+from tests.engine.random_models import VOCABULARY, eagerly, loaded_model, make_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

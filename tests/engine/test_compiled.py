@@ -20,13 +20,18 @@ from flyspec.engine.attention.flashinfer import FlashInferAttention
 from flyspec.engine.attention.flex import FlexAttention
 from flyspec.engine.attention.paged import GatheredAttention
 from flyspec.engine.batched_logits import draw_rows
-from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.model import Step
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.sampling import row_keys, token_steps
 from flyspec.errors import ConfigError
-from tests.engine.random_models import VOCABULARY, loaded_model, make_model, reference_logits
+from tests.engine.random_models import (
+    VOCABULARY,
+    eagerly,
+    loaded_model,
+    make_model,
+    reference_logits,
+)
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.timeout(600)]
 

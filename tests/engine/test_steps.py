@@ -8,7 +8,6 @@ import torch
 
 from flyspec.bundled import TARGET
 from flyspec.draft_trees import paths
-from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.loading import load_model
 from flyspec.engine.model import Draw, History, Rows, Step
 from flyspec.engine.native.library import find
@@ -17,7 +16,7 @@ from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.values.rounds import DistributionSpec
 from flyspec.values.tokens import Drafted, Origin, SamplingParams
 from tests.engine.native_steps import SETS, native_model, needs_step, pairs, small_model
-from tests.engine.random_models import loaded_model, make_model, make_runner
+from tests.engine.random_models import eagerly, loaded_model, make_model, make_runner
 from tests.scripted import ScriptedModel
 
 LENGTH = 40

@@ -10,10 +10,10 @@ from functools import lru_cache
 import pytest
 import torch
 
-from flyspec.engine.captured.graphs import CudaCapture, eagerly
+from flyspec.engine.captured.graphs import CudaCapture
 from flyspec.engine.captured.steps import CapturedSteps
 from flyspec.engine.runner import ModelRunner, Paging
-from tests.engine.random_models import loaded_model, make_model
+from tests.engine.random_models import eagerly, loaded_model, make_model
 
 DEVICE = torch.device(os.environ.get("FLYSPEC_TEST_DEVICE", "cuda"))
 ON_CUDA = DEVICE.type == "cuda"

@@ -175,7 +175,7 @@ BITS = "speculation.rule.entropy_measure must be one of normalized, top_k, got '
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_draft_tokens_per_round": [99]}, "num_draft_tokens_per_round[0] must be between 0"),
+        ({"num_draft_tokens_per_round": [99]}, "num_draft_tokens_per_round[0] must be an integer"),
         ({"rule": {"name": "fly", "entropy_measure": "bits"}}, BITS),
         ({"rule": {"name": "fly", "entropyMeasure": "bits"}}, BITS),
         ({"rule": {"name": "fly", "entropyMeasure": ["top_k"]}}, "speculation: "),

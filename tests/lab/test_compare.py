@@ -32,15 +32,19 @@ def made(
 ) -> tuple[list[Arm], Wanted, list[dict[str, Any]]]:
     """Return arms, the samples wanted, and rows: those given by condition, with defaults."""
     arms = make_arms(parse_conditions(rules), (), 15, "model", [*RULE_PRESETS])
-    problems = [Problem(f"problem {i}", "Q", "7") for i in range(count)]
-    task = TaskProblems("task", WordProblems(), problems)
-    wanted = wanted_samples(EvalOptions(seeds=seeds), [task], arms, TARGET, None)
+    wanted = wanted_samples(EvalOptions(seeds=seeds), [words("task", count)], arms, TARGET, None)
     given = {name: iter(of) for name, of in (rows or {}).items()}
 
     def own(unit: Unit) -> dict[str, Any]:
         return next(given[unit.arm.name]) if unit.arm.name in given else {}
 
     return arms, wanted, rows_of(wanted, own)
+
+
+def words(name: str, count: int) -> TaskProblems:
+    return TaskProblems(
+        name, WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(count)]
+    )
 
 
 def rows_of(wanted: Wanted, own: Callable[[Unit], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -8,36 +8,29 @@ import numpy as np
 import pytest
 
 from flyspec.rules import Divergence
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec_lab.answered import Answered
-from flyspec_lab.arms import make_arms, rival_arm
+from flyspec_lab.arms import rival_arm
 from flyspec_lab.curves import AtEqualSpeed, EqualCost, allocation_from
 from flyspec_lab.evaluation import Found
 from flyspec_lab.options import StudyOptions
-from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
 from flyspec_lab.studies import fuzzy
 from flyspec_lab.studies.catalogue import STUDIES
 from flyspec_lab.studies.fuzzy import divergence_section, exact_speculation
 from flyspec_lab.studies.study import evaluated
-from flyspec_lab.tasks import Problem
-from flyspec_lab.tasks.word_problems import WordProblems
 from flyspec_lab.tuning.replay import DraftedDivergences
 from tests.lab.test_allocation import DRAFT
-from tests.lab.test_compare import TARGET, rows_of
-from tests.lab.test_studies import DRAFTERS
+from tests.lab.test_compare import TARGET, rows_of, words
+from tests.lab.test_studies import DRAFTERS, arms_of_run
 
 STUDY, SAMPLED = STUDIES["fuzzy"], STUDIES["fuzzy-sampled"]
 COUNT, TOKENS = 12, 60
-WORDS = TaskProblems(
-    "word_problems", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(COUNT)]
-)
+WORDS = words("word_problems", COUNT)
 
 
 def arms_of(run):
-    made = make_arms(run.conditions, run.grid, run.num_speculative_tokens, "model", [*RULE_PRESETS])
-    return [*made, rival_arm("draft")]
+    return [*arms_of_run(run), rival_arm("draft")]
 
 
 def sample(unit):

@@ -12,14 +12,11 @@ from flyspec_lab.answered import Answered
 from flyspec_lab.arms import make_arms
 from flyspec_lab.evaluation import Found
 from flyspec_lab.options import EvalOptions, StudyOptions
-from flyspec_lab.problems import TaskProblems
 from flyspec_lab.run import wanted_samples
 from flyspec_lab.statistics import Interval
 from flyspec_lab.studies.catalogue import STUDIES
 from flyspec_lab.studies.study import facts_of
-from flyspec_lab.tasks import Problem
-from flyspec_lab.tasks.word_problems import WordProblems
-from tests.lab.test_compare import TARGET, rows_of
+from tests.lab.test_compare import TARGET, rows_of, words
 
 
 def drafter(name, kind, parameters=0, translated=False):
@@ -41,11 +38,12 @@ def first_run(study, **options):
     return study.run(StudyOptions(**options), DRAFTERS)
 
 
+def arms_of_run(run):
+    return make_arms(run.conditions, run.grid, run.num_speculative_tokens, "model", [*RULE_PRESETS])
+
+
 def arms_of(study):
-    run = first_run(study, problems=3)
-    return make_arms(
-        run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
-    )
+    return arms_of_run(first_run(study, problems=3))
 
 
 def interval(value, spread=0.005):
@@ -90,11 +88,8 @@ def test_a_study_compares_several_conditions(study) -> None:
     ],
 )
 def test_what_a_window_saves(lost, holds) -> None:
-    study, problems = STUDIES["window"], 500
-    arms = arms_of(study)
-    task = TaskProblems(
-        "task", WordProblems(), [Problem(f"problem {i}", "Q", "7") for i in range(problems)]
-    )
+    study = STUDIES["window"]
+    arms, task = arms_of(study), words("task", 500)
     wanted = wanted_samples(EvalOptions(), [task], arms, TARGET, None)
 
     def own(unit):

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from flyspec.rules.presets import RULE_PRESETS
 from flyspec_lab.answered import Answered
-from flyspec_lab.arms import make_arms
 from flyspec_lab.evaluation import Found
 from flyspec_lab.options import StudyOptions
 from flyspec_lab.problems import TaskProblems
@@ -19,10 +17,10 @@ from flyspec_lab.studies.catalogue import STUDIES
 from flyspec_lab.studies.study import CLAIMS_HEADING, Study, evaluated
 from flyspec_lab.tasks import Problem
 from flyspec_lab.tasks.open_ended import OpenEnded
-from flyspec_lab.tasks.word_problems import WordProblems
-from tests.lab.test_compare import TARGET, rows_of
+from tests.lab.test_compare import TARGET, rows_of, words
+from tests.lab.test_studies import arms_of_run
 
-STRICT = TaskProblems("words", WordProblems(), [Problem(f"{i}", "Q", "7") for i in range(6)])
+STRICT = words("words", 6)
 OPEN = TaskProblems("tales/of <two>", OpenEnded("x"), [Problem(f"{i}", "Q") for i in range(6)])
 LOOSE = {
     "num_loose_tokens": 2, "loose_gaps_nats": [0.1, 0.3], "loose_cost_nats": 0.4,
@@ -44,9 +42,7 @@ def row_of(unit: Unit) -> dict[str, Any]:
 def report(study: Study, tasks: list[TaskProblems], without: str | None = None) -> Report:
     """Return the report of texts under all conditions but those that start with `without`."""
     run = study.run(StudyOptions(seeds=1), [])
-    arms = make_arms(
-        run.conditions, run.grid, run.num_speculative_tokens, "model", tuple(RULE_PRESETS)
-    )
+    arms = arms_of_run(run)
     wanted = wanted_samples(run, tasks, arms, TARGET, None)
     made = {
         key: unit

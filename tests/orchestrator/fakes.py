@@ -375,7 +375,7 @@ class Fakes:
         self.verify = FakeVerify(self.world, self.window_size)
         self.draft = FakeDraft(self.world, self.offer)
         self.ledger, limits = Ledger(plan.judging.allowed), plan.limits
-        self.output = Output(self.tokenizer, limits.max_tokens, limits.stop, limits.ignore_eos)
+        self.output = Output(self.tokenizer, limits)
         self.drafters = registry_of(self.draft)
         self.verify.distributes = plan.drafts.distribution is not None
         targets = pool_of(self.verify)

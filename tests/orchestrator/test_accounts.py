@@ -37,15 +37,6 @@ async def test_logprobs_are_those_of_the_model(near_stack, log_probs, sampling, 
     assert all(told.top_token_ids == () for told in zero.logprobs)
 
 
-async def test_rounds_without_distributions_are_small(near_stack):
-    for rule in (Rule("exact"), Rule("fly"), Rule("fly", fly_window_size=1), MARGIN):
-        options = GenerateOptions(rule=rule, num_speculative_tokens=15, max_tokens=40)
-        for prompt in PROMPTS[: examples(1)]:
-            metrics = (await near_stack.client.complete(prompt, options)).completion.speculation
-            assert 0 < metrics.round_bytes < 380 * metrics.num_rounds
-            assert metrics.distribution_bytes == 0
-
-
 async def test_distributions_travel_and_are_counted(near_stack, greedy):
     """T = 0 accepts only matches: the whole vocabulary and the top k, one half float per token."""
     prompt = PROMPTS[0]

@@ -9,20 +9,14 @@ import pytest
 from flyspec.rules import Rule
 from flyspec.values.rounds import DistributionSpec, DraftChunk
 from orchestrator.generation.following import Overtaken
-from orchestrator.generation.pace import FixedPace, NextRound
+from orchestrator.generation.pace import FixedPace
 from orchestrator.generation.sources import AHEAD, AHEAD_MEMORY
 from tests.orchestrator.fakes import Fakes, Offer, plan_of
+from tests.orchestrator.test_drawn_drafts import ImpatientPace
 from tests.orchestrator.tokenizer import TOKENIZER
 from tests.orchestrator.world import GOOD, World, text_of
 
 K = 6
-
-
-class ImpatientPace(FixedPace):
-    """Waits for no proposal."""
-
-    def turn(self) -> NextRound:
-        return super().turn()._replace(patience_ns=0)
 
 
 def generation(world: World = GOOD, offer: Offer | None = None, pace=None, **changes) -> Fakes:
@@ -145,5 +139,5 @@ async def test_only_behind_another_token_the_drafter_is_asked_again(
 
 
 async def test_a_late_one_is_not_waited_for() -> None:
-    rounds = await all_rounds(beside(1.0, 60, ImpatientPace(K)))
+    rounds = await all_rounds(beside(1.0, 60, ImpatientPace()))
     assert not any(round_.proposal.token_ids for round_ in rounds[:2])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from flyspec.values.generation import FinishReason
 from flyspec.values.tokens import Origin
 from orchestrator.generation.output import Output, held_back
+from orchestrator.generation.plan import OutputLimits
 from orchestrator.generation.window import Commit, Token
 from tests.examples import examples
 from tests.orchestrator.tokenizer import TOKENIZER
@@ -15,7 +16,8 @@ from tests.orchestrator.tokenizer import TOKENIZER
 
 def run(token_ids, splits, max_tokens=1000, stop=(), ignore_eos=False):
     """Push in the pieces that `splits` cuts; texts of all pieces, tokens sent, the output."""
-    output = Output(TOKENIZER, max_tokens, stop, ignore_eos)
+    limits = OutputLimits(max_tokens, stop=tuple(stop), ignore_eos=ignore_eos)
+    output = Output(TOKENIZER, limits)
     texts, sent, at = [], [], 0
     for end in [*splits, len(token_ids)]:
         if end > at and output.finish_reason is None:

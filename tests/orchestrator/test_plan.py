@@ -277,7 +277,7 @@ def test_limits_hold_in_every_phase(plan: Any, limits: Any, phase: Any, message:
     ("fields", "message"),
     [
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
-        ({"logprobs": 21}, "logprobs must be between 0 and 20, got 21"),
+        ({"logprobs": 21}, "logprobs must be an integer between 0 and 20, got 21"),
         (
             {"max_tokens": 5, "sampling": {"min_tokens": 6}},
             "between 0 and 5 (max_tokens, or the room left in the context), got 6",
@@ -317,14 +317,20 @@ def test_what_is_refused(plan: Any, fields: dict[str, Any], message: str) -> Non
             {"rule": {"name": "fly", "guarded_token_ids": [1, 400]}},
             "rule.guarded_token_ids: token id 400 is out of range; target has ids 0 to 399",
         ),
-        ({"num_speculative_tokens": 33}, "num_speculative_tokens must be between 0 and 32, got 33"),
-        ({"num_draft_tokens_per_round": [4, 0, 33]}, "per_round[2] must be between 0 and 32"),
         (
-            {"num_speculative_tokens": 4, "num_draft_tokens_per_round": [4, 5]},
-            "speculation.num_draft_tokens_per_round[1] must be between 0 and 4, got 5",
+            {"num_speculative_tokens": 33},
+            "_tokens must be an integer between 0 and 32",
         ),
         (
-            {"adaptive": True, "num_speculative_tokens": 4},
+            {"num_draft_tokens_per_round": [4, 0, 33]},
+            "[2] must be an integer between 0 and 32",
+        ),
+        (
+            {"num_speculative_tokens": 4, "num_draft_tokens_per_round": [4, 5]},
+            "speculation.num_draft_tokens_per_round[1] must be an integer between 0 and 4, got 5",
+        ),
+        (
+            {"adaptive": True, "num_speculative_tokens": 0},
             "adaptive and num_speculative_tokens are both given; set one of them",
         ),
         ({"max_loose_cost_nats": -0.5}, "must be finite and at least 0, got -0.5"),
@@ -416,7 +422,10 @@ def test_the_operators_limits(plan: Any) -> None:
     assert made.drafts.num_speculative_tokens == 8
     assert made.judging.allowed == Budget(3, 1.5)
     for fields, message in (
-        ({"num_speculative_tokens": 9}, "num_speculative_tokens must be between 0 and 8, got 9"),
+        (
+            {"num_speculative_tokens": 9},
+            "_tokens must be an integer between 0 and 8",
+        ),
         ({"max_loose_tokens": 4}, "speculation.max_loose_tokens must be between 0 and 3 on this"),
         ({"max_loose_cost_nats": 2.0}, "speculation.max_loose_cost_nats must be between 0 and 1.5"),
         ({"disable_loop_guard": True}, "speculation.disable_loop_guard must be false on this"),

@@ -6,18 +6,16 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import grpc
 import pytest
 
-from flyspec import rpc
 from flyspec.client import AsyncClient, Credentials
 from flyspec.config import OrchestratorSettings
 from flyspec.errors import ConfigError, UnavailableError
-from flyspec.security import ChannelSecurity, TlsFiles
+from flyspec.security import TlsFiles
 from orchestrator.fleet.fleet import Fleet
 from orchestrator.upstreams.connector import GrpcConnector
-from tests.security.authority import DAY, credentials, files, unchecked
-from tests.security.ports import STREAM, listening
+from tests.security.authority import DAY, credentials, files
+from tests.security.ports import listening
 
 
 async def health(address: str, given: Credentials) -> str:
@@ -30,30 +28,6 @@ async def refused(address: str, given: Credentials) -> str:
     with pytest.raises(UnavailableError) as caught:
         await health(address, given)
     return str(caught.value)
-
-
-async def test_without_a_certificate_with_a_wrong_one_with_an_expired_one_nobody_gets_in(
-    ours, others
-):
-    async with listening(files(ours.server(), ours)) as address:
-        assert await health(address, credentials(ours, ours.pair("client"))) == "SERVING"
-        said = await refused(address, credentials(ours))
-        assert "if it requires a client certificate, give" in said
-        said = await refused(address, credentials(ours, others.pair("stranger")))
-        assert "the certificate in ssl_certfile may" in said
-
-
-async def test_an_expired_certificate_of_a_client_is_refused_by_the_server(ours):
-    expired = ours.pair("expired", end=-DAY / 24)
-    async with listening(files(ours.server(), ours)) as address:
-        with pytest.raises(ConfigError, match="expired"):  # ours says so before it tries
-            await health(address, credentials(ours, expired))
-        # A client that is not ours tries.
-        async with rpc.connect(address, unchecked(ours, expired)) as channel:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=5)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert "failed to connect" in caught.value.details()
 
 
 async def test_a_server_that_is_not_to_be_trusted_is_not_spoken_to(ours, others, monkeypatch):
@@ -75,23 +49,6 @@ async def test_tls_and_none_do_not_understand_each_other_and_the_client_says_wha
     async with listening(files(ours.server(), None)) as address:
         assert "if it uses TLS, give ssl_ca_certs" in await refused(address, Credentials())
         assert await health(address, credentials(ours)) == "SERVING"
-
-
-async def test_names_in_certificates_decide_who_may_call(ours):
-    async with listening(files(ours.server(), ours), names=("orchestrator",)) as address:
-        for name, status in {
-            "orchestrator": grpc.StatusCode.OK,
-            "verify": grpc.StatusCode.PERMISSION_DENIED,
-        }.items():
-            security = ChannelSecurity(files(ours.pair(name), ours))
-            link = rpc.Link(address, security)
-            call = link.channel.stream_stream(STREAM)()
-            await call.done_writing()
-            assert await call.code() is status
-            assert "name (verify" in await call.details() or status is grpc.StatusCode.OK
-            await link.close()
-        # Probes of a service come with the service's own.
-        assert await health(address, credentials(ours, ours.pair("verify"))) == "SERVING"
 
 
 async def test_a_key_does_not_travel_in_the_clear(ours):

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from flyspec import rpc
-from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.loading import load_model
 from flyspec.engine.runner import ModelRunner, Paging
 from flyspec.engine.scheduler import StepBudget
 from flyspec.v1 import verify_pb2_grpc
 from tests.autojudges import random_judge
+from tests.engine.random_models import eagerly
 from tests.orchestrator.near_target import greedy_of
 from tests.tiny import HIDDEN_SIZE
 from tests.verify_service.sessions import serving

@@ -8,6 +8,7 @@ import grpc
 
 from flyspec import rpc, wire
 from flyspec.config import VerifySettings
+from flyspec.prefix import TokenSequence
 from flyspec.rpc.sizes import MAX_STREAMS
 from flyspec.rules import Rule
 from flyspec.v1 import verify_pb2_grpc
@@ -68,6 +69,25 @@ async def answers(engine, session, round_, distributions=()):
             raise answer
         result += one_by_one([answer])
     return result
+
+
+async def speculate(engine, open_, num_tokens, propose):
+    """Run rounds with the drafts and parents of `propose(tokens)`; return text and rounds."""
+    session, sequence, round_id = engine.open(open_), TokenSequence(open_.token_ids), 0
+    start = len(sequence)
+    while len(sequence) < start + num_tokens:
+        round_id += 1
+        drafts, parents = propose(sequence.tokens)
+        round_ = VerifyRound(
+            round_id, len(sequence), [], drafts, draft_parents=parents, prefix_hash=sequence.hash
+        )
+        (verdict,) = await answers(engine, session, round_)
+        path = verdict.path if parents else range(len(drafts))
+        assert len(verdict.decisions) == len(path)
+        kept = [drafts[i] for i in path[: verdict.num_accepted]]
+        sequence.extend([*kept, verdict.next_token_id])
+    engine.close(session)
+    return sequence.tokens[start : start + num_tokens], round_id
 
 
 def open_message(token_ids=SHORT_PROMPT, rule="exact", **changes):

@@ -16,24 +16,15 @@ from flyspec.values.tokens import SamplingParams
 from tests.plain_tokens import one_by_one
 from tests.scripted import ScriptedModel
 from tests.verify_service.conftest import CACHES
-from tests.verify_service.sessions import EXACT, GREEDY, PROMPT, answers, engine_over, opening
-
-
-async def speculate(engine, session, sequence, num_tokens, propose):
-    """Rounds with drafts from `propose(tokens)` until `num_tokens` more are there."""
-    start = len(sequence)
-    round_id = 0
-    while len(sequence) < start + num_tokens:
-        round_id += 1
-        drafts = propose(sequence.tokens)
-        (verdict,) = await answers(
-            engine,
-            session,
-            VerifyRound(round_id, len(sequence), [], drafts, prefix_hash=sequence.hash),
-        )
-        accepted = verdict.keep_length - len(sequence)
-        sequence.extend([*drafts[:accepted], verdict.next_token_id])
-    return sequence.tokens[start : start + num_tokens]
+from tests.verify_service.sessions import (
+    EXACT,
+    GREEDY,
+    PROMPT,
+    answers,
+    engine_over,
+    opening,
+    speculate,
+)
 
 
 async def test_plain_decoding_streams_what_generate_gives(engine, greedy):
@@ -59,10 +50,9 @@ async def test_drafts_of_any_quality_leave_the_text_alone(engine, greedy, k, qua
     def propose(tokens):
         done = len(tokens) - len(PROMPT)
         right = expected[done : done + k]
-        return [t if rng.random() < quality else rng.randrange(3, 400) for t in right] or [5]
+        return [t if rng.random() < quality else rng.randrange(3, 400) for t in right] or [5], ()
 
-    session = engine.open(opening(PROMPT))
-    got = await speculate(engine, session, TokenSequence(PROMPT), len(expected) - 1, propose)
+    got, _ = await speculate(engine, opening(PROMPT), len(expected) - 1, propose)
     assert got == expected[: len(got)]
 
 
@@ -143,10 +133,10 @@ async def test_sampling_does_not_depend_on_drafts(engine, sampling):
 
     def propose(tokens):
         done = len(tokens) - len(PROMPT)
-        return [t if rng.random() < 0.8 else 5 for t in plain[done : done + 9]] or [5]
+        return [t if rng.random() < 0.8 else 5 for t in plain[done : done + 9]] or [5], ()
 
-    session = engine.open(opening(PROMPT, sampling=sampling, seed=99))
-    got = await speculate(engine, session, TokenSequence(PROMPT), len(plain) - 1, propose)
+    open_ = opening(PROMPT, sampling=sampling, seed=99)
+    got, _ = await speculate(engine, open_, len(plain) - 1, propose)
     assert got == plain[: len(got)]
 
 

@@ -46,9 +46,10 @@ def garbage(tokens):
     return 3 + (31 * sum(tokens) + len(tokens)) % 390
 
 
-def with_head(engine, head, name="head"):
+def with_head(engine, head, ends=(1,), context_length=None):
     info = engine.info
-    engine.heads = Heads({name: head}, info.vocab_size, info.context_length, [1])
+    length = context_length or info.context_length
+    engine.heads = Heads({"head": head}, info.vocab_size, length, ends)
     return head
 
 
@@ -157,9 +158,8 @@ async def test_plain_decoding_ends_with_a_proposal(engine, greedy, rows_of):
 
 @pytest.mark.parametrize("ignored", [False, True])
 async def test_nothing_is_drafted_behind_an_accepted_end(engine, greedy, rows_of, ignored):
-    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of))
     first, second, third = greedy(PROMPT, 3)
-    engine.heads = Heads({"head": head}, 400, engine.info.context_length, [second])
+    head = with_head(engine, ScriptedHead(garbage, 5, LAYERS, rows_of), [second])
     session = engine.open(opening(PROMPT))
     (verdict,) = await answers(
         engine,
@@ -434,9 +434,7 @@ def head(engine, greedy):
         (own,) = greedy(tokens, 1)
         return own if sum(tokens) % 5 else (own + 1) % 400
 
-    found = ScriptedHead(guess, 4)
-    engine.heads = Heads({"head": found}, engine.info.vocab_size, engine.info.context_length, [1])
-    return found
+    return with_head(engine, ScriptedHead(guess, 4))
 
 
 def asking(num_rounds, max_tokens=4):
@@ -505,8 +503,7 @@ async def test_the_same_rounds_as_if_each_were_sent(engine, head, rule, temperat
 async def test_an_end_of_sequence_ends_them(engine, head, greedy):
     text = greedy(PROMPT, 40)
     end = next(token for i, token in enumerate(text) if i > 12 and token not in text[:i])
-    info = engine.info
-    engine.heads = Heads({"head": head}, info.vocab_size, info.context_length, [end])
+    with_head(engine, head, [end])
     session = engine.open(opening(PROMPT))
     verdicts = await hear(engine, session, VerifyRound(1, len(PROMPT), (), (), head=asking(99)))
     assert end in list(session.sequence.tokens)[-2:]
@@ -515,8 +512,7 @@ async def test_an_end_of_sequence_ends_them(engine, head, greedy):
 
 async def test_the_end_of_the_context_ends_them(engine, head, greedy):
     room = 20
-    info = engine.info
-    engine.heads = Heads({"head": head}, info.vocab_size, len(PROMPT) + room, [])
+    with_head(engine, head, (), len(PROMPT) + room)
     session = engine.open(opening(PROMPT))
     await hear(engine, session, VerifyRound(1, len(PROMPT), (), (), head=asking(99)))
     assert len(PROMPT) + room - 1 <= len(session.sequence) <= len(PROMPT) + room + 1

@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from flyspec.engine.captured.graphs import eagerly
 from flyspec.engine.loading import load_model
 from flyspec.engine.pages import PageTable
 from flyspec.engine.runner import ModelRunner, Paging
@@ -14,6 +13,7 @@ from flyspec.errors import ResourceExhaustedError
 from flyspec.rules import Rule
 from flyspec.values.rounds import VerifyOpen, VerifyRound
 from flyspec.values.tokens import SamplingParams
+from tests.engine.random_models import eagerly
 from tests.scripted import ScriptedModel
 from tests.verify_service.sessions import answers, engine_over, tokenizer_of
 

@@ -6,12 +6,18 @@ from dataclasses import replace
 import pytest
 
 from flyspec.errors import InvalidArgumentError
-from flyspec.prefix import TokenSequence
 from flyspec.rules import Rule
 from flyspec.values.rounds import HeadRequest, Outcome, VerifyOpen, VerifyRound, VerifyTimings
 from flyspec.values.tokens import SamplingParams
 from tests.scripted import ScriptedModel
-from tests.verify_service.sessions import EXACT, PROMPT, answers, engine_over, opening
+from tests.verify_service.sessions import (
+    EXACT,
+    PROMPT,
+    answers,
+    engine_over,
+    opening,
+    speculate,
+)
 from verify_service.trees import judged_path
 
 OUTCOMES = {Outcome.EXACT: "=", Outcome.LOOSE: "~", Outcome.REJECTED: "x", Outcome.NOT_REACHED: "-"}
@@ -29,24 +35,6 @@ def random_tree(right, draw, size=12):
         if on_spine:
             spine.append(len(drafts))
     return drafts, parents
-
-
-async def speculate(engine, open_, num_tokens, tree_of):
-    """Run rounds with the trees of `tree_of(tokens)`; return the text and the number of rounds."""
-    session, sequence, round_id = engine.open(open_), TokenSequence(open_.token_ids), 0
-    start = len(sequence)
-    while len(sequence) < start + num_tokens:
-        round_id += 1
-        drafts, parents = tree_of(sequence.tokens)
-        round_ = VerifyRound(
-            round_id, len(sequence), [], drafts, draft_parents=parents, prefix_hash=sequence.hash
-        )
-        (verdict,) = await answers(engine, session, round_)
-        assert len(verdict.decisions) == len(verdict.path)
-        kept = [drafts[i] for i in verdict.path[: verdict.num_accepted]]
-        sequence.extend([*kept, verdict.next_token_id])
-    engine.close(session)
-    return sequence.tokens[start : start + num_tokens], round_id
 
 
 @pytest.mark.parametrize("engine", ["slots", "blocks"], indirect=True)

@@ -54,20 +54,14 @@ def _utilization(name: str, **known: Any) -> Flag:
     return _verify("gpu_memory_utilization", default=shown, **known)
 
 
-def read_address(text: str) -> str:
+def read_address(text: str, kind: str = "generation", default_port: int = GENERATION_PORT) -> str:
     """Check an `--address`. Raises `ValueError`."""
-    return _address(text, "generation", GENERATION_PORT)
-
-
-def read_admin_address(text: str) -> str:
-    """Check an `--admin-address`. Raises `ValueError`."""
-    return _address(text, "admin", ADMIN_PORT)
-
-
-def _address(text: str, kind: str, default_port: int) -> str:
     if problem := address_problem(text, kind, default_port):
         raise ValueError(f"{text}: {problem}")
     return text
+
+
+read_admin_address = partial(read_address, kind="admin", default_port=ADMIN_PORT)
 
 
 def to_flags(settings: type[ServerSettings], values: Mapping[str, Any]) -> list[str]:

@@ -17,7 +17,7 @@ from flyspec.engine.batch_invariance.fixed_shapes import FixedShapeAttention
 from flyspec.engine.model import Model, Step
 from flyspec.errors import ConfigError
 
-__all__ = ["FixedShapeAttention", "apply", "holds", "remove"]
+__all__ = ["FixedShapeAttention", "apply", "holds"]
 
 _ALONE = 8
 _TRIAL_LENGTH = 90
@@ -40,13 +40,9 @@ def apply(name: str, model: Any, wanted: bool | None) -> bool:
         raise ConfigError(f"--batch-invariant: {obstacle}, or omit --batch-invariant")
     linear = tiles.tile(model)
     if wanted is None and any(not sizes.allowed.issuperset(tiles.SMALL) for sizes in linear):
-        remove(model)  # some small steps would have to be padded to larger ones
+        tiles.untile(model)  # some small steps would have to be padded to larger ones
         return False
     return True
-
-
-def remove(model: Any) -> None:
-    tiles.untile(model)
 
 
 def holds(model: Model) -> bool:

@@ -57,11 +57,6 @@ def compile_layers(model: Any, cache: KVCache) -> None:
         layer.compile(dynamic=True)
 
 
-def eagerly(run: Callable[[], None]) -> Replay:
-    """Capture nothing: the same work, to test it where there are no graphs."""
-    return run
-
-
 def captures_collectives() -> bool:
     """True if the sums of a tensor-parallel group, if there is one, can be part of a graph."""
     if not (distributed.is_available() and distributed.is_initialized()):

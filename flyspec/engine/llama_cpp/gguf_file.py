@@ -61,11 +61,6 @@ class GgufFile:
         }
 
     @property
-    def is_float32(self) -> bool:
-        """True if all of its tensors are in float32."""
-        return self.tensor_types == "F32"
-
-    @property
     def tensor_types(self) -> str:
         """The types of its tensors, the one with most elements first."""
         sizes: Counter[str] = Counter()

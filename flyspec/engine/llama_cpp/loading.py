@@ -55,10 +55,11 @@ def load(
         length = within_limit(length, limit)
     check_length(length, limit)
     length = length or limit
-    float32 = file.is_float32
+    float32 = file.tensor_types == "F32"
     per_token = file.cache_elements_per_token() * (4 if float32 else 2)
     slots = _num_slots(settings, model, length, per_token, weights)
-    threads = settings.threads or threads_for(weights.num_bytes)
+    threads = min(process.available_cores(), round(weights.num_bytes / BYTES_PER_THREAD))
+    threads = settings.threads or max(1, threads)
     offloads = bool(weights.lib.llama_supports_gpu_offload())
     if settings.device.startswith("cuda") and not offloads:
         raise no_cuda(settings.device, "the installed llama-cpp-python was built without GPUs")
@@ -86,11 +87,6 @@ def load(
              info.name, info.num_parameters / 1e6, info.dtype, readable(weights.num_bytes),
              served)  # fmt: skip
     return LoadedModel(None, info, bundle), served
-
-
-def threads_for(num_bytes: int) -> int:
-    """Return how many threads run a model with so many bytes of weights by default."""
-    return max(1, min(process.available_cores(), round(num_bytes / BYTES_PER_THREAD)))
 
 
 def _num_slots(

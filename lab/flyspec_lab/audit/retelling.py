@@ -19,6 +19,7 @@ from flyspec.values.tokens import Origin
 from flyspec_lab.audit.report import Discrepancy, DiscrepancyKind
 from orchestrator.generation.loop_guard import LoopGuard
 from orchestrator.generation.output import Output
+from orchestrator.generation.plan import OutputLimits
 from orchestrator.generation.window import (
     Checked,
     Commit,
@@ -225,11 +226,10 @@ def _output_of(recording: Recording, tokenizer: Tokenizer) -> Output:
     stop, eos = completion.stop_reason, tokenizer.eos_token_ids
     goes_on = any(token in eos for token in ids[:-1])
     by_eos = completion.finish_reason is FinishReason.STOP and stop is None
-    return Output(
-        tokenizer,
+    limits = OutputLimits(
         started.max_tokens,
-        (stop,) if isinstance(stop, str) else (),
-        goes_on or (bool(ids) and ids[-1] in eos and not by_eos),
-        started.stop_token_ids,
-        started.sampling.min_tokens,
+        stop=(stop,) if isinstance(stop, str) else (),
+        stop_token_ids=frozenset(started.stop_token_ids),
+        ignore_eos=goes_on or (bool(ids) and ids[-1] in eos and not by_eos),
     )
+    return Output(tokenizer, limits, started.sampling.min_tokens)

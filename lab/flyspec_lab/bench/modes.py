@@ -6,12 +6,13 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from flyspec.client import AsyncClient, Chunk, Completion, GenerateOptions, Prompt
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
+from flyspec.values.generation import GenerationTimings, SpeculationMetrics
 
 _NOISE_TOKENS = 24
 _NOISE = GenerateOptions(
@@ -21,7 +22,7 @@ _NOISE = GenerateOptions(
 
 @dataclass(frozen=True)
 class Sample:
-    """One generation: its time, and what speculation did.
+    """One generation: its time, and its metrics if flyspec made it.
 
     `token_ids` are empty if only their number is known. `chosen` is the mode that hindsight chose.
     """
@@ -34,16 +35,9 @@ class Sample:
     tokens: int
     token_ids: Sequence[int] = ()
     first_token_s: float | None = None
-    rounds: int = 0
-    spec_steps: int = 0
-    accepted: int = 0
-    loose: int = 0
-    overhead_ns: int = 0
-    target_ns: int = 0
-    draft_ns: int = 0
+    speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
+    timings: GenerationTimings = field(default_factory=GenerationTimings)
     chosen: str = ""
-    drafted: int = 0
-    judge_ns: int = 0
 
     @property
     def rate(self) -> float:
@@ -91,22 +85,10 @@ class FlyspecMode:
                     case Chunk():
                         first = first or time.perf_counter() - begin
                         token_ids += event.token_ids
-                    case Completion(speculation=m, timings=t):
+                    case Completion():
                         return Sample(
-                            item.group, item.index, 0, self.name,
-                            seconds=time.perf_counter() - begin,
-                            tokens=len(token_ids),
-                            token_ids=token_ids,
-                            first_token_s=first,
-                            rounds=m.num_rounds,
-                            spec_steps=m.num_spec_steps,
-                            accepted=m.num_accepted_draft_tokens,
-                            loose=m.num_loose_tokens,
-                            overhead_ns=t.round_overhead_p50_ns,
-                            target_ns=t.target_model_ns,
-                            draft_ns=t.draft_model_ns,
-                            judge_ns=t.judge_ns,
-                            drafted=m.num_draft_tokens,
+                            item.group, item.index, 0, self.name, time.perf_counter() - begin,
+                            len(token_ids), token_ids, first, event.speculation, event.timings,
                         )  # fmt: skip
         raise FlyspecError(f"{self.client.address} ended the stream without a completion")
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flyspec.tables import Column, FittedTable, cell, make_table, rate, record_table
+from flyspec.values.generation import SpeculationMetrics
 from flyspec_lab.bench.conditions import PLAIN
 from flyspec_lab.bench.modes import Sample
 from flyspec_lab.bench.speed import BatchSample
@@ -125,10 +126,10 @@ class _Mode:
         """Return medians over the repeats, by prompt."""
         return {p: _median(map(value, of)) for p, of in self.by_prompt.items()}
 
-    def per(self, name: str, other: str, scale: float = 1.0) -> float | None:
-        """Return the ratio of two fields' sums; None where one of them is 0."""
-        top, bottom = (sum(getattr(s, field) for s in self.every) for field in (name, other))
-        return scale * top / bottom if top and bottom else None
+    def ms_per(self, count: int, name: str) -> float | None:
+        """Return one of the timings divided by a count, in ms; None if either is 0."""
+        ns = sum(getattr(s.timings, name) for s in self.every)
+        return ns / 1e6 / count if ns and count else None
 
     def over(self, base: _Mode, value: Callable[[Sample], float | None]) -> dict[int, float]:
         """Return ratios of a value to the base's in the same repeat, medians by prompt.
@@ -148,8 +149,10 @@ class _Mode:
 def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]) -> ModeReport:
     mode, plain = modes[name], modes[PLAIN]
     every = mode.every
-    drafted = [s for s in every if s.spec_steps and s.overhead_ns]
-    target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
+    tokens = sum(s.tokens for s in every)
+    done = SpeculationMetrics.total(s.speculation for s in every)
+    overheads = [s.timings.round_overhead_p50_ns for s in every if s.speculation.num_spec_steps]
+    target = mode.over(plain, lambda s: s.timings.target_model_ns / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
     speedups = {base: mode.over(modes[base], lambda s: s.rate) for base in baselines}
     first = {
@@ -166,16 +169,13 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
         ),
         ratios={base: _ratio(of) for base, of in speedups.items()},
         first_token_ms=median_or_none(1e3 * f for f in first.values()),
-        mean_accepted_tokens=mode.per("tokens", "rounds"),
-        mean_acceptance_length=(
-            1.0 + (mode.per("accepted", "spec_steps") or 0.0) if mode.per("tokens", "rounds")
-            else None
-        ),
-        loose_share=mode.per("loose", "tokens") or 0.0,
-        round_overhead_p50_ms=median_or_none(s.overhead_ns / 1e6 for s in drafted),
-        verify_step_ms=mode.per("target_ns", "rounds", 1e-6),
-        draft_step_ms=mode.per("draft_ns", "drafted", 1e-6),
-        judge_ms=mode.per("judge_ns", "rounds", 1e-6),
+        mean_accepted_tokens=tokens / done.num_rounds if done.num_rounds else None,
+        mean_acceptance_length=done.mean_acceptance_length if done.num_rounds else None,
+        loose_share=done.num_loose_tokens / max(1, tokens),
+        round_overhead_p50_ms=median_or_none(ns / 1e6 for ns in overheads if ns),
+        verify_step_ms=mode.ms_per(done.num_rounds, "target_model_ns"),
+        draft_step_ms=mode.ms_per(done.num_draft_tokens, "draft_model_ns"),
+        judge_ms=mode.ms_per(done.num_rounds, "judge_ns"),
         bound=median_or_none(bound.values()),
         bound_share=median_or_none(
             speedup / bound[p] for p, speedup in speedups[PLAIN].items() if p in bound

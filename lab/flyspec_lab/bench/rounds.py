@@ -116,11 +116,11 @@ def _service(
     return [*found, whole - inside]
 
 
-def parts_table(rounds: Sequence[TimedRound], title: str) -> FittedTable:
-    """Return the table of `summary`."""
+def parts_table(parts: Mapping[str, Mapping[str, float]], title: str) -> FittedTable:
+    """Return the table of a `summary`."""
     rows = [
         (name, f"{part['median_ms']:.2f}", f"{part['p90_ms']:.2f}", f"{part['share']:.1%}")
-        for name, part in summary(rounds).items()
+        for name, part in parts.items()
     ]
     return make_table(["part of a round", "median, ms", "p90, ms", "share"], rows, title)
 

@@ -153,7 +153,9 @@ class _Face:
 
         def convert() -> GenerationRequest:
             options = stopping_at(stops_of(body, tokenizer), chat_options(body, models))
-            return GenerationRequest(chat_of(body, not tokenizer.reads_parts), options)
+            return GenerationRequest(
+                chat_of(body, not tokenizer.chat_templates.reads_parts), options
+            )
 
         asked = await body.converted(convert)
         reply = ChatReply(body, *self._served(models), body.n)

@@ -26,7 +26,7 @@ def tokenize(body: TokenizeBody, tokenizer: Tokenizer, model: ModelInfo) -> dict
             "add_special_tokens: only with prompt; a chat template writes its own"
         )
     else:
-        token_ids = tokenizer.encode_chat(chat_of(body, not tokenizer.reads_parts))
+        token_ids = tokenizer.encode_chat(chat_of(body, not tokenizer.chat_templates.reads_parts))
     names = map(name_of, map(tokenizer.bytes_of, token_ids))
     return {
         "count": len(token_ids),

@@ -78,7 +78,7 @@ class ToolCallParser:
 
 def _parses(body: CallingBody, tokenizer: Tokenizer) -> bool:
     """Return whether the chat template shows tools and has calls tagged."""
-    return body.shows_tools and tokenizer.tags_tool_calls
+    return body.shows_tools and tokenizer.chat_templates.tags_tool_calls
 
 
 def parser_for(body: CallingBody, tokenizer: Tokenizer) -> ToolCallParser | None:

@@ -23,15 +23,10 @@ REFERENCE_GATE_OFF = 0.01
 """FLy's released code, which uses raw logits, disables its gate at thresholds up to this."""
 
 
-def entropy_nats(logits: Tensor) -> Tensor:
-    """Return H(p) = -sum of p log p over the vocabulary, nats: [rows]. 0 log 0 = 0."""
-    entropy: Tensor = torch.special.entr(torch.softmax(computable(logits), dim=-1)).sum(dim=-1)
-    return entropy.clamp_(min=0.0)
-
-
 def normalized_entropy(logits: Tensor) -> Tensor:
-    """Return H(p) / log|V|, in [0, 1] (FLy, arXiv 2511.22972, equation 5)."""
-    return (entropy_nats(logits) / math.log(max(2, logits.shape[-1]))).clamp_(max=1.0)
+    """Return H(p) / log|V|, in [0, 1] (FLy, arXiv 2511.22972, equation 5). 0 log 0 = 0."""
+    entropy: Tensor = torch.special.entr(torch.softmax(computable(logits), dim=-1)).sum(dim=-1)
+    return (entropy.clamp_(min=0.0) / math.log(max(2, logits.shape[-1]))).clamp_(max=1.0)
 
 
 def top_k_entropy(logits: Tensor, k: int) -> Tensor:

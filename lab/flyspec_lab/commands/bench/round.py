@@ -82,11 +82,12 @@ def _measure(models: ModelFlags, o: RoundOptions) -> Report:
         raise ConfigError("no round had drafts; raise --max-tokens, or name another --drafter")
     drafts = sum(r.num_drafts for r in rounds) / len(rounds)
     title = f"{o.rule.name}, {len(rounds)} rounds of {drafts:.1f} drafts"
+    parts = summary(rounds)
     document = {
         **vars(o),
         "rule": o.rule.name,
         "num_rounds": len(rounds),
         "mean_num_drafts": drafts,
-        "parts": summary(rounds),
+        "parts": parts,
     }
-    return Report(document, [parts_table(rounds, title)], {"rounds": rounds})
+    return Report(document, [parts_table(parts, title)], {"rounds": rounds})
