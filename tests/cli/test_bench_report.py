@@ -77,7 +77,9 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio() -> None:
 def test_ratios_are_to_plain_and_to_what_is_not_flyspec() -> None:
     samples = [
         sample("plain", 0, 1.0), sample("fly", 0, 0.5),
-        sample("llama", 0, 0.25, token_ids=()), sample("transformers", 0, 2.0),
+        # Each in repeats that it shares only with plain decoding.
+        sample("plain", 0, 2.0, 1), sample("llama", 0, 0.5, 1, token_ids=()),
+        sample("plain", 0, 1.0, 2), sample("transformers", 0, 2.0, 2),
     ]  # fmt: skip
     reports = modes(samples, others=["transformers", "llama"])
     assert list(reports) == ["plain", "transformers", "llama", "fly"]

@@ -1,8 +1,10 @@
 """Statistics and tables of `flyspec bench`: ratios with intervals, the bound, hindsight.
 
-A prompt's rate in a mode is its tokens per second, median over the repeats. Ratios are taken within
-a repeat, whose modes ran one after the other at the same speed of the machine; then their median
-per prompt, then over the prompts of a group. Its interval is the 95 % percentile bootstrap interval
+A prompt's rate in a mode is its tokens per second, median over the repeats. Ratios to plain
+decoding are taken within a repeat, whose modes ran one after the other at the same speed of the
+machine; then their median per prompt, then over the prompts of a group. A ratio to other software,
+which has repeats of its own, is the quotient of a prompt's two ratios to plain decoding. Its
+interval is the 95 % percentile bootstrap interval
 over the prompts (10,000 resamples).
 """
 
@@ -151,7 +153,11 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     drafted = [s for s in every if s.spec_steps and s.overhead_ns]
     target = mode.over(plain, lambda s: s.target_ns / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
-    speedups = {base: mode.over(modes[base], lambda s: s.rate) for base in baselines}
+    to_plain = {n: modes[n].over(plain, lambda s: s.rate) for n in {name, *baselines}}
+    speedups = {
+        base: {p: ratio / to_plain[base][p] for p, ratio in to_plain[name].items()}
+        for base in baselines
+    }
     first = {
         p: _median(s.first_token_s for s in of if s.first_token_s is not None)
         for p, of in mode.by_prompt.items()
