@@ -297,7 +297,7 @@ export REAL_SMALL := smollm2-135m
 real-needed := $(foreach name,$(REAL_TARGET) $(REAL_DRAFT) $(REAL_SMALL),$(name)/config.json $(name).gguf)
 real-models:
 	@for file in $(real-needed); do [ -f "$(MODELS)/$$file" ] || missing="$$missing $$file"; done; [ -z "$$missing" ] || \
-		{ echo "SKIPPED: needs published models, MODELS=DIR with $(real-needed); missing in '$(MODELS)':$$missing"; exit 1; }
+		{ echo "SKIPPED: needs published models, MODELS=DIR (docs/measurements/real.md); '$(MODELS)' lacks$$missing"; exit 1; }
 
 # Pieces of `make real-bench` are WEIGHTS-WHAT, as files in build/real, so an interrupted run can be resumed. Peers run
 # one after the other, each beside plain decoding. Any may be left out: make real-bench REAL_PIECES=bfloat16-groups.

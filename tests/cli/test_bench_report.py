@@ -71,6 +71,7 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio() -> None:
     exact = modes(samples)["exact"]
     assert exact.ratios["plain"].median == 2.0
     assert exact.first_token_ms == pytest.approx(350.0)
+    assert exact.decode_ratio == pytest.approx(0.9 / 0.3)
     assert modes([sample("plain", 0, 1.0)])["plain"].first_token_ms is None
 
 

@@ -24,6 +24,7 @@ class Sample:
     """One generation: its time, and what speculation did.
 
     `token_ids` are empty if only their number is known. `chosen` is the mode that hindsight chose.
+    `first_tokens` came at once, as the first.
     """
 
     group: str
@@ -44,11 +45,18 @@ class Sample:
     chosen: str = ""
     drafted: int = 0
     judge_ns: int = 0
+    first_tokens: int = 1
 
     @property
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first ones."""
+        rest, rest_s = self.tokens - self.first_tokens, self.seconds - (self.first_token_s or 0.0)
+        return rest / rest_s if self.first_token_s and rest and rest_s > 0 else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class FlyspecMode:
 
     async def run(self, item: Item) -> Sample:
         """Time from the request to its completion; the caller fills in the repeat."""
-        first = None
+        first, first_tokens = None, 0
         token_ids: list[int] = []
         options = self.options
         if self.predicts:
@@ -91,6 +99,7 @@ class FlyspecMode:
                     case Chunk():
                         first = first or time.perf_counter() - begin
                         token_ids += event.token_ids
+                        first_tokens = first_tokens or len(token_ids)
                     case Completion(speculation=m, timings=t):
                         return Sample(
                             item.group, item.index, 0, self.name,
@@ -107,6 +116,7 @@ class FlyspecMode:
                             draft_ns=t.draft_model_ns,
                             judge_ns=t.judge_ns,
                             drafted=m.num_draft_tokens,
+                            first_tokens=first_tokens,
                         )  # fmt: skip
         raise FlyspecError(f"{self.client.address} ended the stream without a completion")
 
