@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.edits import edits
 from flyspec.cli.conditions import Condition
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
@@ -187,6 +188,14 @@ def test_predictions_are_those_of_the_files(tmp_path: Path) -> None:
     assert [p.prediction for p in group.prompts] == ["old"]
     with pytest.raises(ConfigError, match="--prediction: problem 0 of seed 7 has none"):
         groups_of(SpeedOptions(prediction=True))
+
+
+def test_edits_of_the_project_have_their_originals(tmp_path: Path) -> None:
+    path = tmp_path / "edits.jsonl"
+    path.write_text("\n".join(map(json.dumps, edits())))
+    (group,) = groups_of(SpeedOptions(prompt_file=[str(path)], prediction=True))
+    assert len({p.text for p in group.prompts}) == len(group.prompts) > 8
+    assert all(p.prediction in p.text for p in group.prompts)
 
 
 def test_a_file_is_split_by_category_and_each_is_thinned_evenly(tmp_path: Path) -> None:
