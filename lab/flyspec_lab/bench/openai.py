@@ -4,27 +4,39 @@ They get completion requests for the token ids of the same prompts, and for as m
 decoding produced, past an end of sequence if they can. Answers are streamed, for the time to first
 token. No prompt may be found in a cache: llama-server is told so; other
 servers must be started without prefix caching (vLLM: `--no-enable-prefix-caching`).
+
+A server given as a command runs only for its turn, so that several need not fit the memory at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import shlex
+import signal
+import socket
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.client import HTTPException, HTTPResponse
-from typing import Any
+from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from flyspec.errors import FlyspecError
 from flyspec_lab.bench.modes import Answer
+from flyspec_lab.bench.options import PORT
 
 _OPENER = build_opener(ProxyHandler({}))
 _TIMEOUT_S = 600.0
+_POLL_S = 0.5
+_STOP_S = 30.0
+_LOG_CHARACTERS = 1000
 _MAX_CONCURRENT = 64
 _REFUSALS = (400, 415, 422)
 _EXTRAS = {"ignore_eos": True, "cache_prompt": False}
@@ -53,9 +65,20 @@ class OpenAIServer:
         """Continue a prompt greedily. Raises `FlyspecError`."""
         return await self._in_thread(self._complete, prompt_token_ids, max_tokens)
 
-    def _connect(self, prompt_token_ids: Sequence[int]) -> None:
+    async def answers(self) -> bool:
+        """True if it is up, and has read its model."""
+        try:
+            await self._in_thread(self._models)
+        except FlyspecError:
+            return False
+        return True
+
+    def _models(self) -> Any:
         with self._open("/v1/models") as response:
-            models = self._parse(response.read()).get("data")
+            return self._parse(response.read()).get("data")
+
+    def _connect(self, prompt_token_ids: Sequence[int]) -> None:
+        models = self._models()
         if isinstance(models, list) and models and isinstance(models[0], dict):
             self.model = str(models[0].get("id", ""))
         try:
@@ -117,3 +140,52 @@ class OpenAIServer:
 
     def _error(self, what: str) -> FlyspecError:
         return FlyspecError(f"{self.option}: {self.url} {what}")
+
+
+@contextlib.asynccontextmanager
+async def serving(option: str, where: str) -> AsyncIterator[OpenAIServer]:
+    """Yield the server at a URL, or that of a command with `PORT` in it, which is ended afterwards.
+
+    Raises `FlyspecError` with the last of its output if it ends, or does not answer in ten minutes.
+    """
+    if PORT not in where:
+        yield OpenAIServer(option, where)
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    server = OpenAIServer(option, f"http://127.0.0.1:{port}")
+    with tempfile.TemporaryFile() as log:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *shlex.split(where.replace(PORT, port)),
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,  # Ctrl-C reaches only this process
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            raise FlyspecError(f"{option}: cannot be run: {error}") from None
+        try:
+            deadline = time.monotonic() + _TIMEOUT_S
+            while not await server.answers():
+                if process.returncode is not None or time.monotonic() > deadline:
+                    ended = process.returncode is not None
+                    why = f"ended with {process.returncode}" if ended else "does not answer"
+                    raise FlyspecError(f"{option}: {why}; its last output: {_last_of(log)}")
+                await asyncio.sleep(_POLL_S)
+            yield server
+        finally:
+            await _end(process)
+
+
+def _last_of(log: IO[bytes]) -> str:
+    log.seek(0)
+    return log.read().decode(errors="replace")[-_LOG_CHARACTERS:].strip()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Ask a process to end, then kill what is left of its group."""
+    for asked in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, asked)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _STOP_S)

@@ -28,6 +28,9 @@ PEERS = {
 }
 """Names of transformers' modes in reports, by name on the command line."""
 
+PORT = "{port}"
+"""What stands for a port in the command of a server."""
+
 
 def parse_numbers(text: str) -> tuple[int, ...]:
     """Parse comma-separated integers; return them sorted, without duplicates."""
@@ -63,10 +66,16 @@ def parse_peers(text: str) -> tuple[str, ...]:
 
 
 def parse_against(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Parse `NAME=URL`, or `URL` named by its host and port. Raises `ConfigError`."""
+    """Parse `NAME=URL`, `URL` named by its host and port, or `NAME=COMMAND` with `{port}` in it.
+
+    Raises `ConfigError`.
+    """
     found = []
     for text in texts:
         name, separator, url = text.partition("=")
+        if name and PORT in url:
+            found.append((name, url))
+            continue
         if not separator or "/" in name:
             name, url = "", text
         parts = urlsplit(url)
@@ -75,7 +84,10 @@ def parse_against(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
         except ValueError:
             known = False
         if not known:
-            raise ConfigError(f"--against {text!r}: give NAME=http://HOST:PORT, or the URL alone")
+            raise ConfigError(
+                f"--against {text!r}: give NAME=http://HOST:PORT, the URL alone, or NAME=COMMAND "
+                f"with {PORT} in it"
+            )
         found.append((name or parts.netloc, url.rstrip("/").removesuffix("/v1")))
     return tuple(found)
 
@@ -140,8 +152,9 @@ class SpeedOptions:
         read=parse_peers,
     )] = ()
     against: Annotated[Sequence[tuple[str, str]], Flag(
-        "OpenAI-compatible server to time too: URL or NAME=URL; repeatable.",
-        metavar="[NAME=]URL", read=parse_against,
+        "OpenAI-compatible server to time too: URL, NAME=URL, or NAME=COMMAND with {port} in it, "
+        "which is run only for its turn; repeatable.",
+        metavar="[NAME=]URL|COMMAND", read=parse_against,
     )] = ()
     batch: Annotated[tuple[int, ...], Flag(
         "Concurrent requests, comma-separated.", metavar="N,...", listed=True, read=parse_numbers,

@@ -26,8 +26,8 @@ from flyspec_lab.bench.modes import Answer
 
 Setup = Mapping[str, Any]
 """Options of other software by its own names."""
-DTYPES = ("float32", "bfloat16")
-THREADS = tuple(sorted({1, available_cores()}))
+DTYPES = ("bfloat16", "float32")
+THREADS = tuple(sorted({1, available_cores()}, reverse=True))
 _TOKENS = 64
 _SLOWER = 1.3
 """Times the fastest setup's time after which another one is not tried any further."""
@@ -68,7 +68,8 @@ _CHOICES: Mapping[str, Sequence[Setup]] = {
 class Transformers:
     """Models of directories `model` and `draft`, as transformers runs them on a device.
 
-    An empty `draft` is none, which only peers that need it refuse.
+    Those of one data type are in memory at a time. An empty `draft` is none, which only peers that
+    need it refuse.
     """
 
     def __init__(self, model: str, draft: str, device: str, ignore_eos: bool = False) -> None:
@@ -76,6 +77,11 @@ class Transformers:
         self._ignore_eos = ignore_eos
         self._loaded: dict[tuple[str, str], Any] = {}
         self._thread = ThreadPoolExecutor(1, "transformers")  # torch has threads for each
+
+    def close(self) -> None:
+        """Forget the models."""
+        self._loaded.clear()
+        self._thread.shutdown()
 
     async def calibrate(self, peer: str, prompts: Sequence[Sequence[int]]) -> Calibration:
         """Find the setup of a peer that continues these prompts fastest.
@@ -138,6 +144,8 @@ class Transformers:
     def _reference(self, directory: str, dtype: str) -> Any:
         from flyspec_lab.bench.reference import Reference
 
+        if any(other != dtype for _, other in self._loaded):
+            self._loaded.clear()
         if (directory, dtype) not in self._loaded:
             self._loaded[directory, dtype] = Reference(directory, dtype, device=self._device)
         return self._loaded[directory, dtype]

@@ -1,8 +1,10 @@
 """Statistics and tables of `flyspec bench`: ratios with intervals, the bound, hindsight.
 
-A prompt's rate in a mode is its tokens per second, median over the repeats. Ratios are taken within
-a repeat, whose modes ran one after the other at the same speed of the machine; then their median
-per prompt, then over the prompts of a group. Its interval is the 95 % percentile bootstrap interval
+A prompt's rate in a mode is its tokens per second, median over the repeats. Ratios to plain
+decoding are taken within a repeat, whose modes ran one after the other at the same speed of the
+machine; then their median per prompt, then over the prompts of a group. A ratio to other software,
+which has repeats of its own, is the quotient of a prompt's two ratios to plain decoding. Its
+interval is the 95 % percentile bootstrap interval
 over the prompts (10,000 resamples).
 """
 
@@ -37,7 +39,8 @@ class ModeReport:
     """A mode over a group of prompts. None: not measured, or undefined.
 
     `ratios` are rates over those of plain decoding and of software other than flyspec, by its mode;
-    above 1 is faster. `first_token_ms` is a median over the prompts. `mean_accepted_tokens` is
+    above 1 is faster. `decode_ratio` is the median ratio to plain decoding of the rates after the
+    first token, `first_token_ms` is a median over the prompts. `mean_accepted_tokens` is
     tokens per round. `verify_step_ms` is the target's time per round, prompt included,
     `draft_step_ms` the draft model's per drafted token, `judge_ms` the rule's per round. `bound` is
     what the ratio to plain decoding would be if only the target took time: tokens per round times
@@ -49,6 +52,7 @@ class ModeReport:
     prompts: int
     tokens_per_second: float
     ratios: dict[str, Ratio]
+    decode_ratio: float | None
     first_token_ms: float | None
     mean_accepted_tokens: float | None
     mean_acceptance_length: float | None
@@ -154,7 +158,11 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     overheads = [s.timings.round_overhead_p50_ns for s in every if s.speculation.num_spec_steps]
     target = mode.over(plain, lambda s: s.timings.target_model_ns / max(1, s.tokens))
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
-    speedups = {base: mode.over(modes[base], lambda s: s.rate) for base in baselines}
+    to_plain = {n: modes[n].over(plain, lambda s: s.rate) for n in {name, *baselines}}
+    speedups = {
+        base: {p: ratio / to_plain[base][p] for p, ratio in to_plain[name].items()}
+        for base in baselines
+    }
     first = {
         p: _median(s.first_token_s for s in of if s.first_token_s is not None)
         for p, of in mode.by_prompt.items()
@@ -168,6 +176,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
             / sum(mode.each(lambda s: s.seconds).values())
         ),
         ratios={base: _ratio(of) for base, of in speedups.items()},
+        decode_ratio=median_or_none(mode.over(plain, lambda s: s.decode_rate).values()),
         first_token_ms=median_or_none(1e3 * f for f in first.values()),
         mean_accepted_tokens=tokens / done.num_rounds if done.num_rounds else None,
         mean_acceptance_length=done.mean_acceptance_length if done.num_rounds else None,
@@ -221,6 +230,7 @@ _SPEED: tuple[Column, ...] = (
     ("x plain", "{.ratios[plain].median:.2f}"),
     ("95 %", "{0.ratios[plain].low:.2f}-{0.ratios[plain].high:.2f}"),
     ("worst", "{.ratios[plain].worst:.2f}"),
+    ("decode", "{.decode_ratio:.2f}"),
     ("TTFT", "{.first_token_ms:.1f} ms"),
     ("tok/round", "{.mean_accepted_tokens:.2f}"),
     ("bound", "{.bound:.2f}"),
@@ -241,9 +251,9 @@ _ROUNDS: tuple[Column, ...] = (
 )  # fmt: skip
 NOTES = (
     "x plain: rate relative to plain decoding (K = 0, same services), median over prompts with "
-    "bootstrap interval; worst: of the slowest prompt; TTFT: time to first token; bound: x plain "
-    "if only the target took time; same: texts equal to plain decoding's; against others: rate "
-    "relative to theirs, with the interval's lower end",
+    "bootstrap interval; worst: of the slowest prompt; decode: x plain after the first token; "
+    "TTFT: time to first token; bound: x plain if only the target took time; same: texts equal to "
+    "plain decoding's; against others: rate relative to theirs, with the interval's lower end",
     "accepted: 1 + accepted drafts per round with drafts; verify, judge: the target's and the "
     "rule's time per round; draft: the draft model's per token; overhead: time per round outside "
     "of them",
@@ -258,10 +268,10 @@ def speed_tables(
     shown = [record_table(_SPEED, reports, f"{name}, {reports[0].prompts} prompts")]
     if any(r.draft_step_ms or r.chosen for r in ours):
         columns = [c for c in _ROUNDS if any(cell(c[1], r) not in ("", "-") for r in ours)]
-        shown.append(record_table(columns, [r for r in ours if r.mode != PLAIN], "rounds"))
+        shown.append(record_table(columns, [r for r in ours if r.mode != PLAIN], f"{name}, rounds"))
     if others:
         columns = [("mode", "{.mode}"), *((other, _over(other)) for other in others)]
-        shown.append(record_table(columns, ours, "against others"))
+        shown.append(record_table(columns, ours, f"{name}, against others"))
     return shown
 
 

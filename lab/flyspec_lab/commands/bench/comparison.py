@@ -6,7 +6,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing, closing
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from itertools import chain, product
@@ -19,7 +21,7 @@ from flyspec.concurrency import interrupted
 from flyspec.errors import ConfigError
 from flyspec.progress import error_console, working
 from flyspec_lab.bench.modes import Mode, Noise, OtherMode, Sample
-from flyspec_lab.bench.openai import OpenAIServer
+from flyspec_lab.bench.openai import serving
 from flyspec_lab.bench.options import SpeedOptions
 from flyspec_lab.bench.peers import Calibration, Transformers, described
 from flyspec_lab.bench.prompts import Group, random_tokens
@@ -38,6 +40,7 @@ from flyspec_lab.bench.speed import (
     measure_batches,
     read_items,
 )
+from flyspec_lab.interrupting import check_reached
 from flyspec_lab.report import Report
 
 _CALIBRATED_ON = 3  # prompts, each from another group
@@ -54,7 +57,8 @@ async def compare(
     """Measure everything. `facts` go into the document besides; `model` is where the files of a
     running stack's target are, if known.
 
-    On a pair that is made, every prompt runs once in every mode before it counts, and stays cached.
+    Other software comes first, each alone with plain decoding. On a pair that is made, every prompt
+    runs once in every mode before it counts, and stays cached.
     """
     console = error_console()
     target = (await client.list_models()).target
@@ -69,27 +73,44 @@ async def compare(
     names = [*(mode.name for mode in ours), *o.peers, *(name for name, _ in o.against)]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"two modes are named {twice!r}; name servers with NAME=URL")
-    transformers = Transformers(source, draft, target.device, o.ignore_eos)
     samples: list[Sample] = []
     batch_samples: list[BatchSample] = []
+    calibrations: list[Calibration] = []
+    batches = [batch for batch in o.batch if batch > 1]
     with working("decoding all prompts plainly, for their lengths"):
         items = await read_items(ours[0], groups, o.chat)
     prompt_ids = [of[0].prompt_token_ids for of in items[:_CALIBRATED_ON]]
-    found, calibrations = await _others(o, prompt_ids, transformers)
-    modes: list[Mode] = [*ours, *found]
-    others = [mode.name for mode in found]
     prompts = sum(map(len, items))
-    console.print(f"{prompts} prompts in {len(modes)} modes on {target.name}", markup=False)
-    if 1 in o.batch:
-        with working("warming up all modes"):
-            for mode, item in product(modes, chain(*items) if o.makes_pair else items[0][:1]):
-                await mode.run(item)
-        samples = await measure(modes, items, o.repeats, noise)
-    batches = [batch for batch in o.batch if batch > 1]
-    if batches and not interrupted():
-        batch_samples = await measure_batches(modes, items, batches, o.repeats, noise)
-    others = others if samples else []
-    reports, batch_reports = report(samples, others, hindsight(o)), report_batches(batch_samples)
+    console.print(f"{prompts} prompts in {len(names)} modes on {target.name}", markup=False)
+
+    async def take_turn(number: int, modes: Sequence[Mode]) -> None:
+        """Measure some modes, in repeats that are theirs alone."""
+        if 1 in o.batch:
+            with working(f"warming up {', '.join(mode.name for mode in modes)}"):
+                for mode, item in product(modes, chain(*items) if o.makes_pair else items[0][:1]):
+                    await mode.run(item)
+            found = await measure(modes, items, o.repeats, noise)
+            samples.extend(replace(s, repeat=s.repeat + number * o.repeats) for s in found)
+        if batches and not interrupted():
+            several = await measure_batches(modes, items, batches, o.repeats, noise)
+            batch_samples.extend(replace(s, repeat=s.repeat + number * o.repeats) for s in several)
+
+    transformers = partial(Transformers, source, draft, target.device, o.ignore_eos)
+    number = 0
+    async with aclosing(_others(o, prompt_ids, transformers)) as turns:
+        async for other, calibration in turns:
+            calibrations += [calibration] if calibration else []
+            number += 1
+            await take_turn(number, [ours[0], other])
+            if interrupted():
+                break
+    if not interrupted():
+        await take_turn(0, ours)
+    check_reached([*samples, *batch_samples])
+    measured = {sample.mode for sample in samples}
+    others = [name for name in (*o.peers, *(name for name, _ in o.against)) if name in measured]
+    fixed = hindsight(o) if ours[-1].name in measured else {}
+    reports, batch_reports = report(samples, others, fixed), report_batches(batch_samples)
     where = {g.name: [Path(p.where).name for p in g.prompts] for g in groups}
     shown: list[Any] = []
     for group, of in reports.items():
@@ -117,21 +138,21 @@ async def compare(
 
 
 async def _others(
-    o: SpeedOptions, prompts: Sequence[Sequence[int]], transformers: Transformers
-) -> tuple[list[OtherMode], list[Calibration]]:
-    """Return the modes of other software, and how transformers' fastest setups were found."""
-    modes: list[OtherMode] = []
-    calibrations: list[Calibration] = []
+    o: SpeedOptions,
+    prompts: Sequence[Sequence[int]],
+    transformers: Callable[[], Transformers],
+) -> AsyncGenerator[tuple[OtherMode, Calibration | None], None]:
+    """Yield the modes of other software, with transformers' setups; each is there for its turn."""
+    for name, where in o.against:
+        error_console().print(f"connecting to {name}", markup=False)
+        async with serving(f"--against {name}", where) as server:
+            await server.connect(prompts[0])
+            yield OtherMode(name, server.complete, concurrent=True), None
     for peer in o.peers if 1 in o.batch else ():
-        with working(f"trying setups of {peer}"):
-            calibrations.append(await transformers.calibrate(peer, prompts))
-        complete = partial(transformers.generate, calibrations[-1].setup)
-        modes.append(OtherMode(peer, complete, concurrent=False))
-    for name, url in o.against:
-        server = OpenAIServer(f"--against {name}", url)
-        await server.connect(prompts[0])
-        modes.append(OtherMode(name, server.complete, concurrent=True))
-    return modes, calibrations
+        with closing(transformers()) as models:
+            with working(f"trying setups of {peer}"):
+                found = await models.calibrate(peer, prompts)
+            yield OtherMode(peer, partial(models.generate, found.setup), concurrent=False), found
 
 
 def _this_machine() -> dict[str, Any]:
