@@ -12,7 +12,7 @@ install = $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-che
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: help demo test test-slow test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs models clean images-check http-clients page-test wheel-test docs docs-test llama-cpp-test llama-server \
+.PHONY: help demo test test-slow test-full lint types checks imports protos manifests prometheus bubblewrap unit stubs clean images-check http-clients page-test wheel-test docs docs-test llama-cpp-test llama-server \
 	gpu-test gpu-bench gpu-wheels check-exact check-rules check-accuracy check-rules-table check-cancel bench performance real-models real-bench real-eval real-test real-tables fuzz chaos pin-images audit loadtest
 
 help: ## list the targets
@@ -198,9 +198,6 @@ gpu-wheels: ## collect what a machine with only torch and transformers lacks in 
 
 stubs: $(VENV)/.installed-dev ## regenerate flyspec/v1 from protos/
 	PATH="$(BIN):$$PATH" $(BIN)/python protos/generate.py
-
-models: $(VENV)/.installed-dev ## retrain the bundled models (about an hour on two cores)
-	$(BIN)/python -m demo.train --what all
 
 check-rules: $(VENV)/.installed-dev ## run the tests of the rules in their long form
 	@$(BIN)/python -m pytest --hypothesis-profile=full tests/rules tests/test_validation.py $(PYTEST_ARGS)

@@ -1,1 +1,1 @@
-"""The bundled model pair: its corpus and its training."""
+"""The bundled models: a demonstration of the services on them, and their GGUF files."""

@@ -15,7 +15,6 @@ from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.service import Child, child_environment
 from flyspec.cli.stack_options import LOOPBACK
-from flyspec.errors import ConfigError
 from loadtest.ports import free_port
 from loadtest.proxy import Proxy
 
@@ -83,9 +82,6 @@ class Fleet:
 @asynccontextmanager
 async def proxied_fleet(small: bool) -> AsyncIterator[Fleet]:
     """Start a fleet: two targets, two drafters, and one of bytes unless it is `small`."""
-    for model in (TARGET, DRAFT, DRAFT_BYTES):
-        if not (model / "model.safetensors").is_file():
-            raise ConfigError(f"{model} has no weights; run `make models`")
     async with AsyncExitStack() as exits:
         # A start, of which a fault takes one or two, would import torch again.
         server = ForkServer()

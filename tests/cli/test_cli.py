@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.bundled import TARGET
 from flyspec.cli.render import visible
 from flyspec.cli.service import ROOT
 from flyspec.cli.stack import ServiceDiedError, Stack
@@ -396,10 +395,6 @@ async def test_stack_stops_everything_when_one_cannot_start(models: list[str]) -
     assert await all_gone([s.pid for s in stack.services.values()])
 
 
-@pytest.mark.skipif(
-    not (TARGET / "model.safetensors").is_file(),
-    reason="the bundled models are not trained yet: make models",
-)
 def test_local_generation_on_the_bundled_pair() -> None:
     result = invoke(
         "generate", "--local", "--json", "--chat", "--rule", "exact",

@@ -8,7 +8,6 @@ import grpc
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
 
-from demo.corpus import chat_prompt
 from draft_service import tokenizers
 from flyspec import wire
 from flyspec.config import DraftSettings
@@ -32,7 +31,14 @@ BUNDLE = tokenizer_bundle(
     GenerationConfig.from_pretrained(MODELS / "target"),
 )
 TARGET = Tokenizer(BUNDLE)
-PROMPT = TARGET.encode(chat_prompt(problems(7, 1)[0].question), add_special_tokens=False)
+
+
+def prompt_of(problem):
+    text = f"<|bos|><|user|>{problem.question}<|end|><|assistant|>"
+    return TARGET.encode(text, add_special_tokens=False)
+
+
+PROMPT = prompt_of(problems(7, 1)[0])
 
 
 def upload_of(bundle, vocab_size=TARGET_VOCAB_SIZE):
@@ -139,7 +145,7 @@ async def test_most_of_a_targets_greedy_text_is_proposed(service, number):
     runner = ModelRunner(load_model(str(MODELS / "target"), "cpu", "float64"), 1)
     emitted = rounds = 0
     for problem in problems(7, number):
-        prompt = TARGET.encode(chat_prompt(problem.question), add_special_tokens=False)
+        prompt = prompt_of(problem)
         draw = Draw(
             Step(0, 0, prompt), SamplingParams(), max_tokens=160,
             stop_token_ids=BUNDLE.eos_token_ids,

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from flyspec.bundled import MODELS
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from flyspec.engine.native.library import Library, find
@@ -43,19 +42,8 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(skip)
 
 
-@pytest.fixture(autouse=True, scope="session")
-def bundled_models(pytestconfig):
-    """Skip with a message if models must be started and there are none."""
-    for name in ("target", "draft"):
-        if not (
-            pytestconfig.getoption("--address", "")
-            or (MODELS / name / "model.safetensors").is_file()
-        ):
-            pytest.skip(f"demo/models/{name} has no weights; run `make models`")
-
-
 @pytest.fixture(scope="session")
-async def bundled(pytestconfig, bundled_models):
+async def bundled(pytestconfig):
     """The bundled models, started here, in numerics in which no tie falls either way.
 
     Those are the native step's, whose bits depend on no batch, and where there is none, float64's.

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from flyspec.bundled import TARGET
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from loadtest.protocols import TRANSPORTS, ProtocolName
@@ -41,8 +40,6 @@ class Ended:
 @pytest.fixture(scope="session")
 async def load_stack():
     """A stack with few slots, so that a test's load can fill them."""
-    if not (TARGET / "model.safetensors").is_file():
-        pytest.skip("demo/models has no weights; run `make models`")
     options = StackOptions(
         log_level="warning", max_sessions=6, http_port=0,
         orchestrator_flags=("--max-waiting", "2"),

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from flyspec.bundled import MODELS
 from flyspec.cli.stack import Stack
 from flyspec.cli.stack_options import StackOptions
 from tests.observability.observed import SERVICES, Observed
@@ -26,14 +25,7 @@ def environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def need_models() -> None:
-    for name in ("target", "draft"):
-        if not (MODELS / name / "model.safetensors").is_file():
-            pytest.skip(f"demo/models/{name} has no weights; run `make models`")
-
-
-@pytest.fixture(scope="session")
-async def observed(need_models, tmp_path_factory):
+async def observed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("observed")
     traces = {service: folder / f"{service}.jsonl" for service in SERVICES}
     variables = {"OTEL_BSP_SCHEDULE_DELAY": "200"}  # ms; the SDK's own is 5 s
