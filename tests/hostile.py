@@ -26,11 +26,11 @@ def logged(level=logging.WARNING):
         logging.getLogger().removeHandler(handler)
 
 
-async def fuzz(name, addresses, messages):
+async def fuzz(name, addresses, calls):
     """Fuzz a running server; nothing may be wrong."""
     with logged() as lines:
         async with FuzzRun(name, addresses, seed=1, log=lines) as run:
-            await run.run(messages)
+            await run.run(calls)
     assert all(check.passed for check in run.checks()), "\n".join(c.said for c in run.checks())
-    assert run.messages >= messages
+    assert run.calls >= calls
     return run

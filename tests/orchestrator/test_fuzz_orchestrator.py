@@ -14,15 +14,15 @@ from tests.orchestrator.stacks import start_stack
 GENERATE = "/flyspec.v1.GenerationService/Generate"
 
 
-@pytest.mark.parametrize(("server", "messages"), [("generation", 150), ("admin", 300)])
-async def test_hostile_messages_change_nothing(model_dirs, monkeypatch, server, messages):
+@pytest.mark.parametrize(("server", "calls"), [("generation", 150), ("admin", 300)])
+async def test_hostile_messages_change_nothing(model_dirs, monkeypatch, server, calls):
     monkeypatch.setattr(malformed, "REQUEST_TIMEOUT_S", 2.0)
     options = {"max_sessions": 40, "idle_timeout_s": 5.0}
     async with start_stack(model_dirs, draft=options, verify=options) as stack:
         port, admin_port = stack.orchestrator.ports
         ports = {"generation": port, "admin": admin_port, "draft": stack.draft_server.port}
         addresses = {name: f"127.0.0.1:{number}" for name, number in ports.items()}
-        report = await fuzz(server, addresses, examples(messages))
+        report = await fuzz(server, addresses, examples(calls))
         assert report.statuses["OK"] > 10
         assert await stack.idle()
 

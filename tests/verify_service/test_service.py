@@ -261,7 +261,7 @@ async def test_hundreds_of_hostile_messages_change_nothing(target_dir, loaded, m
     engine.start()
     try:
         async with serving(engine, loaded.tokenizer, idle_timeout_s=6.0) as address:
-            report = await fuzz("verify", {"verify": address}, 400)
+            report = await fuzz("verify", {"verify": address}, 150)
         assert report.statuses["OK"] > 8
         assert report.statuses["INVALID_ARGUMENT"] > 16
         assert head.steps
