@@ -22,6 +22,7 @@ from flyspec_lab.run_directory import fingerprints
 from tests.cli.processes import all_gone, invoke
 from tests.tiny import make_model
 
+pytestmark = pytest.mark.slow
 OTHER_TEXT = "Sphinx of black quartz, judge my vow; pack my box with five dozen liquor jugs. "
 
 

@@ -31,6 +31,7 @@ from tests.security.authority import Authority, credentials, files
 from tests.security.ports import listening
 from tests.waiting import idle, until
 
+pytestmark = pytest.mark.slow
 CHAT = Chat.of_user("Mia has 12 stamps and buys 30 more. How many has she now?")
 EXACT = GenerateOptions(max_tokens=24, rule=Rule("exact"), num_speculative_tokens=4, seed=3)
 LONG = GenerateOptions(max_tokens=1500, ignore_eos=True, num_speculative_tokens=0)
