@@ -90,6 +90,7 @@ def test_ratios_are_to_plain_and_to_what_is_not_flyspec() -> None:
         # Each in repeats that it shares only with plain decoding.
         sample("plain", 0, 2.0, 1), sample("llama", 0, 0.5, 1, token_ids=()),
         sample("plain", 0, 1.0, 2), sample("transformers", 0, 2.0, 2),
+        sample("plain", 1, 1.0), sample("fly", 1, 0.5),  # others were interrupted before it
     ]  # fmt: skip
     reports = modes(samples, others=["transformers", "llama"])
     assert list(reports) == ["plain", "transformers", "llama", "fly"]

@@ -4,8 +4,7 @@ A prompt's rate in a mode is its tokens per second, median over the repeats. Rat
 decoding are taken within a repeat, whose modes ran one after the other at the same speed of the
 machine; then their median per prompt, then over the prompts of a group. A ratio to other software,
 which has repeats of its own, is the quotient of a prompt's two ratios to plain decoding. Its
-interval is the 95 % percentile bootstrap interval
-over the prompts (10,000 resamples).
+interval is the 95 % percentile bootstrap interval over the prompts (10,000 resamples).
 """
 
 from __future__ import annotations
@@ -160,7 +159,7 @@ def _report_mode(name: str, modes: Mapping[str, _Mode], baselines: Sequence[str]
     bound = {p: 1.0 / ratio for p, ratio in target.items() if ratio}
     to_plain = {n: modes[n].over(plain, lambda s: s.rate) for n in {name, *baselines}}
     speedups = {
-        base: {p: ratio / to_plain[base][p] for p, ratio in to_plain[name].items()}
+        base: {p: r / other for p, r in to_plain[name].items() if (other := to_plain[base].get(p))}
         for base in baselines
     }
     first = {
