@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -80,17 +81,18 @@ def _values(part: Any, within: str, whole: Callable[[Any], Any]) -> Iterator[_Gi
             yield from _values(value, "" if name == "options" else f"{inside}{name}.", alone)
             continue
         if name == "phases" and isinstance(value, list | tuple) and {Phase} == {*map(type, value)}:
-
-            def listed(item: Any, alone: Callable[[Any], Any] = alone) -> Any:
-                return alone([item])
-
             for index, phase in enumerate(value):
-                yield from _values(phase, f"speculation.phases[{index}].", listed)
+                inside = f"speculation.phases[{index}]."
+                yield from _values(phase, inside, partial(_in_list, alone))
             continue
         path = within + name
         if cls is GenerateOptions and name in generation_pb2.Speculation.DESCRIPTOR.fields_by_name:
             path = f"speculation.{name}"
         yield _Given(path, value, hints[name], _range(cls, name), alone)
+
+
+def _in_list(alone: Callable[[Any], Any], item: Any) -> Any:
+    return alone([item])
 
 
 def _range(cls: type, name: str) -> Range | None:

@@ -256,7 +256,7 @@ class ModelRunner:
                     f"--batch-invariant: the results of some layers of {self.info.name} still "
                     "depend on the batch; use --no-batch-invariant"
                 )
-            batch_invariance.tiles.untile(self.model)
+            batch_invariance.remove(self.model)
             self.batch_invariant = False
             self._steps = PackedSteps(self.model, self.cache, self._by_segment())
         if self._capture is not None:

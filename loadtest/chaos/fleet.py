@@ -15,7 +15,7 @@ from flyspec.bundled import DRAFT, DRAFT_BYTES, TARGET
 from flyspec.cli.fork_server import ForkServer, can_fork
 from flyspec.cli.service import Child, child_environment
 from flyspec.cli.stack_options import LOOPBACK
-from loadtest.ports import free_port
+from flyspec_lab.ports import free_port
 from loadtest.proxy import Proxy
 
 FOREIGN_DRAFTER = "bytes"

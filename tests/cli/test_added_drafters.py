@@ -13,11 +13,7 @@ from flyspec.cli.stack_options import StackOptions
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.errors import ConfigError
 from flyspec.rules import Rule
-from flyspec_lab.commands.other_models import (
-    drafters_of,
-    read_drafts,
-    with_added_drafters,
-)
+from flyspec_lab.commands.other_models import drafters_of, read_drafts, with_added_drafters
 from flyspec_lab.run_directory import fingerprints
 from tests.cli.processes import all_gone, invoke
 from tests.tiny import make_model

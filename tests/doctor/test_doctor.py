@@ -22,7 +22,7 @@ from flyspec.engine.native import library
 from flyspec.errors import ConfigError
 from flyspec.preflight.ports import check_port
 from flyspec.rules.presets import DEFAULT_RULE
-from loadtest.ports import free_port
+from flyspec_lab.ports import free_port
 from tests.cli.processes import FREE_PORTS, invoke
 from tests.tiny import make_model
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from flyspec.client import AsyncClient, GenerateOptions
 from flyspec.errors import FlyspecError
 from flyspec.rules import Rule
-from loadtest.ports import free_port
+from flyspec_lab.ports import free_port
 from orchestrator.telemetry.metrics import GenerationMetrics
 from tests.observability.observed import SERVICES
 from tests.observability.tools import tool

@@ -15,7 +15,7 @@ from flyspec.cli.service import Child
 from flyspec.client import GenerateOptions
 from flyspec.rules import Rule
 from flyspec.serving import EXIT_LOST
-from loadtest.ports import free_port
+from flyspec_lab.ports import free_port
 from tests.orchestrator.stacks import held, orchestrator_at, start_stack
 from tests.waiting import until
 

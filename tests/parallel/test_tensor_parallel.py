@@ -35,7 +35,7 @@ from flyspec.rules import Rule
 from flyspec.values.generation import Chunk
 from flyspec.values.tokens import Origin
 from flyspec_lab.bench.reference import Reference
-from loadtest.ports import free_port
+from flyspec_lab.ports import free_port
 from orchestrator.server import Orchestrator
 from tests.autojudges import facts_of, tensors_of
 from tests.tiny import HIDDEN_SIZE, make_model

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.ports import free_port
+from flyspec_lab.ports import free_port
 from tests.wheel.user import ENVIRONMENT, ROOT, run
 
 STARTING_S = 120

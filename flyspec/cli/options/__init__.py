@@ -6,10 +6,21 @@ parameters whose fields are; each becomes a flag of the command.
 
 from typing import Literal
 
-from flyspec.cli.options.binding import with_flags as with_flags
-from flyspec.cli.options.stack import ListeningFlags as ListeningFlags
-from flyspec.cli.options.stack import ModelFlags as ModelFlags
-from flyspec.cli.options.stack import read_address as read_address
-from flyspec.cli.options.stack import read_admin_address as read_admin_address
+from flyspec.cli.options.binding import with_flags
+from flyspec.cli.options.stack import (
+    ListeningFlags,
+    ModelFlags,
+    read_address,
+    read_admin_address,
+)
 
 Color = Literal["auto", "always", "never"]
+
+__all__ = [
+    "Color",
+    "ListeningFlags",
+    "ModelFlags",
+    "read_address",
+    "read_admin_address",
+    "with_flags",
+]

@@ -14,10 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from flyspec.engine.batch_invariance import tiles
 from flyspec.engine.batch_invariance.fixed_shapes import FixedShapeAttention
+from flyspec.engine.batch_invariance.tiles import untile as remove
 from flyspec.engine.model import Model, Step
 from flyspec.errors import ConfigError
 
-__all__ = ["FixedShapeAttention", "apply", "holds"]
+__all__ = ["FixedShapeAttention", "apply", "holds", "remove"]
 
 _ALONE = 8
 _TRIAL_LENGTH = 90
@@ -40,7 +41,7 @@ def apply(name: str, model: Any, wanted: bool | None) -> bool:
         raise ConfigError(f"--batch-invariant: {obstacle}, or omit --batch-invariant")
     linear = tiles.tile(model)
     if wanted is None and any(not sizes.allowed.issuperset(tiles.SMALL) for sizes in linear):
-        tiles.untile(model)  # some small steps would have to be padded to larger ones
+        remove(model)  # some small steps would have to be padded to larger ones
         return False
     return True
 

@@ -16,7 +16,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -31,6 +30,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 from flyspec.errors import FlyspecError
 from flyspec_lab.bench.modes import Answer
 from flyspec_lab.bench.options import PORT
+from flyspec_lab.ports import free_port
 
 _OPENER = build_opener(ProxyHandler({}))
 _TIMEOUT_S = 600.0
@@ -151,9 +151,7 @@ async def serving(option: str, where: str) -> AsyncIterator[OpenAIServer]:
     if PORT not in where:
         yield OpenAIServer(option, where)
         return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     server = OpenAIServer(option, f"http://127.0.0.1:{port}")
     with tempfile.TemporaryFile() as log:
         try:
@@ -167,9 +165,9 @@ async def serving(option: str, where: str) -> AsyncIterator[OpenAIServer]:
         try:
             deadline = time.monotonic() + _TIMEOUT_S
             while not await server.answers():
-                if process.returncode is not None or time.monotonic() > deadline:
-                    ended = process.returncode is not None
-                    why = f"ended with {process.returncode}" if ended else "does not answer"
+                code = process.returncode
+                if code is not None or time.monotonic() > deadline:
+                    why = "does not answer" if code is None else f"ended with {code}"
                     raise FlyspecError(f"{option}: {why}; its last output: {_last_of(log)}")
                 await asyncio.sleep(_POLL_S)
             yield server

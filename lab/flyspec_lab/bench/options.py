@@ -29,7 +29,7 @@ PEERS = {
 """Names of transformers' modes in reports, by name on the command line."""
 
 PORT = "{port}"
-"""What stands for a port in the command of a server."""
+"""Placeholder of the port in the command of a server."""
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
@@ -152,7 +152,7 @@ class SpeedOptions:
         read=parse_peers,
     )] = ()
     against: Annotated[Sequence[tuple[str, str]], Flag(
-        "OpenAI-compatible server to time too: URL, NAME=URL, or NAME=COMMAND with {port} in it, "
+        f"OpenAI-compatible server to time too: URL, NAME=URL, or NAME=COMMAND with {PORT} in it, "
         "which is run only for its turn; repeatable.",
         metavar="[NAME=]URL|COMMAND", read=parse_against,
     )] = ()

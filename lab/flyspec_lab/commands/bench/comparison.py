@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
@@ -95,7 +95,7 @@ async def compare(
             several = await measure_batches(modes, items, batches, o.repeats, noise)
             batch_samples.extend(replace(s, repeat=s.repeat + number * o.repeats) for s in several)
 
-    transformers = partial(Transformers, source, draft, target.device, o.ignore_eos)
+    transformers = Transformers(source, draft, target.device, o.ignore_eos)
     number = 0
     async with aclosing(_others(o, prompt_ids, transformers)) as turns:
         async for other, calibration in turns:
@@ -138,9 +138,7 @@ async def compare(
 
 
 async def _others(
-    o: SpeedOptions,
-    prompts: Sequence[Sequence[int]],
-    transformers: Callable[[], Transformers],
+    o: SpeedOptions, prompts: Sequence[Sequence[int]], transformers: Transformers
 ) -> AsyncGenerator[tuple[OtherMode, Calibration | None], None]:
     """Yield the modes of other software, with transformers' setups; each is there for its turn."""
     for name, where in o.against:
@@ -148,11 +146,12 @@ async def _others(
         async with serving(f"--against {name}", where) as server:
             await server.connect(prompts[0])
             yield OtherMode(name, server.complete, concurrent=True), None
-    for peer in o.peers if 1 in o.batch else ():
-        with closing(transformers()) as models:
+    with closing(transformers):
+        for peer in o.peers if 1 in o.batch else ():
             with working(f"trying setups of {peer}"):
-                found = await models.calibrate(peer, prompts)
-            yield OtherMode(peer, partial(models.generate, found.setup), concurrent=False), found
+                found = await transformers.calibrate(peer, prompts)
+            complete = partial(transformers.generate, found.setup)
+            yield OtherMode(peer, complete, concurrent=False), found
 
 
 def _this_machine() -> dict[str, Any]:
